@@ -33,7 +33,7 @@ WORDS = {
 class Ended:
     """How a batch ended: its output, its status, and the number of its last input."""
 
-    told: str
+    output: str
     status: int
     number: int
 
@@ -51,13 +51,13 @@ def batch(kind, first, count, seconds, folder) -> Ended:
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        told, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        told, _ = process.communicate()
+        output, _ = process.communicate()
     at = progress.read_bytes() if progress.exists() else b""
     return Ended(
-        told.decode(errors="replace"),
+        output.decode(errors="replace"),
         process.returncode,
         struct.unpack("<Q", at)[0] if len(at) == 8 else -1,
     )
@@ -66,12 +66,10 @@ def batch(kind, first, count, seconds, folder) -> Ended:
 def explained(kind, ended: Ended) -> str:
     """Return the failure with its input, so that it can be repeated."""
     if ended.status in (0, caf_fuzzing.WRONG_STATUS):
-        return ended.told
+        return ended.output
     how = signal.Signals(-ended.status).name if ended.status < 0 else f"status {ended.status}"
     again = f"python -m caf_pipeline_tests.support.caf_fuzzing {kind} {ended.number} 1"
-    return (
-        f"{kind} {ended.number} ended the process by {how}; `{again}` tries it alone\n{ended.told}"
-    )
+    return f"{kind} {ended.number} ended the process by {how}; `{again}` repeats it\n{ended.output}"
 
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
@@ -88,7 +86,7 @@ def test_mutated_files_never_crash_hang_or_fill_memory(kind, fault, soak, tmp_pa
             for at in range(0, total, size)
         ]
         ended = [run.result() for run in runs]
-        bad = [explained(kind, one) for one in ended if one.status]
+        bad = [explained(kind, batch) for batch in ended if batch.status]
         assert not bad, "\n".join(bad)
 
 
@@ -138,7 +136,7 @@ def test_failure_in_a_worker_reports_its_input(how, sign, tmp_path):
         check=False,
     )
     number = struct.unpack("<Q", (tmp_path / "at").read_bytes())[0]
-    told = explained("archive", Ended(done.stdout, done.returncode, number))
+    failure = explained("archive", Ended(done.stdout, done.returncode, number))
     assert done.returncode
-    assert sign in told
-    assert "archive 7 " in told or json.loads(done.stdout.splitlines()[0])["number"] == 7
+    assert sign in failure
+    assert "archive 7 " in failure or json.loads(done.stdout.splitlines()[0])["number"] == 7

@@ -102,9 +102,9 @@ def test_a_tree_goes_on_from_its_state(first, second, proof_type):
     tree = MerkleTree(proof_type)
     tree.update(content[:first])
     resumed = MerkleTree.from_state(tree.state())
-    for each in (tree, resumed):
-        each.update(content[first:])
-        assert each.root() == root_by_the_book(content, proof_type)
+    for branch in (tree, resumed):
+        branch.update(content[first:])
+        assert branch.root() == root_by_the_book(content, proof_type)
 
 
 def test_asking_for_the_root_does_not_end_the_tree():

@@ -25,11 +25,11 @@ FIRST_NUMBERS = st.integers(0, 20).flatmap(
     lambda digits: st.integers(0, min(10**digits, 2**64 - 64))
 )
 (VECTOR,) = [
-    each
-    for each in json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())[
+    vector
+    for vector in json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())[
         "vectors"
     ]
-    if (each["size"], each["proof_type"]) == (1, 3)
+    if (vector["size"], vector["proof_type"]) == (1, 3)
 ]
 
 

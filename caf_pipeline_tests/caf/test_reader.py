@@ -82,8 +82,7 @@ def test_small_neighbours_share_a_read():
         f'"a":{MEMBER},"\\u0061":{MEMBER}',
         '"a":{"start_byte":0,"end_byte":4,"end_byte":4}',
         '"a":{"start_byte":0,"end_byte":4,"st\\u0061rt_byte":0}',
-        # A key twice and a field spelt with an escape, so that the plain names are as many as the
-        # members.
+        # A duplicate key and an escaped field name: there are as many plain names as members.
         f'"a":{MEMBER},"b":{MEMBER},"a":{{"st\\u0061rt_byte":0,"end\\u005fbyte":4}}',
         '"a":{"Start_byte":0,"end_byte":4}',
         '"a":{"start_byte":0.0,"end_byte":4}',

@@ -74,14 +74,14 @@ def test_control_characters_are_escaped_as_go_does():
 @pytest.mark.parametrize("chunks", [[b"abc"], [b"abcde"], [b"ab", b"cd", b"e"], []])
 def test_a_wrong_declared_length_leaves_the_archive_as_it_was(tmp_path, chunks):
     with CafWriter(tmp_path / "a.caf") as writer, CafWriter(tmp_path / "b.caf") as untouched:
-        for each in (writer, untouched):
-            each.add("first", 2, [b"11"])
+        for target in (writer, untouched):
+            target.add("first", 2, [b"11"])
         with pytest.raises(MemberRefused):
             writer.add("wrong", 4, chunks)
-        for each in (writer, untouched):
-            each.add("wrong", 3, [b"333"])
-            each.seal()
-            each.publish()
+        for target in (writer, untouched):
+            target.add("wrong", 3, [b"333"])
+            target.seal()
+            target.publish()
     assert (tmp_path / "a.caf").read_bytes() == (tmp_path / "b.caf").read_bytes()
 
 
@@ -149,14 +149,14 @@ def add_at_once(writer, keys):
     "keys", [["b", "there"], ["b", "b"], ["b", "lone \ud800"], ["b", "c", "over the limit"]]
 )
 def test_neighbours_are_refused_as_they_are_singly(tmp_path, keys):
-    told = []
+    pieces = []
     for add in (add_singly, add_at_once):
         with CafWriter(tmp_path / "a.caf", limits=Limits(max_members=3)) as writer:
             writer.add("there", 1, [b"x"])
             with pytest.raises((MemberRefused, ArchiveLimitReached)) as refused:
                 add(writer, keys)
-            told.append((refused.type, str(refused.value), finished(writer)))
-    assert told[0] == told[1]
+            pieces.append((refused.type, str(refused.value), finished(writer)))
+    assert pieces[0] == pieces[1]
 
 
 @pytest.mark.parametrize("bodies", [b"1", b"1223"])

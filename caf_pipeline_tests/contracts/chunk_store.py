@@ -45,7 +45,7 @@ class MemoryLog:
         return []
 
     def __init__(self) -> None:
-        self.asked: dict[tuple[str, str], WaitingPost] = {}
+        self.queued: dict[tuple[str, str], WaitingPost] = {}
         self.transactions: dict[str, SignedTransaction] = {}
         self.chunks: dict[str, list[str]] = {}
         self.outcomes: dict[str, str | None] = {}
@@ -64,27 +64,31 @@ class MemoryLog:
 
     def ask(self, account, chunk, message, charged_bytes):
         if not self._open(account, chunk):
-            self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
+            self.queued[account, chunk] = WaitingPost(chunk, message, charged_bytes)
 
     def waiting(self, account):
         return [
             post
-            for (owner, chunk), post in self.asked.items()
+            for (owner, chunk), post in self.queued.items()
             if owner == account and not self._open(account, chunk)
         ]
 
     def pending(self, account):
-        mine = [one for one in self._of(account) if self.outcomes[one.hash] is None]
+        mine = [
+            transaction
+            for transaction in self._of(account)
+            if self.outcomes[transaction.hash] is None
+        ]
         return sorted(mine, key=lambda one: one.sequence)
 
     def commit(self, lease, transaction, chunks):
         lease.check()
         taken = [
-            one
-            for one in self._of(transaction.account)
-            if self.outcomes[one.hash] in (None, "included", "failed")
+            earlier
+            for earlier in self._of(transaction.account)
+            if self.outcomes[earlier.hash] in (None, "included", "failed")
         ]
-        if any(one.sequence == transaction.sequence for one in taken):
+        if any(earlier.sequence == transaction.sequence for earlier in taken):
             raise LedgerError(f"sequence {transaction.sequence} has a transaction")
         if any(self._open(transaction.account, chunk) for chunk in chunks):
             raise LedgerError("a chunk is in a transaction that is or may be included")
@@ -102,19 +106,23 @@ class MemoryLog:
         self.starts[hash] = tuple(starts)
 
     def start_of(self, account, chunk):
-        included = [one.hash for one in self._of(account) if self.outcomes[one.hash] == "included"]
-        found = [
+        included = [
+            transaction.hash
+            for transaction in self._of(account)
+            if self.outcomes[transaction.hash] == "included"
+        ]
+        starts = [
             self.starts[hash][self.chunks[hash].index(chunk)]
             for hash in included
             if chunk in self.chunks[hash]
         ]
-        return max(found, default=None)
+        return max(starts, default=None)
 
     def spent(self, account):
         return sum(
-            one.cost
-            for one in self._of(account)
-            if self.outcomes[one.hash] in (None, "included", "failed")
+            transaction.cost
+            for transaction in self._of(account)
+            if self.outcomes[transaction.hash] in (None, "included", "failed")
         )
 
     def explains(self, account, archive_id, sequence):
@@ -133,12 +141,17 @@ class MemoryLog:
         self.heights[chain_id] = max(height, self.seen_height(chain_id))
 
     def _of(self, account):
-        return [one for one in self.transactions.values() if one.account == account]
+        return [
+            transaction
+            for transaction in self.transactions.values()
+            if transaction.account == account
+        ]
 
     def _open(self, account, chunk):
         return any(
-            chunk in self.chunks[one.hash] and self.outcomes[one.hash] in MAY_BE_INCLUDED
-            for one in self._of(account)
+            chunk in self.chunks[transaction.hash]
+            and self.outcomes[transaction.hash] in MAY_BE_INCLUDED
+            for transaction in self._of(account)
         )
 
 
@@ -259,9 +272,9 @@ class ChunkStoreContract(ChunkReaderContract):
 
     def test_progress_tells_of_every_byte(self, store, log, tmp_path):
         path = staged_file(tmp_path, os.urandom(2_500_000))
-        told = []
-        store.put(store.post(to_store(store, path), log), path, told.append)
-        assert sum(told) >= 2_500_000
+        sizes = []
+        store.put(store.post(to_store(store, path), log), path, sizes.append)
+        assert sum(sizes) >= 2_500_000
 
     def test_what_progress_raises_ends_the_upload(self, store, log, tmp_path):
         path = staged_file(tmp_path, os.urandom(2_500_000))
@@ -277,9 +290,9 @@ class ChunkStoreContract(ChunkReaderContract):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
         (listed,) = [
-            one
-            for one in store.posted(chunk.archive_id)
-            if one.posting.merkle_root == chunk.merkle_root
+            listed
+            for listed in store.posted(chunk.archive_id)
+            if listed.posting.merkle_root == chunk.merkle_root
         ]
         assert (listed.posting, listed.proof_type) == (posting, chunk.proof_type)
         assert posting.owner == store.owner()
@@ -288,10 +301,10 @@ class ChunkStoreContract(ChunkReaderContract):
     def test_what_is_posted_is_found_by_its_root_and_by_its_owner(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
-        assert [(one.posting, one.proof_type) for one in store.posted_as(chunk.merkle_root)] == [
-            (posting, chunk.proof_type)
-        ]
-        assert posting in [one.posting for one in store.posted_by(store.owner())]
+        assert [
+            (listed.posting, listed.proof_type) for listed in store.posted_as(chunk.merkle_root)
+        ] == [(posting, chunk.proof_type)]
+        assert posting in [listed.posting for listed in store.posted_by(store.owner())]
         assert list(store.posted_as(bytes(32))) == list(store.posted_by("nobody")) == []
 
     def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):

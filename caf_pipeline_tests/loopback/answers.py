@@ -225,7 +225,7 @@ def block(chain_id: str, height: int, time: datetime, transactions: Sequence[byt
     }
     body = {
         "header": header,
-        "data": {"txs": [text(one) for one in transactions]},
+        "data": {"txs": [text(body) for body in transactions]},
         "evidence": {"evidence": []},
     }
     return {"block_id": block_id, "block": body | {"last_commit": last_commit}}
@@ -325,14 +325,18 @@ def transaction(signed: SignedTransaction) -> Answer:
         "granter": "",
     }
     body = {
-        "messages": [_message(one) for one in signed.messages],
+        "messages": [_message(message) for message in signed.messages],
         "memo": signed.memo,
         "timeout_height": str(signed.timeout_height),
         "extension_options": [],
         "non_critical_extension_options": [],
     }
     auth = {"signer_infos": [signer], "fee": fee}
-    return {"body": body, "auth_info": auth, "signatures": [text(one) for one in signed.signatures]}
+    return {
+        "body": body,
+        "auth_info": auth,
+        "signatures": [text(signature) for signature in signed.signatures],
+    }
 
 
 def _message(message: Message) -> Answer:

@@ -229,14 +229,16 @@ class Chain:
             done = self._include(draft, height, time, spent)
             gone = self._prove(draft, height)
             world = self.world.after(draft.changes, height=height, time=time)
-            left = {hash_: pending for hash_, pending in self._pending.items() if hash_ not in done}
-            evicted = self._recheck(left, world)
+            remaining = {
+                hash_: pending for hash_, pending in self._pending.items() if hash_ not in done
+            }
+            evicted = self._recheck(remaining, world)
             changes = draft.changes | {("pending", hash_): None for hash_ in [*done, *evicted]}
             changes |= {("holding", key): None for key in gone}
             self.database.save(changes, block=(height, time))
             self._let_go(gone)
             self._pending = {
-                hash_: pending for hash_, pending in left.items() if hash_ not in evicted
+                hash_: pending for hash_, pending in remaining.items() if hash_ not in evicted
             }
             self._worlds.append(world)
             self.world = world

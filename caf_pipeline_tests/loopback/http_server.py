@@ -225,7 +225,7 @@ class Server(ThreadingHTTPServer):
         """Abort every open connection, like a dying process."""
         with self._lock:
             for connection in self._connections:
-                with contextlib.suppress(OSError):  # the other side was first
+                with contextlib.suppress(OSError):  # the client closed it first
                     connection.setsockopt(
                         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                     )

@@ -25,7 +25,7 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 OTHER_WORDS = "zoo zoo zoo zoo zoo zoo zoo zoo zoo zoo zoo wrong"
 STORAGE = "/jackal/canine-chain/storage"
 
-# What a real chain answers.
+# Texts of a real chain.
 WRONG_SEQUENCE = "account sequence mismatch, expected {}, got {}: incorrect account sequence"
 UNKNOWN_ACCOUNT = "rpc error: code = NotFound desc = account {} not found: key not found"
 BAD_BASE64 = "illegal base64 data at input byte 0"
@@ -49,9 +49,9 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
     """A halted network with special options."""
-    given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
+    settings = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
     with (
-        LoopbackNetwork(folder, **given) as network,
+        LoopbackNetwork(folder, **settings) as network,
         httpx.Client(timeout=30, verify=False) as client,
     ):
         network.misbehave(halted=True)
@@ -209,8 +209,12 @@ def test_included_transaction_is_found_by_hash(user):
     unknown = user.get(f"/cosmos/tx/v1beta1/txs/{names.transaction_hash(raw)}")
     assert (unknown.status_code, unknown.json()["code"]) == (404, 5)
     user.network.advance(1)
-    found = user.look_up(raw)
-    assert (found["code"], found["height"], found["gas_used"]) == (0, str(user.height()), "105000")
+    answer = user.look_up(raw)
+    assert (answer["code"], answer["height"], answer["gas_used"]) == (
+        0,
+        str(user.height()),
+        "105000",
+    )
 
 
 def test_start_is_the_inclusion_height_in_data_and_event(user):
@@ -220,7 +224,8 @@ def test_start_is_the_inclusion_height_in_data_and_event(user):
         event for log in done["logs"] for event in log["events"] if event["type"] == "post_file"
     ]
     assert [
-        {one["key"]: one["value"] for one in event["attributes"]}["start"] for event in events
+        {attribute["key"]: attribute["value"] for attribute in event["attributes"]}["start"]
+        for event in events
     ] == [done["height"]] * 2
 
 
@@ -327,7 +332,7 @@ def test_repeated_root_is_a_new_file_with_new_cost(user):
     first, second = user.post(content), user.post(content)
     assert second.start > first.start
     listed = user.storage(f"files/merkle/{names.root_in_path(first.root)}").json()["files"]
-    assert sorted(int(one["start"]) for one in listed) == [
+    assert sorted(int(file["start"]) for file in listed) == [
         first.start,
         second.start,
     ]  # keys are text: 100 comes before 99
@@ -351,9 +356,9 @@ def test_space_that_is_bought_takes_the_place_of_the_plan(user, client):
     assert buyer.storage("price_check/60/2000000000").json() == {"price": "100000"}
     assert buyer.do(messages.buy_storage(buyer.address, 2 * 10**9, 60), fee=1000)["code"] == 0
     assert buyer.balance() == 10**9 - 1000 - 100_000
-    left = buyer.balance()
+    balance = buyer.balance()
     buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
-    assert buyer.balance() == left - 1000  # the plan that runs is worth more
+    assert buyer.balance() == balance - 1000  # the running plan is worth more
     plan = buyer.storage(f"payment_info/{buyer.address}").json()["storage_payment_info"]
     assert (plan["spaceAvailable"], plan["spaceUsed"]) == ("1000000000", "0")
     assert plan["end"].endswith("Z")
@@ -367,9 +372,9 @@ def test_purchase_deducts_the_running_plan_in_its_events(user, client):
     )
     user.network.fund(buyer.address, 10**9)
     buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
-    left = buyer.balance()
+    balance = buyer.balance()
     done = buyer.do(messages.buy_storage(buyer.address, 3 * 10**9, 30), fee=1000)
-    paid = left - buyer.balance() - 1000
+    paid = balance - buyer.balance() - 1000
     assert 2 * 25_000 <= paid <= 2 * 25_000 + 100  # a block or two of the first plan are used up
     assert (
         answers.parse_transaction(answers.ChainAnswer({"tx_response": done}, "q")).moved[
@@ -393,7 +398,7 @@ def test_mempool_drops_transactions_past_their_timeout(user):
 def test_transaction_after_its_timeout_fails_without_cost(user):
     raw = user.sign(
         some_post(user), timeout_height=user.height()
-    )  # a node takes it up to this height, no block can
+    )  # a node accepts it up to this height, but no block can include it
     balance, account = user.balance(), user.account()
     assert user.broadcast(raw)["code"] == 0
     user.network.advance(1)
@@ -486,8 +491,8 @@ def test_a_node_can_answer_nonsense(user, kind):
 
 def test_blocks_have_heights_and_times_and_go_on_by_themselves(network, client):
     user = ChainUser(network, client)
-    seen = user.height()
-    network.wait_for(lambda state: state["height"] > seen + 3)
+    first_height = user.height()
+    network.wait_for(lambda state: state["height"] > first_height + 3)
     latest = user.get("/cosmos/base/tendermint/v1beta1/blocks/latest").json()["block"]["header"]
     first = user.get("/cosmos/base/tendermint/v1beta1/blocks/1").json()["block"]["header"]
     assert (latest["chain_id"], first["height"]) == (network.chain_id, "1")
@@ -511,7 +516,7 @@ def test_a_block_that_is_not_there_is_a_bad_request(user, height, message):
     assert message in answer.json()["message"]
 
 
-# --- questions ---
+# --- queries ---
 
 
 def test_account_balance_and_node_match_a_real_chain(user):
@@ -582,14 +587,14 @@ def test_what_no_path_knows_is_not_implemented(user):
 
 
 def pages(user: ChainUser, path: str, name: str, limit: int) -> list[list[Any]]:
-    found, key = [], ""
+    listed, key = [], ""
     while True:
         query = {"pagination.limit": str(limit)} | ({"pagination.key": key} if key else {})
         answer = user.client.get(f"{user.network.lcd}{STORAGE}/{path}", params=query).json()
-        found.append(answer[name])
+        listed.append(answer[name])
         key = answer["pagination"]["next_key"]
         if key is None:
-            return found
+            return listed
 
 
 def test_lists_are_paged_by_key_and_limit(user):
@@ -597,7 +602,7 @@ def test_lists_are_paged_by_key_and_limit(user):
         user.post(random_content(100))
     listed = pages(user, "files", "files", 2)
     assert all(len(page) == 2 for page in listed[:-1])
-    files = [(one["merkle"], one["start"]) for page in listed for one in page]
+    files = [(file["merkle"], file["start"]) for page in listed for file in page]
     assert len(files) == len(set(files)) == len(user.network.state()["files"])
     assert [len(page) for page in pages(user, "providers", "providers", 3)] == [3, 1]
 
@@ -610,9 +615,9 @@ def test_files_by_note_come_in_possibly_empty_pages(tmp_path):
             user.post(random_content(100), note='{"caf_pipeline":"mine"}')
         stranger.post(random_content(100), note='{"caf_pipeline":"theirs","n":1}')
         user.post(random_content(100), note='["caf_pipeline"]')
-        found = pages(user, "files/note/caf_pipeline/theirs", "files", 1)
-        assert (len(found), sorted(map(len, found))) == (7, [0] * 6 + [1])
-        assert [one["owner"] for page in found for one in page] == [stranger.address]
+        listed = pages(user, "files/note/caf_pipeline/theirs", "files", 1)
+        assert (len(listed), sorted(map(len, listed))) == (7, [0] * 6 + [1])
+        assert [file["owner"] for page in listed for file in page] == [stranger.address]
 
 
 def test_young_chain_has_no_active_providers_or_statistics(tmp_path):
@@ -651,9 +656,9 @@ def last_proven(user: ChainUser, post: Post, provider: int = 0) -> int | None:
     root = base64.b64encode(post.root).decode()
     return next(
         (
-            int(one["last_proven"])
-            for one in proofs
-            if (one["merkle"], one["start"]) == (root, str(post.start))
+            int(proof["last_proven"])
+            for proof in proofs
+            if (proof["merkle"], proof["start"]) == (root, str(post.start))
         ),
         None,
     )
@@ -695,8 +700,12 @@ def proof_of(user: ChainUser, post: Post, provider: int = 0) -> tuple[int, int] 
     """Return the height and the next leaf that the chain shows."""
     proofs = user.storage(f"proofs/{user.network.provider_addresses[provider]}").json()["proofs"]
     root = base64.b64encode(post.root).decode()
-    found = [one for one in proofs if (one["merkle"], one["start"]) == (root, str(post.start))]
-    return (int(found[0]["last_proven"]), int(found[0]["chunk_to_prove"])) if found else None
+    matching = [
+        proof for proof in proofs if (proof["merkle"], proof["start"]) == (root, str(post.start))
+    ]
+    return (
+        (int(matching[0]["last_proven"]), int(matching[0]["chunk_to_prove"])) if matching else None
+    )
 
 
 def version_of(user: ChainUser, lcd: int = 0) -> str:
@@ -774,10 +783,10 @@ def test_deletion_by_a_stranger_removes_bytes_of_listed_posts(tmp_path):
         user.upload(post)
         user.network.advance(1)
         stranger = ChainUser(user.network, user.client, OTHER_WORDS)
-        theirs = stranger.post(post.content)
-        stranger.upload(theirs)
+        other_post = stranger.post(post.content)
+        stranger.upload(other_post)
         user.network.advance(1)
-        stranger.do(stranger.delete_message(theirs))
+        stranger.do(stranger.delete_message(other_post))
         assert user.download(post.root).status_code == 500
         assert len(user.provers(post)) == 1
         user.network.advance(30)
@@ -856,14 +865,14 @@ def test_many_posts_and_uploads_at_once_are_all_taken_once(tmp_path):
     with own_network(tmp_path) as user:
         number, sequence = user.account()
         contents = [random_content(50_000) for _ in range(12)]
-        sent = [user.post_message(root_of(one), len(one)) for one in contents]
+        sent = [user.post_message(root_of(content), len(content)) for content in contents]
         signed = [
-            user.sign(one, account_number=number, sequence=sequence + n)
-            for n, one in enumerate(sent)
+            user.sign(message, account_number=number, sequence=sequence + n)
+            for n, message in enumerate(sent)
         ]
         assert {user.broadcast(raw)["code"] for raw in signed} == {0}
         start = user.network.advance(1)
-        posts = [Post(one, root_of(one), ADDRESS, start, 3) for one in contents]
+        posts = [Post(content, root_of(content), ADDRESS, start, 3) for content in contents]
         user.network.misbehave(halted=False)
         with ThreadPoolExecutor(12) as pool:
             jobs = [(post, provider) for post in posts for provider in range(3)]

@@ -24,7 +24,7 @@ from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE
 TEXT = "text/plain; charset=utf-8"
 MIB = 1 << 20
 
-# What a real provider answers.
+# Answers of a real provider.
 NO_JOB = {"error": "could not job from id"}
 NO_SLOT = {"error": "cannot accept file that I cannot claim"}
 WRONG_SIZE = "cannot accept file that doesn't match the chain data 5000 != 4000"
@@ -47,14 +47,14 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
-    given = {
+    settings = {
         "fund": {ADDRESS: FUNDS},
         "space": {ADDRESS: SPACE},
         "block_seconds": 0.1,
         "providers": 2,
     }
     with (
-        LoopbackNetwork(folder, **given | options) as network,
+        LoopbackNetwork(folder, **settings | options) as network,
         httpx.Client(timeout=60, verify=False) as client,
     ):
         network.misbehave(halted=True)
@@ -105,7 +105,7 @@ def receive(connection: socket.socket, until: bytes = b"") -> bytes:
     return received
 
 
-# --- uploads that are well ---
+# --- valid uploads ---
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
@@ -226,11 +226,10 @@ def test_second_post_of_a_root_needs_its_own_upload(user):
     assert len(user.provers(again)) == 1
 
 
-# --- uploads that are not ---
+# --- invalid uploads ---
 
 REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
-    # what is wrong, the change to the form, and the answer of the first version and job of the
-    # second
+    # fault, change to the form, answer of version 1, job of version 2
     (
         "other owner",
         {"sender": "jkl1somebody"},
@@ -339,8 +338,8 @@ def test_what_all_places_are_taken_for_is_refused(user):
 
 
 def test_wrong_size_is_stored_by_both_upload_versions(user):
-    one, other = (user.post(random_content(5000), size_bytes=4000) for _ in range(2))
-    answer = user.upload(one, version=1)
+    first_post, other = (user.post(random_content(5000), size_bytes=4000) for _ in range(2))
+    answer = user.upload(first_post, version=1)
     assert (answer.status_code, answer.json()["error"]) == (
         500,
         WRONG_SIZE,
@@ -351,7 +350,7 @@ def test_wrong_size_is_stored_by_both_upload_versions(user):
         "done!",
     )
     user.network.advance(5)
-    for post in (one, other):
+    for post in (first_post, other):
         assert (len(user.provers(post)), user.download(post.root).content) == (1, post.content)
 
 

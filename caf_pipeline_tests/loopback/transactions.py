@@ -355,9 +355,10 @@ def _is_signed(signature: bytes, document: bytes, key: bytes) -> bool:
 
 
 def _out_of_gas(transaction: SignedTransaction, used: int) -> NoReturn:
-    wanted = transaction.gas_limit
+    gas_limit = transaction.gas_limit
     raise Refused(
-        11, f"out of gas in location: WriteFlat; gasWanted: {wanted}, gasUsed: {used}: out of gas"
+        11,
+        f"out of gas in location: WriteFlat; gasWanted: {gas_limit}, gasUsed: {used}: out of gas",
     )
 
 

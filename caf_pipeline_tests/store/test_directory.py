@@ -60,7 +60,7 @@ def test_a_copy_of_another_length_is_no_copy(store, tmp_path):
 
 def test_unreadable_copy_is_not_reported_lost(tmp_path):
     tmp_path.chmod(0o755)
-    with contextlib.chdir(tmp_path):  # what is above it may not be searched
+    with contextlib.chdir(tmp_path):  # its parents may not be searchable
         store = DirectoryStore(Path("store"))
         posting = stored(store, staged_file(tmp_path, b"x" * 1000))
         (file,) = Path("store/chunks").iterdir()
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
 
 
-# --- which folder it is ---
+# --- the folder's id ---
 
 
 class FolderMemory:
@@ -207,7 +207,7 @@ def test_two_homes_share_the_id_of_one_folder(kept, tmp_path):
     other = FolderMemory()
     second = DirectoryStore(store.folder, other)
     assert len(second.copies(posting)) == 1
-    assert other.folder_id is None  # a look decides nothing
+    assert other.folder_id is None  # reading decides nothing
     second.post(to_store(second, staged_file(tmp_path, b"y")), MemoryLog())
     assert other.folder_id == ledger.folder_id
 
@@ -225,7 +225,7 @@ def test_first_posts_side_by_side_write_one_id(tmp_path, monkeypatch, links):
         while True:
             with contextlib.suppress(
                 StoreAway
-            ):  # while another one writes the marker without links
+            ):  # while another process writes the marker without links
                 store.bind()
                 return
 

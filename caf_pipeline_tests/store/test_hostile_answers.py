@@ -39,9 +39,7 @@ from caf_pipeline_tests.support.tiers import sampled
 OWNER, PROVIDER, HASH = "jkl1owner", "jkl1provider", "AB" * 32
 ROOT = b"\xfb\xff" * 32
 IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
-MOST_BYTES = (
-    192 << 20
-)  # beyond what the program and its libraries take, which is another machine's own
+MOST_BYTES = 192 << 20  # beyond the program and its libraries, whose memory depends on the machine
 FILE = {
     "merkle": base64.b64encode(ROOT).decode(),
     "owner": OWNER,
@@ -129,14 +127,15 @@ QUERIES = {
 @contextlib.contextmanager
 def opened(url, *, silence_seconds=30.0, answer_seconds=60.0, **limits):
     """A chain over one node, with one attempt."""
-    seen = [0]
+    request_count = [0]
 
     def see(height):
-        seen[0] = max(seen[0], height)
+        request_count[0] = max(request_count[0], height)
 
     quick = {"attempts": 1, "silence_seconds": silence_seconds, "answer_seconds": answer_seconds}
     with Chain(
-        Nodes([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **quick), **limits
+        Nodes([url], CHAIN_ID, seen_height=lambda: request_count[0], see_height=see, **quick),
+        **limits,
     ) as chain:
         yield chain
 
@@ -182,8 +181,8 @@ def in_its_place(node, hostile, place):
         path = request.path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
             "/cosmos/base/tendermint/v1beta1/"
         )
-        told = node.answers.get(path.partition("?")[0]) or node._of_itself(path.partition("?")[0])
-        sock.sendall(answer(told.status, told.content(), Connection="close"))
+        reply = node.answers.get(path.partition("?")[0]) or node._of_itself(path.partition("?")[0])
+        sock.sendall(answer(reply.status, reply.content(), Connection="close"))
 
     return reply
 
@@ -247,20 +246,20 @@ def test_hostile_answers_give_one_error_or_a_valid_value(name, node):
         node.answers.pop(QUERIES["last_proven"][0])
     with opened(node.url) as chain:
         usual = type(ask(chain)) if name != "proofs" else FileProof
-        for told in bent(right):
-            node.answers[place] = Told(json.dumps(told).encode())
-            chain._nodes._block_seconds = (6.0, 0.0)  # forgets what was measured
+        for variant in bent(right):
+            node.answers[place] = Told(json.dumps(variant).encode())
+            chain._nodes._block_seconds = (6.0, 0.0)  # forgets the measurement
             try:
-                found = ask(chain)
+                value = ask(chain)
             except (
                 StoreError,
                 SettingsError,
-            ) as error:  # settings: it says that it is a node of another chain
-                found, said = None, str(error)
+            ) as error:  # settings: the node reports another chain
+                value, message = None, str(error)
             else:
-                said = ""
-            assert said.isprintable(), told
-            assert found is None or isinstance(found, usual), told
+                message = ""
+            assert message.isprintable(), variant
+            assert value is None or isinstance(value, usual), variant
 
 
 def test_a_name_that_comes_twice_is_taken_once(node):
@@ -360,7 +359,7 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
     node.answers[LISTS["files_of_root"]] = told
     node.answers[QUERIES["file"][0]] = Told({"code": 5, "message": "not found"}, 404)
     with opened(node.url) as chain:
-        assert [one.start for one in chain.files_of_root(ROOT, OWNER)] == [7]
+        assert [file.start for file in chain.files_of_root(ROOT, OWNER)] == [7]
         assert chain.file(ROOT, OWNER, 7).owner == OWNER
 
 
@@ -415,34 +414,37 @@ def staged(tmp_path):
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("name", SAMPLED)
 def test_whatever_bytes_a_provider_sends_one_sentence_comes_out(name, staged, fault):
-    asked = {
+    queries = {
         "version": lambda client: client.version(),
         "free_bytes": lambda client: client.free_bytes(),
         "job": lambda client: client.job(POSTING),
         "upload": lambda client: upload(client, staged),
         "download": lambda client: b"".join(client.download(POSTING, 10, 2_000_000)),
     }
-    for what, ask in asked.items():
+    for what, ask in queries.items():
         with (
             fault(GROUP, FAULT),
             scripted(BYTES[name]) as script,
             contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
         ):
             try:
-                found = ask(client)
-            except (StoreUnreachable, IntegrityError) as error:  # integrity: a file of another size
-                found, said = None, str(error)
+                value = ask(client)
+            except (
+                StoreUnreachable,
+                IntegrityError,
+            ) as error:  # integrity: the file has another size
+                value, message = None, str(error)
             else:
-                said = ""
-            assert len(said) < 1000, what
-            assert said.isprintable(), what
-            # A provider need not tell its version or its room; a web server may say 200 to
-            # anything, and give any bytes without saying how many: no more than were asked for are
-            # taken, and their hash tells whoever reads them.
+                message = ""
+            assert len(message) < 1000, what
+            assert message.isprintable(), what
+            # Version and free space are optional. A web server may answer 200 to everything, and
+            # send any number of bytes: only the requested number is read, and the reader checks
+            # their hash.
             assert (
-                found in ("", None)
+                value in ("", None)
                 or what == "upload"
-                or (what == "download" and len(found) == 2_000_000 - 10)
+                or (what == "download" and len(value) == 2_000_000 - 10)
             ), what
 
 
@@ -516,8 +518,8 @@ def test_provider_that_breaks_off_each_byte_fails(monkeypatch):
 
     def one_byte(request, sock):
         start = request.headers["range"].removeprefix("bytes=").partition("-")[0]
-        said = f"bytes {start}-2999999/3000000"
-        sock.sendall(answer(206, b"x", 3_000_000 - int(start), Content_Range=said))
+        content_range = f"bytes {start}-2999999/3000000"
+        sock.sendall(answer(206, b"x", 3_000_000 - int(start), Content_Range=content_range))
 
     with scripted(one_byte) as script:
         client = ProviderClient(script.url, may_be_private=True)
@@ -565,17 +567,17 @@ def _at_most(size_bytes):
     return reply
 
 
-@pytest.mark.parametrize("given_bytes", [0, 100])  # it answers nothing, or begins to
+@pytest.mark.parametrize("given_bytes", [0, 100])  # before or after the first bytes
 def test_a_provider_that_falls_silent_is_not_asked_again(monkeypatch, given_bytes):
     for name in ("ANSWER_SECONDS", "STALL_SECONDS"):
         monkeypatch.setattr(provider_module, name, 0.3)
-    given = (
+    first_bytes = (
         answer(206, b"x" * given_bytes, 3_000_000, Content_Range="bytes 0-2999999/3000000")
         if given_bytes
         else b""
     )
     with (
-        scripted(_then_silent(given)) as script,
+        scripted(_then_silent(first_bytes)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
         pytest.raises(StoreUnreachable, match="in time"),
     ):
@@ -679,7 +681,7 @@ def ask_everything(folder):
     with ScriptedLcd() as node, short_limits():
         for name, hostile in BYTES.items():
             if name.startswith("slow") and not name.endswith("fast"):
-                continue  # a byte now and then fills nothing
+                continue  # slow answers fill no memory
             with (
                 scripted(in_its_place(node, hostile, "/params")) as script,
                 opened(script.url, **SHORT) as chain,
@@ -737,13 +739,13 @@ def ask_for_long_lists():
 
             node.answers[LISTS[name]] = told
             with opened(node.url, max_pages=12) as chain, contextlib.suppress(StoreError):
-                # What is asked by the archive comes one by one, and nobody keeps it.
-                asked = (
+                # Files of an archive are yielded one by one and not collected.
+                queries = (
                     chain.files_of_archive(OWNER, "a1")
                     if name == "files_of_archive"
                     else QUERIES[name][2](chain)
                 )
-                print(sum(1 for _ in asked), file=sys.stderr)
+                print(sum(1 for _ in queries), file=sys.stderr)
     print(peak_bytes() - before)
 
 

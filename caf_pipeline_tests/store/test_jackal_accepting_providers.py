@@ -135,7 +135,7 @@ def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, sta
 
 
 def test_too_low_share_of_the_limit_is_retryable(opened, staged):
-    opened.board.given = OperatorControls(bandwidth=6000, uploads=2)
+    opened.board.controls = OperatorControls(bandwidth=6000, uploads=2)
     assert not refused(opened, staged, NoProvider, "other runs").permanent
 
 
@@ -163,18 +163,18 @@ def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
 
 
 def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
-    asked, version = [], ProviderClient.version
+    urls, version = [], ProviderClient.version
     monkeypatch.setattr(
         ProviderClient,
         "version",
-        lambda self, *given: asked.append(self.url) or version(self, *given),
+        lambda self, *given: urls.append(self.url) or version(self, *given),
     )
     for number in range(5):
         staged.write_bytes(os.urandom(SIZE))
         opened.store.post(
             to_store(opened.store, staged, name=f"src-00000000-{number:05d}"), opened.log
         )
-    assert len(asked) == len(set(asked))
+    assert len(urls) == len(set(urls))
 
 
 # --- the steps, and the command ---

@@ -126,7 +126,7 @@ def paged(*pages, name="files"):
     return answer
 
 
-# --- which node is asked ---
+# --- failover ---
 
 
 def test_the_next_node_is_asked_where_one_does_not_answer(open_chain, nobody, node):
@@ -187,7 +187,7 @@ def test_no_address_names_the_page_and_the_folder_store(open_chain):
 def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
     first, second = nodes
     first.chain_id = "other-1"
-    if where == "blocks/latest":  # the server behind the address changed after it was looked at
+    if where == "blocks/latest":  # the server behind the address changed after the check
         first.answers["node_info"] = Told({"default_node_info": {"network": CHAIN_ID}})
     with pytest.raises(SettingsError, match="of chain 'other-1', not of 'scripted-1'") as refused:
         open_chain(first.url, second.url).height()
@@ -220,7 +220,7 @@ def test_a_node_that_is_behind_is_passed_over(open_chain, nodes, heights):
     second.height = 150
     second.answers["files/merkle/" + IN_PATH] = Told({"files": [a_file()], "pagination": None})
     chain = open_chain(first.url, second.url)
-    assert [one.start for one in chain.files_of_root(ROOT)] == [7]
+    assert [file.start for file in chain.files_of_root(ROOT)] == [7]
     assert f"files/merkle/{IN_PATH}" not in first.asked
 
 
@@ -312,7 +312,7 @@ def test_a_long_answer_is_not_read_to_its_end(chain, node, monkeypatch):
 
 
 def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
-    def held_up(*arguments, **options):  # as on a busy machine, once the limit has begun
+    def held_up(*arguments, **options):  # like a busy machine, after the limit has begun
         limit = Limit(*arguments, **options)
         time.sleep(0.1)
         return limit
@@ -387,7 +387,7 @@ def test_files_of_another_root_do_not_count(chain, node):
     node.answers[f"files/merkle/{IN_PATH}"] = Told(
         {"files": [a_file(root=b"x" * 32), a_file(9)], "pagination": None}
     )
-    assert [one.start for one in chain.files_of_root(ROOT)] == [9]
+    assert [file.start for file in chain.files_of_root(ROOT)] == [9]
 
 
 def test_a_wallet_that_never_received_anything_is_empty(chain, node):
@@ -416,7 +416,7 @@ def test_less_space_than_is_sold_has_no_price(chain, node):
 
 def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(1), a_file(2)], [], [a_file(3)])
-    assert [one.start for one in chain.files_of_root(ROOT)] == [1, 2, 3]
+    assert [file.start for file in chain.files_of_root(ROOT)] == [1, 2, 3]
 
 
 def test_too_long_page_is_requested_in_smaller_pages(chain, node):
@@ -434,7 +434,7 @@ def test_too_long_page_is_requested_in_smaller_pages(chain, node):
         )
 
     node.answers[f"files/merkle/{IN_PATH}"] = pages
-    assert [one.start for one in chain.files_of_root(ROOT)] == list(range(1, 30))
+    assert [file.start for file in chain.files_of_root(ROOT)] == list(range(1, 30))
 
 
 def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
@@ -460,7 +460,7 @@ def test_a_list_goes_on_at_another_node_where_one_fails(open_chain, nodes):
         Told(b"", 502) if params.get("pagination.key") else pages(params)
     )
     second.answers[f"files/merkle/{IN_PATH}"] = pages
-    assert [one.start for one in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
+    assert [file.start for file in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
 
 
 def test_archive_files_need_its_note_and_our_owner(chain, node):
@@ -470,7 +470,7 @@ def test_archive_files_need_its_note_and_our_owner(chain, node):
         a_file(4, note="{}"),
     ]
     node.answers["files/note/caf_pipeline/a1"] = paged([a_file(1), *foreign], [], [a_file(5)])
-    assert [one.start for one in chain.files_of_archive(OWNER, "a1")] == [1, 5]
+    assert [file.start for file in chain.files_of_archive(OWNER, "a1")] == [1, 5]
 
 
 NO_HEIGHT = Told(
@@ -487,7 +487,7 @@ NO_HEIGHT = Told(
 def test_without_a_query_by_note_all_files_are_gone_through(chain, node, refusal):
     node.answers["files/note/caf_pipeline/a1"] = refusal
     node.answers["files"] = paged([a_file(1)], [a_file(2, owner="jkl1other"), a_file(3)])
-    assert [one.start for one in chain.files_of_archive(OWNER, "a1")] == [1, 3]
+    assert [file.start for file in chain.files_of_archive(OWNER, "a1")] == [1, 3]
 
 
 def test_an_archives_name_cannot_leave_its_place_in_the_path(chain, node):
@@ -504,7 +504,7 @@ def test_active_providers_come_with_what_they_registered(chain, node):
     node.answers["active_providers"] = Told(
         {"providers": [{"address": "jkl1p2"}, {"address": "jkl1gone"}]}
     )
-    assert [one.url for one in chain.active_providers()] == ["https://p2"]
+    assert [provider.url for provider in chain.active_providers()] == ["https://p2"]
     node.answers["active_providers"] = Told({"providers": []})
     assert chain.active_providers() == []
     assert len(chain.providers()) == 3
@@ -637,16 +637,16 @@ def test_transaction_without_a_node_index_is_unknown(chain, node):
 
 def test_threads_share_a_chain(chain, node):
     node.answers["params"] = Told({"params": {"proof_window": "9"}})
-    found = []
+    pages = []
     threads = [
-        threading.Thread(target=lambda: found.extend(chain.proof_window() for _ in range(20)))
+        threading.Thread(target=lambda: pages.extend(chain.proof_window() for _ in range(20)))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [9] * 160
+    assert pages == [9] * 160
 
 
 def test_error_has_the_query_and_a_short_quote(chain, node):

@@ -29,9 +29,14 @@ def compared(files, chunks):
 
 
 def test_listed_chunk_is_held_without_a_fault():
-    found = compared([a_file()], [a_chunk()])
-    assert [chunk.name for chunk, _ in found.listed] == [a_chunk().name]
-    assert (found.missing, found.foreign, found.expiring, found.short) == ([], [], set(), set())
+    difference = compared([a_file()], [a_chunk()])
+    assert [chunk.name for chunk, _ in difference.listed] == [a_chunk().name]
+    assert (difference.missing, difference.foreign, difference.expiring, difference.short) == (
+        [],
+        [],
+        set(),
+        set(),
+    )
 
 
 def test_a_chunk_that_the_chain_does_not_list_is_missing():
@@ -41,13 +46,15 @@ def test_a_chunk_that_the_chain_does_not_list_is_missing():
 def test_files_without_their_own_end_expire_with_the_plan():
     files = [a_file(), a_file(b"s" * 32, expires=600)]
     chunks = [a_chunk(), a_chunk(name="src-00000000-00002", merkle_root=b"s" * 32)]
-    found = compare(files, chunks, owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True)
-    assert found.expiring == {chunks[0].name}
+    difference = compare(
+        files, chunks, owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True
+    )
+    assert difference.expiring == {chunks[0].name}
 
 
 def test_other_post_of_the_root_is_not_the_chunk():
-    found = compared([a_file(start=8)], [a_chunk()])
-    assert (len(found.missing), len(found.foreign)) == (1, 1)
+    difference = compared([a_file(start=8)], [a_chunk()])
+    assert (len(difference.missing), len(difference.foreign)) == (1, 1)
 
 
 @pytest.mark.parametrize("state", [ChunkState.PLANNED, ChunkState.SEALED, ChunkState.POSTING])
@@ -65,10 +72,10 @@ def test_files_of_other_owners_are_left_out():
 
 def test_file_of_another_wallet_outlives_our_plan():
     file, chunk = a_file(owner="jkl1before"), a_chunk(owner="jkl1before")
-    found = compare(
+    difference = compare(
         [file], [chunk], owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True
     )
-    assert (found.listed, found.missing, found.foreign, found.expiring) == (
+    assert (difference.listed, difference.missing, difference.foreign, difference.expiring) == (
         [(chunk, file)],
         [],
         [],

@@ -175,12 +175,12 @@ def test_rates_of_long_reads_are_kept(opened, network, tmp_path):
     posting = opened.stored(path)
     read(opened, posting, 0, 5 * MIB)
     read(opened, posting, 0, 100)
-    assert sum(one.download_rate is not None for one in opened.records.all().values()) == 1
+    assert sum(record.download_rate is not None for record in opened.records.all().values()) == 1
 
 
 def test_many_threads_read_at_once(opened, kept):
     posting, _ = kept
     with ThreadPoolExecutor(8) as pool:
         starts = range(0, 2 * MIB, 50_000)
-        found = list(pool.map(lambda start: read(opened, posting, start, start + 1000), starts))
-    assert found == [DATA[start : start + 1000] for start in starts]
+        pieces = list(pool.map(lambda start: read(opened, posting, start, start + 1000), starts))
+    assert pieces == [DATA[start : start + 1000] for start in starts]

@@ -99,7 +99,7 @@ def test_the_starts_of_posts_come_back_in_order():
         for height in (77, 78)
     ]
     other = encode("MsgData", msg_type=messages.BUY_STORAGE)
-    data = b"".join(b"\x0a" + bytes([len(one)]) + one for one in (answers[0], other, answers[1]))
+    data = b"".join(b"\x0a" + bytes([len(part)]) + part for part in (answers[0], other, answers[1]))
     assert post_starts(data.hex().upper()) == [77, 78]
 
 

@@ -30,7 +30,7 @@ from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytestmark = (
     pytest.mark.thorough
-)  # on a loopback network: what is tested here is also tested apart, with faster blocks
+)  # on a loopback network: other tests cover the same with faster blocks
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -40,7 +40,7 @@ KEYS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 MOST_COPIES = 3
-LEAST_PURCHASE = 1_000_000_000  # the chain sells no less
+LEAST_PURCHASE = 1_000_000_000  # the smallest on sale
 WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 STORING = {"posting", "posted", "uploading", "verified", "located"}
 SECONDS = 900  # for one command: a real network has blocks of six seconds
@@ -194,8 +194,8 @@ def test_chain_lists_each_chunk_once_with_all_copies(archived, named, chain):
 def test_the_space_is_charged_once(archived, used_before, named, chain):
     used = chain.plan(Wallet(named.mnemonic).address).used_bytes - used_before
     stored = sum(int(str(chunk["size_bytes"])) for chunk in archived.chunks())
-    # A chain may count each file once from its next window on, instead of once a copy; twice is
-    # what it must never be.
+    # From the next window on, a chain may count each file once instead of once per copy. It must
+    # never count twice.
     assert stored <= used <= archived.copies * stored
 
 

@@ -75,10 +75,10 @@ def threads():
 
 def ask(log, payer, name, **changes):
     """Queue a chunk of another run."""
-    one = chunk(name)
-    given = {"copies": COPIES, "proof_type": 3, "note": archive_note(ARCHIVE)}
+    to_store = chunk(name)
+    fields = {"copies": COPIES, "proof_type": 3, "note": archive_note(ARCHIVE)}
     size_bytes = changes.pop("size_bytes", SIZE)
-    message = post_file(payer.address, one.merkle_root, size_bytes, **given | changes).value
+    message = post_file(payer.address, to_store.merkle_root, size_bytes, **fields | changes).value
     log.ask(payer.account, name, message, size_bytes * COPIES)
 
 
@@ -91,7 +91,7 @@ def in_posting(ledger, count):
 
 
 def outcomes(log):
-    return [one.outcome for one in log.entries]
+    return [entry.outcome for entry in log.entries]
 
 
 # --- a post ---
@@ -108,7 +108,7 @@ def test_post_is_charged_once_and_starts_at_its_block(payer, log):
 
 def test_the_note_names_the_archive_and_nothing_else(payer, log):
     payer.poster(log).post(chunk("a"), log)
-    (file,) = [one for one in payer.network.state()["files"] if one["owner"] == payer.address]
+    (file,) = [file for file in payer.network.state()["files"] if file["owner"] == payer.address]
     assert file["note"] == '{"caf_pipeline":"archive-1"}'
     assert (file["max_proofs"], file["proof_type"]) == (COPIES, 3)
 
@@ -117,7 +117,7 @@ def test_posting_again_is_free(payer, log):
     poster = payer.poster(log)
     first, balance = poster.post(chunk("a"), log), payer.balance()
     assert poster.post(chunk("a"), log) == first
-    other = MemoryLog()  # a ledger that was lost
+    other = MemoryLog()  # for a lost ledger
     assert payer.poster(other).post(chunk("a"), other) == first
     assert other.entries == []
     assert payer.balance() == balance
@@ -150,7 +150,7 @@ def test_fewer_copies_than_asked_serve_where_they_are_enough(payer, log):
 
 
 def test_post_missing_from_the_chain_does_not_count(payer, log):
-    log.start_of = lambda account, chunk: 1  # of a post that was deleted since
+    log.start_of = lambda account, chunk: 1  # the start of a deleted post
     assert payer.poster(log).post(chunk("a"), log).start == payer.starts("a")[0] != 1
 
 
@@ -179,7 +179,7 @@ def test_damaged_chunk_without_a_post_is_posted_again(payer, ledger, network):
     assert payer.charged() == COPIES * sealed.stored_size_bytes
 
 
-# --- posts that wait together ---
+# --- batches ---
 
 
 def test_posts_that_wait_together_go_in_one_transaction(payer, log):
@@ -209,7 +209,7 @@ def test_post_too_large_for_the_batch_keeps_waiting(payer, log, network):
     ask(log, payer, "small")
     payer.poster(log).post(chunk("a"), log)
     assert [len(payer.starts(name)) for name in ("a", "small", "large")] == [1, 1, 0]
-    assert [one.chunk for one in log.waiting(payer.account)] == ["large"]
+    assert [post.chunk for post in log.waiting(payer.account)] == ["large"]
 
 
 def test_queued_root_on_the_chain_is_not_posted_again(payer, log):
@@ -251,7 +251,7 @@ def test_threads_that_share_a_wallet_pay_for_each_root_once(payer, log, threads)
         ]
         while len(log.waiting(payer.account)) < len(names):
             time.sleep(0.01)
-    starts = [one.result(PATIENCE_SECONDS).start for one in posting]
+    starts = [future.result(PATIENCE_SECONDS).start for future in posting]
     assert [payer.starts(name) for name in names] == [[start] for start in starts]
     assert payer.charged() == 12 * CHARGED
     assert payer.transactions() == 2
@@ -291,9 +291,9 @@ def test_with_a_plan_that_has_ended_nothing_is_signed(payer, log, network):
 
 def test_with_too_little_space_nothing_is_signed(payer, log, network):
     network.grant(payer.address, CHARGED - 1)
-    told = refused(PlanTooSmall, payer.poster(log), log, payer)
-    assert f"takes {CHARGED} bytes" in told
-    assert f"{CHARGED - 1} are free" in told
+    message = refused(PlanTooSmall, payer.poster(log), log, payer)
+    assert f"takes {CHARGED} bytes" in message
+    assert f"{CHARGED - 1} are free" in message
     assert log.entries == []
 
 
@@ -308,8 +308,8 @@ def test_a_wallet_without_coins_is_empty(network, stack, log):
 def test_the_spend_cap_is_kept_with_its_numbers(payer, log):
     payer.poster(log).post(chunk("a"), log)
     spent = log.spent(payer.account)
-    told = refused(SpendCapReached, payer.poster(log, cap=spent + 5), log, payer, "b")
-    assert all(f"{number} ujkl" in told for number in (spent, spent + 5, 2 * spent))
+    message = refused(SpendCapReached, payer.poster(log, cap=spent + 5), log, payer, "b")
+    assert all(f"{number} ujkl" in message for number in (spent, spent + 5, 2 * spent))
     payer.poster(log, cap=2 * spent).post(chunk("b"), log)
     assert 10**9 - payer.balance() == 2 * spent
 
@@ -367,7 +367,7 @@ def test_out_of_gas_is_signed_again_with_more(payer, log, monkeypatch):
     assert outcomes(log) == ["failed", "included"]
 
 
-# --- what breaks on the way ---
+# --- failures on the way ---
 
 
 def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, threads):
@@ -432,7 +432,7 @@ def test_next_run_finds_a_late_inclusion(payer, log, network):
     with pytest.raises(ChainUnreachable) as unreachable:
         payer.poster(log, chain=chain).post(chunk("a"), log)
     assert not unreachable.value.permanent
-    network.wait_for(lambda state: any(one["owner"] == payer.address for one in state["files"]))
+    network.wait_for(lambda state: any(file["owner"] == payer.address for file in state["files"]))
     network.well_behaved()
     posting = payer.poster(log).post(chunk("a"), log)
     assert payer.starts("a") == [posting.start]
@@ -467,7 +467,7 @@ def test_another_program_that_takes_the_sequence_is_signed_around(payer, log, ne
     posting = payer.poster(log).post(chunk("a"), log)
     assert payer.starts("a") == [posting.start]
     assert outcomes(log) == ["superseded", "included"]
-    assert [one.transaction.sequence for one in log.entries] == [0, 1]
+    assert [entry.transaction.sequence for entry in log.entries] == [0, 1]
     assert payer.charged() == CHARGED
 
 
@@ -537,7 +537,9 @@ def test_lagging_node_does_not_expire_a_pending_transaction(payer, log, network)
     chain = payer.chain(log, attempts=1)
 
     def fall_behind():
-        network.wait_for(lambda state: any(one["owner"] == payer.address for one in state["files"]))
+        network.wait_for(
+            lambda state: any(file["owner"] == payer.address for file in state["files"])
+        )
         log.see_height(network.chain_id, network.advance(20))
         network.misbehave(lcd=0, lag=15)
         network.misbehave(lcd=1, lag=15)
@@ -589,10 +591,10 @@ def test_purchase_during_a_plan_counts_the_amount_charged(network, stack, log):
     payer = Payer.new(network, stack, space=0)
     poster = payer.poster(log)
     poster.buy(3 * GB, 30, log)
-    left = payer.balance()
+    balance = payer.balance()
     second = poster.buy(4 * GB, 30, log)
     assert second.cost_told
-    assert second.cost == left - payer.balance() < poster._chain.price(30, 4 * GB)
+    assert second.cost == balance - payer.balance() < poster._chain.price(30, 4 * GB)
     assert log.spent(payer.account) == 10**9 - payer.balance()
     assert log.at_list_price(payer.account) == 0
 
@@ -682,7 +684,7 @@ def test_killed_at_any_moment_a_post_is_paid_once(payer, tmp_path, runs):
         assert payer.starts(name) == [posting.start], f"killed at moment {moment}"
         assert set(outcomes(log)) == {"included"}
         if run.status == 0:
-            assert int(run.told) == posting.start
+            assert int(run.output) == posting.start
             break
         assert run.status == -signal.SIGKILL
     assert moment > 15
@@ -696,13 +698,11 @@ def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, 
         payer, file = Payer.new(network, stack, space=0), tmp_path / f"log{moment}"
         run = runs.run(payer, file, "", moment=moment, buy=GB)
         log = FileLog(file)
-        if outcomes(log) == [
-            "included"
-        ]:  # nothing is left to resume; who asks then wants another one
+        if outcomes(log) == ["included"]:  # nothing to resume: the next call buys again
             break
         assert run.status == -signal.SIGKILL
-        left = bool(log.entries)
-        assert payer.poster(log).buy(GB, 30, log).earlier == left
+        has_entries = bool(log.entries)
+        assert payer.poster(log).buy(GB, 30, log).earlier == has_entries
         assert (
             10**9 - payer.balance() == log.spent(payer.account) == log.entries[0].transaction.cost
         )
@@ -715,7 +715,7 @@ def test_processes_sharing_a_wallet_pay_each_root_once(payer, ledger, database_u
     names = in_posting(ledger, 4)
     log = ledger.transactions(this_process("run-1"))
     with contextlib.ExitStack() as started:
-        with log.lease(payer.account):  # until all of them wait
+        with log.lease(payer.account):  # until all posts wait
             runs = [started.enter_context(start_run(payer, database_url, name)) for name in names]
             for run in runs:
                 run.stdin.close()
@@ -753,10 +753,10 @@ def test_the_messages_of_a_transaction_are_the_posts_in_order(payer, log):
     (entry,) = log.entries
     messages = transaction_messages(entry.transaction.body)
     assert entry.chunks == ("a", "b", "c")
-    assert [posting_module._root_of(one.value) for one in messages] == [
+    assert [posting_module._root_of(message.value) for message in messages] == [
         chunk(name).merkle_root for name in "abc"
     ]
-    assert {one.type_url for one in messages} == {POST_FILE}
+    assert {message.type_url for message in messages} == {POST_FILE}
 
 
 def test_no_thread_outlives_a_post(payer, log):

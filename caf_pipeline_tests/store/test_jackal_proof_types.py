@@ -157,7 +157,7 @@ def test_staged_file_unlike_its_seal_is_packed_again(sealed, make_context, old_n
     between = (
         at
         for at in range(chunk.stored_size_bytes)
-        if all(not 0 <= at - one.offset < one.length for one in chunk.samples)
+        if all(not 0 <= at - sample.offset < sample.length for sample in chunk.samples)
     )
     corrupt(chunk_steps.staged_path(context, name), at=next(between))
     old_network.well_behaved()
@@ -302,12 +302,12 @@ def deleted_by_a_stranger(context, network, name):
         stranger = ChainUser(network, client, STRANGER)
         network.fund(stranger.address, 10**9)
         network.grant(stranger.address, 10**9)
-        theirs = stranger.post(content, proof_type=0)
-        assert theirs.root == chunk.merkle_root
+        other_post = stranger.post(content, proof_type=0)
+        assert other_post.root == chunk.merkle_root
         for holder in holders:
-            stranger.upload(theirs, network.provider_addresses.index(holder))
+            stranger.upload(other_post, network.provider_addresses.index(holder))
         network.advance(1)
-        assert stranger.do(stranger.delete_message(theirs))["code"] == 0
+        assert stranger.do(stranger.delete_message(other_post))["code"] == 0
     return holders
 
 

@@ -215,7 +215,7 @@ def test_an_answer_that_is_lost_is_learned_from_the_status(client_of, staged):
     def take(request, sock):
         if request.path == "/v2/upload":
             request.body()
-            # Nothing is said, until the client has asked elsewhere and leaves.
+            # Silent until the client has polled the job and leaves.
             sock.settimeout(30)
             sock.recv(1)
         else:

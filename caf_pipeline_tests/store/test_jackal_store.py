@@ -83,7 +83,7 @@ def admit(store, size_bytes=1000, *, public=True, waiting_bytes=0):
     store.admit(public=public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
 
 
-# --- what is admitted ---
+# --- admission ---
 
 
 def test_what_is_not_public_is_neither_admitted_nor_posted(opened, tmp_path):
@@ -197,7 +197,7 @@ def test_unreachable_chain_does_not_mean_a_missing_plan(opened):
         admit(opened.store)
 
 
-# --- what it says of itself ---
+# --- prices and windows ---
 
 
 def test_chunk_stays_staged_for_the_configured_windows(network, store):
@@ -219,15 +219,15 @@ def test_proof_windows_are_counted_from_the_post(store):
 
 def test_the_window_of_a_file_is_asked_for_once(opened, tmp_path, monkeypatch):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
-    asked, ask = [], opened.store.chain.file
+    queries, ask = [], opened.store.chain.file
     monkeypatch.setattr(
-        opened.store.chain, "file", lambda *which: asked.append(which) or ask(*which)
+        opened.store.chain, "file", lambda *which: queries.append(which) or ask(*which)
     )
     copies = opened.store.copies(posting)
     windows = {opened.store.proof_window(posting, copy) for copy in copies}
     assert windows | {opened.store.current_window(posting)} == {0}
     assert opened.store.window_ends_in(posting) > 0
-    assert len(asked) == 2  # for the copies, and for the window
+    assert len(queries) == 2  # for the copies, and for the window
 
 
 def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
@@ -258,7 +258,7 @@ def test_a_store_without_a_node_is_a_setting_to_make(network):
         open_store(network, lcd=())
 
 
-# --- as the pipeline opens it ---
+# --- opened by the pipeline ---
 
 
 def opened_by_settings(network, ledger, **changes):

@@ -97,7 +97,7 @@ def everyone_active(open_with, tmp_path):
     assert open_with(copies=4).stored(path)
 
 
-# --- what goes well ---
+# --- success ---
 
 
 def test_each_copy_goes_to_one_provider_once(opened, staged):
@@ -130,7 +130,7 @@ def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     opened.stored(path)
-    assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+    assert sum(record.upload_rate is not None for record in opened.records.all().values()) == 3
 
 
 def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch):
@@ -145,7 +145,7 @@ def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch
 
     monkeypatch.setattr(Throttle, "sent", slow)
     opened.stored(path)
-    assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+    assert sum(record.upload_rate is not None for record in opened.records.all().values()) == 3
 
 
 @pytest.mark.thorough
@@ -154,21 +154,21 @@ def test_throttled_upload_does_not_record_a_rate(open_with, tmp_path):
     path.write_bytes(os.urandom(5 * MIB))
     opened = open_with(bandwidth=MIB, copies=1)
     opened.stored(path)
-    assert not [one for one in opened.records.all().values() if one.upload_rate]
+    assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
 def test_rates_of_small_bodies_are_not(opened, staged):
     opened.stored(staged)
-    assert not [one for one in opened.records.all().values() if one.upload_rate]
+    assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
 def test_progress_tells_the_chunk_once_and_not_each_copy(opened, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
-    told = []
-    put(opened, opened.posted(path), path, told.append)
-    assert sum(told) == 5 * MIB
-    assert min(told) >= 0
+    reports = []
+    put(opened, opened.posted(path), path, reports.append)
+    assert sum(reports) == 5 * MIB
+    assert min(reports) >= 0
 
 
 def test_proof_type_zero_goes_the_same_way(open_with, staged):
@@ -176,7 +176,7 @@ def test_proof_type_zero_goes_the_same_way(open_with, staged):
     assert len(opened.providers_of(opened.stored(staged))) == 3
 
 
-# --- who is chosen ---
+# --- selection ---
 
 
 def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
@@ -184,10 +184,9 @@ def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
     for address, rate in rates.items():
         opened.records.set(address, upload_rate=rate)
     selection = opened.store._selection
-    asked = selection.to_upload(1000)
-    # Who has proven something by now depends on the tests before: those are asked first, whatever
-    # their rate.
-    assert asked == sorted(
+    order = selection.to_upload(1000)
+    # Earlier tests decide which providers are active. Active ones come first, whatever their rate.
+    assert order == sorted(
         rates, key=lambda address: (address not in selection._active, -rates[address])
     )
 
@@ -218,7 +217,7 @@ def test_one_that_fails_is_left_for_another(opened, network, staged, conduct):
     assert opened.records.all()[network.provider_addresses[1]].failures >= 1
 
 
-# --- uploads that break ---
+# --- broken uploads ---
 
 
 def test_broken_but_stored_upload_is_not_repeated(opened, network, staged):
@@ -304,7 +303,7 @@ def test_upload_continues_after_the_network_was_killed(network, open_with, tmp_p
     assert len(opened.providers_of(posting)) == 3
 
 
-# --- what is not believed ---
+# --- false reports ---
 
 
 @pytest.mark.thorough
@@ -373,7 +372,7 @@ def test_bytes_that_were_not_posted_are_refused_by_all(opened, staged):
     assert not opened.records.all()
 
 
-# --- nobody, nothing ---
+# --- no provider, no file ---
 
 
 def test_nobody_there_is_no_provider(opened, network, staged):
@@ -464,16 +463,16 @@ def test_low_bandwidth_uploads_to_one_provider_at_a_time(open_with):
 def test_while_paused_no_byte_is_sent(opened, staged):
     posting, before = opened.posted(staged), opened.begun()
     opened.pause()
-    ticks, seen = [], []
+    ticks, states = [], []
 
     def look(_):
         ticks.append(1)
         if len(ticks) == 4:
-            seen.append(sent_since(opened, before))
-            opened.board.given = OperatorControls()
+            states.append(sent_since(opened, before))
+            opened.board.controls = OperatorControls()
 
     put(opened, posting, staged, look)
-    assert seen == [Counter()]
+    assert states == [Counter()]
     assert len(opened.providers_of(posting)) == 3
 
 
@@ -483,21 +482,21 @@ def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
     path.write_bytes(os.urandom(4 * MIB))
     opened = open_with(bandwidth=MIB // 2, copies=1)
     posting = opened.posted(path)
-    told, when_paused, when_released = [], [], []
+    reports, when_paused, when_released = [], [], []
 
     def look(sent):
-        told.append(sent)
-        if sum(told) and not when_paused:
-            opened.board.given = OperatorControls(paused="stop")
-            when_paused.append(len(told))
-        # Orders are obeyed within seconds: what counts is that nothing more comes then.
-        elif when_paused and not when_released and len(told) >= when_paused[0] + 14:
-            when_released.append(sum(told[-6:]))
-            opened.board.given = OperatorControls(bandwidth=0)
+        reports.append(sent)
+        if sum(reports) and not when_paused:
+            opened.board.controls = OperatorControls(paused="stop")
+            when_paused.append(len(reports))
+        # Orders take effect within seconds. After that, no more bytes may come.
+        elif when_paused and not when_released and len(reports) >= when_paused[0] + 14:
+            when_released.append(sum(reports[-6:]))
+            opened.board.controls = OperatorControls(bandwidth=0)
 
     put(opened, posting, path, look)
     assert when_released == [0]
-    assert sum(told) == 4 * MIB
+    assert sum(reports) == 4 * MIB
 
 
 def test_a_lost_lease_ends_all_uploads(opened, network, tmp_path):
@@ -523,11 +522,11 @@ def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
     posting = opened.posted(staged)
     for number in range(4):
         network.misbehave(provider=number, never_prove=True)
-    told = []
+    reports = []
 
     def lost(sent):
-        told.append(sent)
-        if len(told) > 6:
+        reports.append(sent)
+        if len(reports) > 6:
             raise LeaseLost("another run has it")
 
     with pytest.raises(LeaseLost):

@@ -39,7 +39,7 @@ def file(tmp_path):
 
 def test_the_key_and_the_address_are_those_of_other_wallets():
     wallet = Wallet(WORDS)
-    assert wallet._key.to_hex() == PRIVATE_KEY  # mospy-wallet 0.6.0 says the same
+    assert wallet._key.to_hex() == PRIVATE_KEY  # the same as from mospy-wallet 0.6.0
     assert (
         wallet.public_key.hex()
         == "024f4e2ad99c34d60b9ba6283c9431a8418af8673212961f97a77b6377fcd05b62"
@@ -63,9 +63,9 @@ def test_a_signature_is_valid_and_its_s_is_low(message):
 
 
 def _der(r: bytes, s: bytes) -> bytes:
-    numbers = [one.lstrip(b"\0") for one in (r, s)]
-    numbers = [b"\0" + one if one[0] & 0x80 else one for one in numbers]
-    inner = b"".join(b"\x02" + bytes([len(one)]) + one for one in numbers)
+    numbers = [number.lstrip(b"\0") for number in (r, s)]
+    numbers = [b"\0" + number if number[0] & 0x80 else number for number in numbers]
+    inner = b"".join(b"\x02" + bytes([len(number)]) + number for number in numbers)
     return b"\x30" + bytes([len(inner)]) + inner
 
 
@@ -139,16 +139,16 @@ def test_two_wallets_never_share_a_signature():
 
 
 def test_a_wallet_is_read_only_when_its_key_is_needed():
-    asked = []
+    calls = []
 
     def words():
-        asked.append(1)
+        calls.append(1)
         return "abandon " * 11 + "about"
 
     wallet = Wallet(words)
-    assert (asked, repr(wallet)) == ([], "Wallet(…)")
+    assert (calls, repr(wallet)) == ([], "Wallet(…)")
     assert wallet.address == wallet.address == "jkl19rl4cm2hmr8afy4kldpxz3fka4jguq0a97rvx2"
-    assert asked == [1]
+    assert calls == [1]
 
 
 def test_first_configured_mnemonic_source_is_used(monkeypatch, tmp_path):

@@ -73,8 +73,7 @@ class ChainUser:
         self.wallet = Wallet(words)
         self.address = self.wallet.address
 
-    # --- asking
-    # --------------------------------------------------------------------------------
+    # --- asking ---
 
     def get(self, path: str, lcd: int = 0) -> httpx.Response:
         return self.client.get(self.network.lcds[lcd] + path)
@@ -99,8 +98,7 @@ class ChainUser:
         ).json()
         return int(answer["balance"]["amount"])
 
-    # --- transactions
-    # --------------------------------------------------------------------------------
+    # --- transactions ---
 
     def sign(self, *sent: ChainMessage, **changes: Any) -> bytes:
         number, sequence = (
@@ -154,8 +152,7 @@ class ChainUser:
         assert done["code"] == 0, done
         return Post(content, root, self.address, messages.post_starts(done["data"])[0], proof_type)
 
-    # --- providers
-    # --------------------------------------------------------------------------------
+    # --- providers ---
 
     def upload(
         self, post: Post, provider: int = 0, *, version: int = 2, **changes: Any

@@ -49,10 +49,10 @@ class MemoryRecords:
 class Board:
     """Controls."""
 
-    given: OperatorControls = field(default_factory=OperatorControls)
+    controls: OperatorControls = field(default_factory=OperatorControls)
 
     def current(self):
-        return self.given
+        return self.controls
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Opened:
 
     def pause(self) -> None:
         """Order a pause, and return when it takes effect."""
-        self.board.given = OperatorControls(paused="maintenance")
+        self.board.controls = OperatorControls(paused="maintenance")
         while not self.throttle.paused():
             time.sleep(0.1)
 
@@ -84,23 +84,25 @@ class Opened:
         """Return the numbers of the listed providers."""
         listed = {copy.provider for copy in self.store.copies(posting)}
         return {
-            number for number, one in enumerate(self.network.provider_addresses) if one in listed
+            number
+            for number, provider in enumerate(self.network.provider_addresses)
+            if provider in listed
         }
 
     def begun(self) -> Counter:
         """Return how many uploads each provider has ever begun."""
         return Counter(
             {
-                number: one["uploads_begun"]
-                for number, one in enumerate(self.network.state()["providers"])
+                number: provider["uploads_begun"]
+                for number, provider in enumerate(self.network.state()["providers"])
             }
         )
 
     def downloads(self) -> Counter:
         return Counter(
             {
-                number: one["downloads"]
-                for number, one in enumerate(self.network.state()["providers"])
+                number: provider["downloads"]
+                for number, provider in enumerate(self.network.state()["providers"])
             }
         )
 

@@ -88,13 +88,13 @@ class Payer:
         return payer
 
     def settings(self, **changes: Any) -> JackalSettings:
-        given = {
+        fields = {
             "lcd": tuple(self.network.lcds),
             "chain_id": self.network.chain_id,
             "copies": COPIES,
             "timeout_blocks": 50,
         }
-        return JackalSettings(**given | {"allow_private_addresses": True} | changes)
+        return JackalSettings(**fields | {"allow_private_addresses": True} | changes)
 
     def chain(self, log: TransactionLog, *urls: str, **changes: Any) -> Chain:
         return self.stack.enter_context(open_chain(self.settings(), log, *urls, **changes))
@@ -115,7 +115,7 @@ class Payer:
         """Delete a file, which our programs never do."""
         fields = ((1, self.address.encode()), (2, posting.merkle_root), (3, posting.start))
         message = ChainMessage(
-            "/canine_chain.storage.MsgDeleteFile", b"".join(field(*one) for one in fields)
+            "/canine_chain.storage.MsgDeleteFile", b"".join(field(*pair) for pair in fields)
         )
         chain = self.chain(MemoryLog())
         account = chain.account(self.address)
@@ -124,7 +124,7 @@ class Payer:
         )
         assert chain.broadcast(sign_transaction(self.wallet, [message], terms)).code == 0
         self.network.wait_for(
-            lambda state: all(one["start"] != posting.start for one in state["files"])
+            lambda state: all(file["start"] != posting.start for file in state["files"])
         )
 
     # what the network took
@@ -133,9 +133,9 @@ class Payer:
         """Return the starts of all posts of a chunk by this wallet."""
         root = chunk(name).merkle_root.hex()
         return [
-            one["start"]
-            for one in self.network.state()["files"]
-            if (one["merkle"], one["owner"]) == (root, self.address)
+            file["start"]
+            for file in self.network.state()["files"]
+            if (file["merkle"], file["owner"]) == (root, self.address)
         ]
 
     def charged(self) -> int:
@@ -219,7 +219,7 @@ class FileLog(MemoryLog):
 def open_log(where: str) -> Iterator[TransactionLog]:
     """Return the ledger's log at a database's address, or one in a file."""
     if where.startswith("postgresql"):
-        # Imported here: a run with a log in a file begins in a quarter of the time.
+        # Imported here: a run with a log in a file starts four times as fast.
         from caf_pipeline.ledger.database import Database
         from caf_pipeline.ledger.ledger import Ledger
 
@@ -302,7 +302,7 @@ class Run:
     """How a process ended: its output and its exit status, negative for a signal."""
 
     status: int
-    told: str
+    output: str
 
 
 class ManyRuns:
@@ -352,8 +352,8 @@ def _do_apart(order: dict[str, Any]) -> Run:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
-        told = file.read()
-    return Run(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told)
+        output = file.read()
+    return Run(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output)
 
 
 def main() -> None:

@@ -108,20 +108,21 @@ class ScriptedLcd:
         self.asked.append(
             name + (f"?{params['pagination.key']}" if "pagination.key" in params else "")
         )
-        told = self.answers.get(name)
-        if told is None:
-            told = self._of_itself(name)
-        if callable(told):
-            told = told(params)
-        content = told.content()
-        handler.send_response(told.status)
+        reply = self.answers.get(name)
+        if reply is None:
+            reply = self._of_itself(name)
+        if callable(reply):
+            reply = reply(params)
+        content = reply.content()
+        handler.send_response(reply.status)
         for header, value in (
-            {"Content-Type": "application/json", "Content-Length": str(len(content))} | told.headers
+            {"Content-Type": "application/json", "Content-Length": str(len(content))}
+            | reply.headers
         ).items():
             handler.send_header(header, value)
         handler.end_headers()
-        handler.wfile.write(content[: told.cut])
-        if told.cut is not None:
+        handler.wfile.write(content[: reply.cut])
+        if reply.cut is not None:
             handler.close_connection = True
 
     def _of_itself(self, name: str) -> Told:
