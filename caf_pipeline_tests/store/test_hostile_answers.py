@@ -32,7 +32,7 @@ from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW,
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.peak_memory import peak_bytes
-from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
+from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedAnswer, ScriptedLcd
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -155,7 +155,7 @@ def node():
     with ScriptedLcd() as node:
         for name, (place, _, _) in QUERIES.items():
             if place not in ("blocks/latest", "blocks/1") and name != "proofs":
-                node.answers[place] = Told(good(node, name))
+                node.answers[place] = ScriptedAnswer(good(node, name))
         yield node
 
 
@@ -247,7 +247,7 @@ def test_hostile_answers_give_one_error_or_a_valid_value(name, node):
     with opened(node.url) as chain:
         usual = type(ask(chain)) if name != "proofs" else FileProof
         for variant in bent(right):
-            node.answers[place] = Told(json.dumps(variant).encode())
+            node.answers[place] = ScriptedAnswer(json.dumps(variant).encode())
             chain._nodes._block_seconds = (6.0, 0.0)  # forgets the measurement
             try:
                 value = ask(chain)
@@ -263,7 +263,7 @@ def test_hostile_answers_give_one_error_or_a_valid_value(name, node):
 
 
 def test_a_name_that_comes_twice_is_taken_once(node):
-    node.answers["params"] = Told(
+    node.answers["params"] = ScriptedAnswer(
         b'{"params":{"proof_window":"x","proof_window":"9"},"params":{"proof_window":"7"}}'
     )
     with opened(node.url) as chain:
@@ -285,12 +285,12 @@ def page_of(name, count, key):
     """Return a page of `count` entries like the correct one, and the key of the next page."""
     right = QUERIES[name][1]
     member = next(iter(right))
-    return Told({member: right[member] * count, "pagination": {"next_key": key}})
+    return ScriptedAnswer({member: right[member] * count, "pagination": {"next_key": key}})
 
 
 def without_match(name, told):
     """Replace all matching entries, so that the list is read to its end."""
-    return Told(json.loads(json.dumps(told.body).replace('"start": "7"', '"start": "8"')))
+    return ScriptedAnswer(json.loads(json.dumps(told.body).replace('"start": "7"', '"start": "8"')))
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -354,10 +354,12 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
         number = int(params.get("pagination.key", "0"))
         last = number == len(pages) - 1
         page = [*pages[number], FILE] if last else pages[number]
-        return Told({"files": page, "pagination": {"next_key": None if last else str(number + 1)}})
+        return ScriptedAnswer(
+            {"files": page, "pagination": {"next_key": None if last else str(number + 1)}}
+        )
 
     node.answers[LISTS["files_of_root"]] = told
-    node.answers[QUERIES["file"][0]] = Told({"code": 5, "message": "not found"}, 404)
+    node.answers[QUERIES["file"][0]] = ScriptedAnswer({"code": 5, "message": "not found"}, 404)
     with opened(node.url) as chain:
         assert [file.start for file in chain.files_of_root(ROOT, OWNER)] == [7]
         assert chain.file(ROOT, OWNER, 7).owner == OWNER
@@ -735,7 +737,7 @@ def ask_for_long_lists():
             numbers = itertools.count()
 
             def told(params, page=page, numbers=numbers):
-                return Told(page.replace("KEY", f"key{next(numbers)}").encode())
+                return ScriptedAnswer(page.replace("KEY", f"key{next(numbers)}").encode())
 
             node.answers[LISTS[name]] = told
             with opened(node.url, max_pages=12) as chain, contextlib.suppress(StoreError):

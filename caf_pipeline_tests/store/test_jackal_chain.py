@@ -28,8 +28,8 @@ from caf_pipeline_tests.support.scripted_lcd import (
     CHAIN_ID,
     NOT_FOUND,
     NOT_IMPLEMENTED,
+    ScriptedAnswer,
     ScriptedLcd,
-    Told,
 )
 
 OWNER = "jkl1owner"
@@ -121,7 +121,9 @@ def paged(*pages, name="files"):
         following = (
             base64.b64encode(str(number + 1).encode()).decode() if number + 1 < len(pages) else None
         )
-        return Told({name: pages[number], "pagination": {"next_key": following, "total": "0"}})
+        return ScriptedAnswer(
+            {name: pages[number], "pagination": {"next_key": following, "total": "0"}}
+        )
 
     return answer
 
@@ -142,15 +144,15 @@ def test_the_first_node_is_preferred(open_chain, nodes):
 
 def test_a_node_that_failed_is_asked_last_for_a_while(open_chain, nodes):
     first, second = nodes
-    first.answers["params"] = Told(b"<html>Bad Gateway</html>", 502)
-    second.answers["params"] = Told({"params": {"proof_window": "50"}})
+    first.answers["params"] = ScriptedAnswer(b"<html>Bad Gateway</html>", 502)
+    second.answers["params"] = ScriptedAnswer({"params": {"proof_window": "50"}})
     chain = open_chain(first.url, second.url)
     assert [chain.proof_window() for _ in range(3)] == [50] * 3
     assert first.asked.count("params") == 1
 
 
 def test_with_no_node_that_answers_the_error_names_them_all(open_chain, nobody, node):
-    node.answers["blocks/latest"] = Told(b"<html>", 502)
+    node.answers["blocks/latest"] = ScriptedAnswer(b"<html>", 502)
     with pytest.raises(ChainUnreachable) as unreachable:
         open_chain(nobody, node.url).height()
     assert nobody in str(unreachable.value)
@@ -161,8 +163,8 @@ def test_with_no_node_that_answers_the_error_names_them_all(open_chain, nobody, 
 
 def test_a_failure_that_passes_is_not_seen(open_chain, node):
     answers = [
-        Told({"code": 14, "message": "try again", "details": []}, 503),
-        Told({"params": {"proof_window": "9"}}),
+        ScriptedAnswer({"code": 14, "message": "try again", "details": []}, 503),
+        ScriptedAnswer({"params": {"proof_window": "9"}}),
     ]
     node.answers["params"] = lambda _: answers.pop(0)
     assert open_chain(node.url).proof_window() == 9
@@ -188,7 +190,7 @@ def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
     first, second = nodes
     first.chain_id = "other-1"
     if where == "blocks/latest":  # the server behind the address changed after the check
-        first.answers["node_info"] = Told({"default_node_info": {"network": CHAIN_ID}})
+        first.answers["node_info"] = ScriptedAnswer({"default_node_info": {"network": CHAIN_ID}})
     with pytest.raises(SettingsError, match="of chain 'other-1', not of 'scripted-1'") as refused:
         open_chain(first.url, second.url).height()
     assert refused.value.permanent
@@ -218,19 +220,21 @@ def test_a_node_that_is_behind_is_passed_over(open_chain, nodes, heights):
     first, second = nodes
     heights.see(150)
     second.height = 150
-    second.answers["files/merkle/" + IN_PATH] = Told({"files": [a_file()], "pagination": None})
+    second.answers["files/merkle/" + IN_PATH] = ScriptedAnswer(
+        {"files": [a_file()], "pagination": None}
+    )
     chain = open_chain(first.url, second.url)
     assert [file.start for file in chain.files_of_root(ROOT)] == [7]
     assert f"files/merkle/{IN_PATH}" not in first.asked
 
 
 def test_answer_from_an_older_state_is_refused(chain, node):
-    node.answers["params"] = Told(
+    node.answers["params"] = ScriptedAnswer(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"}
     )
     with pytest.raises(ChainBehind, match=r"block 99, .* block 100 "):
         chain.proof_window()
-    node.answers["params"] = Told(
+    node.answers["params"] = ScriptedAnswer(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "100"}
     )
     assert chain.proof_window() == 9
@@ -238,7 +242,7 @@ def test_answer_from_an_older_state_is_refused(chain, node):
 
 def test_the_height_of_a_transaction_counts_as_seen(chain, node, heights):
     response = {"height": "104", "code": 0, "codespace": "", "raw_log": "[]", "data": ""}
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"tx_response": response})
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer({"tx_response": response})
     assert chain.transaction("AB").height == 104
     assert heights.height == 104
 
@@ -253,7 +257,7 @@ def test_old_newest_block_means_a_halted_chain(open_chain, nodes):
 
 
 def test_an_answer_from_a_cache_counts_with_its_age(chain, node):
-    node.answers["blocks/latest"] = Told(node.block(100).body, headers={"Age": "7200"})
+    node.answers["blocks/latest"] = ScriptedAnswer(node.block(100).body, headers={"Age": "7200"})
     with pytest.raises(ChainHalted):
         chain.height()
 
@@ -273,7 +277,7 @@ def test_the_time_between_blocks_is_measured_once(chain, node):
 @pytest.mark.parametrize("height", [1, 100])
 def test_unmeasurable_chain_has_the_default_block_time(chain, node, height):
     node.height = height
-    node.answers["blocks/1"] = Told(
+    node.answers["blocks/1"] = ScriptedAnswer(
         {"code": 3, "message": "height 1 is not available", "details": []}, 400
     )
     assert chain.block_seconds() == 6.0
@@ -285,20 +289,22 @@ def test_unmeasurable_chain_has_the_default_block_time(chain, node, height):
 @pytest.mark.parametrize(
     "told",
     [
-        Told(b"<html>moved</html>"),
-        Told(b""),
-        Told(b"\xff\xfe"),
-        Told(b"[" * 100_000),
-        Told(b'{"params":{"proof_window":"9"}}', cut=10),
-        Told(b"{}", status=302, headers={"Location": "/jackal/canine-chain/storage/elsewhere"}),
-        Told({"params": {"proof_window": 9}}),
-        Told({"code": 5, "message": "not found"}, 200),
-        Told({"code": 2, "message": "panic"}, 500),
+        ScriptedAnswer(b"<html>moved</html>"),
+        ScriptedAnswer(b""),
+        ScriptedAnswer(b"\xff\xfe"),
+        ScriptedAnswer(b"[" * 100_000),
+        ScriptedAnswer(b'{"params":{"proof_window":"9"}}', cut=10),
+        ScriptedAnswer(
+            b"{}", status=302, headers={"Location": "/jackal/canine-chain/storage/elsewhere"}
+        ),
+        ScriptedAnswer({"params": {"proof_window": 9}}),
+        ScriptedAnswer({"code": 5, "message": "not found"}, 200),
+        ScriptedAnswer({"code": 2, "message": "panic"}, 500),
     ],
 )
 def test_nonsense_is_no_answer(chain, node, told):
     node.answers["params"] = told
-    node.answers["elsewhere"] = Told({"params": {"proof_window": "9"}})
+    node.answers["elsewhere"] = ScriptedAnswer({"params": {"proof_window": "9"}})
     with pytest.raises(ChainUnreachable, match=r"params|broke"):
         chain.proof_window()
     assert "elsewhere" not in node.asked
@@ -306,7 +312,7 @@ def test_nonsense_is_no_answer(chain, node, told):
 
 def test_a_long_answer_is_not_read_to_its_end(chain, node, monkeypatch):
     monkeypatch.setattr(nodes_module, "ANSWER_BYTES", 100_000)
-    node.answers["params"] = Told(b"[" + b" " * 200_000 + b"]")
+    node.answers["params"] = ScriptedAnswer(b"[" + b" " * 200_000 + b"]")
     with pytest.raises(ChainUnreachable, match="longer than 100000 bytes"):
         chain.proof_window()
 
@@ -351,7 +357,7 @@ def test_a_node_that_says_nothing_is_passed_over(open_chain, node):
 
 def test_an_unknown_file_is_none(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
-    node.answers[f"files/{IN_PATH}/{OWNER}/8"] = Told({"file": a_file(8)})
+    node.answers[f"files/{IN_PATH}/{OWNER}/8"] = ScriptedAnswer({"file": a_file(8)})
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(8)])
     assert chain.file(ROOT, OWNER, 7) is None
     assert chain.file(ROOT, OWNER, 8).start == 8
@@ -364,10 +370,10 @@ def test_not_found_needs_the_list_of_the_root(chain, node):
 
 
 def test_foreign_404_does_not_count_as_unknown_file(chain, node):
-    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = Told(b"<html>nginx</html>", 404)
+    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer(b"<html>nginx</html>", 404)
     with pytest.raises(ChainUnreachable):
         chain.file(ROOT, OWNER, 7)
-    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = Told({"error": "no such route"}, 404)
+    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer({"error": "no such route"}, 404)
     with pytest.raises(ChainUnreachable, match="status 404"):
         chain.file(ROOT, OWNER, 7)
 
@@ -378,13 +384,13 @@ def test_a_root_that_nobody_posted_has_no_files(chain, node):
 
 
 def test_an_answer_without_a_list_is_not_an_empty_list(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told({})
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer({})
     with pytest.raises(ChainUnreachable, match="'files'"):
         chain.files_of_root(ROOT)
 
 
 def test_files_of_another_root_do_not_count(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer(
         {"files": [a_file(root=b"x" * 32), a_file(9)], "pagination": None}
     )
     assert [file.start for file in chain.files_of_root(ROOT)] == [9]
@@ -407,7 +413,7 @@ def test_less_space_than_is_sold_has_no_price(chain, node):
     with pytest.raises(StoreError, match=r"for (29|30) days"):
         chain.price(30, 10**9 - 1)
     assert node.asked == []
-    node.answers["price_check/30/1000000000"] = Told({"price": "15"})
+    node.answers["price_check/30/1000000000"] = ScriptedAnswer({"price": "15"})
     assert chain.price(30, 10**9) == 15
 
 
@@ -426,7 +432,7 @@ def test_too_long_page_is_requested_in_smaller_pages(chain, node):
     def pages(params):
         at, limit = int(params.get("pagination.key", "0")), int(params["pagination.limit"])
         following = at + limit if at + limit < len(files) else None
-        return Told(
+        return ScriptedAnswer(
             {
                 "files": files[at : at + limit],
                 "pagination": {"next_key": following and str(following)},
@@ -438,7 +444,7 @@ def test_too_long_page_is_requested_in_smaller_pages(chain, node):
 
 
 def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer(
         {"files": [a_file(1) | {"note": "x" * 5_000_000}], "pagination": {"next_key": None}}
     )
     with pytest.raises(ChainUnreachable, match="longer than"):
@@ -446,7 +452,7 @@ def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
 
 
 def test_a_list_without_an_end_is_given_up(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer(
         {"files": [a_file(1)], "pagination": {"next_key": "AAE="}}
     )
     with pytest.raises(ChainUnreachable, match="AAE= came twice"):
@@ -457,7 +463,7 @@ def test_a_list_goes_on_at_another_node_where_one_fails(open_chain, nodes):
     first, second = nodes
     pages = paged([a_file(1)], [a_file(2)])
     first.answers[f"files/merkle/{IN_PATH}"] = lambda params: (
-        Told(b"", 502) if params.get("pagination.key") else pages(params)
+        ScriptedAnswer(b"", 502) if params.get("pagination.key") else pages(params)
     )
     second.answers[f"files/merkle/{IN_PATH}"] = pages
     assert [file.start for file in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
@@ -473,7 +479,7 @@ def test_archive_files_need_its_note_and_our_owner(chain, node):
     assert [file.start for file in chain.files_of_archive(OWNER, "a1")] == [1, 5]
 
 
-NO_HEIGHT = Told(
+NO_HEIGHT = ScriptedAnswer(
     {
         "code": 3,
         "message": "type mismatch, parameter: start, error: a1 is not valid",
@@ -501,11 +507,11 @@ def test_active_providers_come_with_what_they_registered(chain, node):
         for number in range(3)
     ]
     node.answers["providers"] = paged(registered[:2], registered[2:], name="providers")
-    node.answers["active_providers"] = Told(
+    node.answers["active_providers"] = ScriptedAnswer(
         {"providers": [{"address": "jkl1p2"}, {"address": "jkl1gone"}]}
     )
     assert [provider.url for provider in chain.active_providers()] == ["https://p2"]
-    node.answers["active_providers"] = Told({"providers": []})
+    node.answers["active_providers"] = ScriptedAnswer({"providers": []})
     assert chain.active_providers() == []
     assert len(chain.providers()) == 3
 
@@ -529,7 +535,7 @@ def test_the_last_proof_is_found_in_the_providers_list(chain, node):
 
 
 def test_single_proof_query_is_used_if_supported(chain, node):
-    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": a_proof(7, 88)})
+    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer({"proof": a_proof(7, 88)})
     assert chain.proof("jkl1p", ROOT, OWNER, 7).last_proven == 88
 
 
@@ -538,8 +544,8 @@ def test_single_proof_query_is_used_if_supported(chain, node):
     [a_proof(6, 88), a_proof(7, 88, prover="jkl1q"), a_proof(7, 88) | {"owner": "jkl1other"}],
 )
 def test_proof_of_another_file_or_provider_is_ignored(chain, node, answer):
-    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": answer})
-    node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
+    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer({"proof": answer})
+    node.answers["proofs/jkl1p"] = ScriptedAnswer({"proofs": [answer]})
     assert chain.proof("jkl1p", ROOT, OWNER, 7) is None
 
 
@@ -550,7 +556,7 @@ def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
             for name, value in (a_proof(7, 88) | {"chunk_to_prove": leaf}).items()
             if value is not None
         }
-        node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
+        node.answers["proofs/jkl1p"] = ScriptedAnswer({"proofs": [answer]})
         assert chain.proof("jkl1p", ROOT, OWNER, 7).verified is verified
 
 
@@ -560,7 +566,7 @@ def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
 def runs(node, version):
     software = {"version": version} if version is not None else None
     info = {"default_node_info": {"network": node.chain_id}, "application_version": software}
-    node.answers["node_info"] = Told(info)
+    node.answers["node_info"] = ScriptedAnswer(info)
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "", "main", None, "5.1.0-rc1"])
@@ -589,7 +595,7 @@ SENT = "/cosmos/tx/v1beta1/txs"
 
 
 def test_a_transaction_is_sent_and_the_answer_is_the_nodes(chain, node):
-    node.answers[SENT] = Told(
+    node.answers[SENT] = ScriptedAnswer(
         {
             "tx_response": {
                 "code": 13,
@@ -604,8 +610,8 @@ def test_a_transaction_is_sent_and_the_answer_is_the_nodes(chain, node):
 
 def test_unanswered_broadcast_goes_to_the_next_node(open_chain, nodes):
     first, second = nodes
-    first.answers[SENT] = Told(b"{}", cut=0)
-    second.answers[SENT] = Told(
+    first.answers[SENT] = ScriptedAnswer(b"{}", cut=0)
+    second.answers[SENT] = ScriptedAnswer(
         {"tx_response": {"code": 0, "codespace": "", "raw_log": "[]", "data": ""}}
     )
     assert open_chain(first.url, second.url).broadcast(b"bytes").code == 0
@@ -613,22 +619,22 @@ def test_unanswered_broadcast_goes_to_the_next_node(open_chain, nodes):
 
 def test_a_node_without_an_index_knows_no_transaction(chain, node):
     refusal = {"code": 2, "message": "transaction indexing is disabled", "details": []}
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(refusal, 500)
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer(refusal, 500)
     assert chain.transaction("AB") is None
 
 
 def test_another_node_is_asked_where_the_first_keeps_no_index(open_chain, nodes):
     first, second = nodes
-    first.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
+    first.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer(
         {"code": 2, "message": "transaction indexing is disabled"}, 500
     )
     response = {"height": "90", "code": 0, "codespace": "", "raw_log": "[]", "data": ""}
-    second.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"tx_response": response})
+    second.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer({"tx_response": response})
     assert open_chain(first.url, second.url).transaction("AB").height == 90
 
 
 def test_transaction_without_a_node_index_is_unknown(chain, node):
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer(
         {"code": 13, "message": "internal", "details": []}, 500
     )
     with pytest.raises(StoreUnreachable):
@@ -636,7 +642,7 @@ def test_transaction_without_a_node_index_is_unknown(chain, node):
 
 
 def test_threads_share_a_chain(chain, node):
-    node.answers["params"] = Told({"params": {"proof_window": "9"}})
+    node.answers["params"] = ScriptedAnswer({"params": {"proof_window": "9"}})
     pages = []
     threads = [
         threading.Thread(target=lambda: pages.extend(chain.proof_window() for _ in range(20)))
@@ -650,15 +656,19 @@ def test_threads_share_a_chain(chain, node):
 
 
 def test_error_has_the_query_and_a_short_quote(chain, node):
-    node.answers["params"] = Told(json.dumps({"params": {"proof_window": "x" * 10_000}}).encode())
+    node.answers["params"] = ScriptedAnswer(
+        json.dumps({"params": {"proof_window": "x" * 10_000}}).encode()
+    )
     with pytest.raises(ChainUnreachable) as unreachable:
         chain.proof_window()
     assert f"{node.url}/jackal/canine-chain/storage/params" in str(unreachable.value)
     assert len(str(unreachable.value)) < 300
 
 
-def of_plan(end: str) -> Told:
-    return Told({"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "0", "end": end}})
+def of_plan(end: str) -> ScriptedAnswer:
+    return ScriptedAnswer(
+        {"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "0", "end": end}}
+    )
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])

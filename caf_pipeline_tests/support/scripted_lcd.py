@@ -16,7 +16,7 @@ CHAIN_ID = "scripted-1"
 
 
 @dataclass(frozen=True)
-class Told:
+class ScriptedAnswer:
     """An answer.
 
     `body` is JSON unless it is bytes. `cut` cuts the connection after so many bytes.
@@ -31,10 +31,10 @@ class Told:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
 
 
-NOT_FOUND = Told(
+NOT_FOUND = ScriptedAnswer(
     {"code": 5, "message": "rpc error: code = NotFound desc = not found", "details": []}, 404
 )
-NOT_IMPLEMENTED = Told({"code": 12, "message": "Not Implemented", "details": []}, 501)
+NOT_IMPLEMENTED = ScriptedAnswer({"code": 12, "message": "Not Implemented", "details": []}, 501)
 
 
 class _Server(ThreadingHTTPServer):
@@ -55,7 +55,7 @@ class ScriptedLcd:
         self.chain_id = CHAIN_ID
         self.age = 0.0
         self.block_seconds = 1.0
-        self.answers: dict[str, Told | Callable[[dict[str, str]], Told]] = {}
+        self.answers: dict[str, ScriptedAnswer | Callable[[dict[str, str]], ScriptedAnswer]] = {}
         self.asked: list[str] = []
         node = self
 
@@ -90,7 +90,7 @@ class ScriptedLcd:
         self._server.shutdown()
         self._server.server_close()
 
-    def block(self, height: int) -> Told:
+    def block(self, height: int) -> ScriptedAnswer:
         time = datetime.now(UTC) - timedelta(
             seconds=self.age + (self.height - height) * self.block_seconds
         )
@@ -99,7 +99,7 @@ class ScriptedLcd:
             "height": str(height),
             "time": f"{time:%Y-%m-%dT%H:%M:%S.%f}123Z",
         }
-        return Told({"block": {"header": header}})
+        return ScriptedAnswer({"block": {"header": header}})
 
     def _answer(self, handler: BaseHTTPRequestHandler, path: str, params: dict[str, str]) -> None:
         name = path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
@@ -125,9 +125,9 @@ class ScriptedLcd:
         if reply.cut is not None:
             handler.close_connection = True
 
-    def _of_itself(self, name: str) -> Told:
+    def _of_itself(self, name: str) -> ScriptedAnswer:
         if name == "node_info":
-            return Told({"default_node_info": {"network": self.chain_id}})
+            return ScriptedAnswer({"default_node_info": {"network": self.chain_id}})
         if name == "blocks/latest":
             return self.block(self.height)
         if name.startswith("blocks/"):
