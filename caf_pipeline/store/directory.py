@@ -495,7 +495,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             self.require_here()  # the disk may be gone by now
             raise StoreError(
                 f"the store's folder {self.folder} cannot take the chunk: {error.strerror}",
-                hint="free some space there",
+                hint="make room there",
             ) from error
 
 

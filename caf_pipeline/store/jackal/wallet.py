@@ -97,7 +97,7 @@ def require_address(text: str) -> str:
         or text != text.lower()
     ):
         raise UsageError(
-            f"{text!r} is not a wallet address.",
+            f"{text!r} is not the address of a wallet.",
             hint=f"Enter {ADDRESS_PREFIX}1…, as 'caf jackal wallet' shows it.",
         )
     return text
