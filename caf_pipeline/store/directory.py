@@ -118,12 +118,7 @@ class DirectoryReader(ChunkReader):
         self._id = recorded
 
     def _read_marker(self) -> str:
-        """Return the id in the folder, or "".
-
-        Raises:
-            StoreUnreachable: the marker cannot be read.
-            StoreAway: it contains no id.
-        """
+        """Return the id in the folder, or "". Raises StoreAway if the marker has no id."""
         path = self.folder / MARKER
         try:
             with path.open("rb") as file:
@@ -158,11 +153,7 @@ class DirectoryReader(ChunkReader):
         )
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return the copy if its file has the posted length.
-
-        Raises:
-            StoreUnreachable: the file cannot be examined.
-        """
+        """Return the copy if its file has the posted length."""
         self.require_here()
         try:
             size_bytes = self._chunk_path(posting).stat().st_size
@@ -343,14 +334,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         )
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """Return the roots of the archive's posts that the ledger does not know.
-
-        Reads only those posts.
-
-        Raises:
-            StoreAway: the folder is not the ledger's.
-            StoreError: a file is not a valid post.
-        """
+        """See `ChunkStore.unknown_posts`. Reads only the posts that the ledger does not know."""
         self.require_here()
         listed = {
             path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)
@@ -373,7 +357,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
         Raises:
             RootRefused: the bytes do not have the posted Merkle root; none of them were kept.
-            StoreError: the file is missing, or the folder cannot be written.
         """
         try:
             file = staged.open("rb")
@@ -414,11 +397,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """See `ChunkStore.posted`.
-
-        Raises:
-            StoreError: a file in the folder of posts is not a valid post.
-        """
+        """See `ChunkStore.posted`. An invalid file among the posts raises StoreError."""
         for listed, archive in self._listed():
             if archive == archive_id:
                 yield listed

@@ -368,7 +368,11 @@ class ChunkReader(Protocol):
 
 
 class ChunkStore(ChunkReader, Protocol):
-    """Keeps chunks by their Merkle root. Every call is idempotent."""
+    """Keeps chunks by their Merkle root. Every call is idempotent.
+
+    Every method may raise StoreUnreachable or StoreError. A method that needs the owner raises
+    MnemonicRefused if there is no wallet.
+    """
 
     proof_type: int
 
@@ -380,7 +384,7 @@ class ChunkStore(ChunkReader, Protocol):
 
         Raises:
             NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
-            UploadsRefused, StoreUnreachable.
+            UploadsRefused.
             NoProvider: no provider would take the chunk now, so it must not be paid for.
             SettingsError: the store would not prove the chunk.
         """
@@ -400,13 +404,9 @@ class ChunkStore(ChunkReader, Protocol):
         return None
 
     def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost | None:
-        """Return the current cost of storing so many bytes in so many chunks.
+        """Return the current cost of so many bytes in so many chunks. None if storing is free.
 
-        None if storing is free. `days` = 0 means the shortest purchase.
-
-        Raises:
-            StoreUnreachable.
-            MnemonicRefused: there is no wallet.
+        `days` = 0 means the shortest purchase.
         """
         return None
 
@@ -428,25 +428,16 @@ class ChunkStore(ChunkReader, Protocol):
         If the store already has our post of this root, reuse it at no cost.
 
         Raises:
-            SpendCapReached, TransactionRefused, StoreUnreachable, StoreError, and what `admit`
-            raises.
+            SpendCapReached, TransactionRefused, and what `admit` raises.
         """
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post. None if it was never posted and no post is pending.
-
-        Raises:
-            StoreUnreachable, StoreError.
-        """
+        """Return the chunk's post. None if it was never posted and no post is pending."""
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
         """Return the roots of the owner's posts of an archive that the ledger does not know.
 
         They appear after an older backup of the ledger was restored.
-
-        Raises:
-            MnemonicRefused: there is no wallet, and so no owner.
-            StoreUnreachable, StoreError.
         """
         return []
 
@@ -465,15 +456,11 @@ class ChunkStore(ChunkReader, Protocol):
         even if the pieces that are read back are correct.
 
         Raises:
-            NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
+            NoProvider, NotProven, RootRefused, ChunkTooLarge.
         """
 
     def owner(self) -> str:
-        """Return the owner of the posts that this store makes.
-
-        Raises:
-            MnemonicRefused: there is no wallet.
-        """
+        """Return the owner of the posts that this store makes."""
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
         """Yield the files listed under an archive's id, of any owner and content, in any order."""
@@ -489,10 +476,6 @@ class ChunkStore(ChunkReader, Protocol):
 
         The key None stands for notes that cannot be read. Files of other programs are left out.
         Reads the store's whole list.
-
-        Raises:
-            MnemonicRefused: there is no wallet, and so no owner.
-            StoreUnreachable, StoreError.
         """
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
@@ -526,17 +509,10 @@ class ChunkStore(ChunkReader, Protocol):
     def file_pages(self, archive_id: str | None) -> Iterator[Sequence[ListedFile]]:
         """Yield pages of the files listed under an archive's id, or of all files if it is None.
 
-        Other files may be among them.
-
-        Raises:
-            StoreUnreachable: the list is incomplete, whatever was yielded.
+        Other files may be among them. After StoreUnreachable the list is incomplete.
         """
         return iter(())
 
     def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
-        """Yield pages of a provider's proofs, of files of any owner.
-
-        Raises:
-            StoreUnreachable: as `file_pages`.
-        """
+        """Yield pages of a provider's proofs, of files of any owner. See `file_pages`."""
         return iter(())

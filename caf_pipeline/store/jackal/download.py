@@ -137,19 +137,18 @@ class Downloads:
         if client is None:
             raise StoreUnreachable(f"provider {address} has no usable address")
         waited = 0.0
-        asked_at = time.monotonic()
         pieces = iter(client.download(posting, start_byte, end_byte))
-        while (piece := self._next(pieces, client.url)) is not None:
-            waited += time.monotonic() - asked_at
+        while True:
+            asked_at = time.monotonic()
+            with self._waits.waiting(
+                f"provider {client.url}, which sends no bytes",
+                ends_by="ends with a byte or a timeout; then another provider is tried",
+                grace=UNANSWERED_SECONDS,
+            ):
+                piece = next(pieces, None)
+            if piece is None:
+                break
+            waited += time.monotonic() - asked_at  # without the caller's work on a piece
             yield piece
-            asked_at = time.monotonic()  # the caller's work on a piece does not count
         if end_byte - start_byte >= MEASURED_FROM_BYTES and waited > 0:
             self._records.downloaded(address, end_byte - start_byte, waited)
-
-    def _next(self, pieces: Iterator[bytes], url: str) -> bytes | None:
-        with self._waits.waiting(
-            f"provider {url}, which sends no bytes",
-            ends_by="ends with a byte or a timeout; then another provider is tried",
-            grace=UNANSWERED_SECONDS,
-        ):
-            return next(pieces, None)

@@ -283,7 +283,13 @@ class Nodes:
 
     def _retrying(self, ask_once: Callable[[], T]) -> T:
         retrying = Retrying(
-            retry=retry_if_exception(_may_pass),
+            retry=retry_if_exception(
+                lambda error: (
+                    isinstance(error, StoreUnreachable)
+                    and not isinstance(error, TooLong | NeverAnswers)
+                    and not (isinstance(error, Refused) and error.final)
+                )
+            ),
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(multiplier=self._first_wait_seconds, max=MAX_WAIT_SECONDS),
             reraise=True,
@@ -451,14 +457,6 @@ def _body(response: httpx.Response, query: str) -> bytes:
         if len(body) > ANSWER_BYTES:
             raise TooLong(f"{query}: the answer is longer than {ANSWER_BYTES} bytes")
     return bytes(body)
-
-
-def _may_pass(error: BaseException) -> bool:
-    return (
-        isinstance(error, StoreUnreachable)
-        and not isinstance(error, TooLong | NeverAnswers)
-        and not (isinstance(error, Refused) and error.final)
-    )
 
 
 def _behind(node: Node, height: int, seen: int) -> ChainBehind:

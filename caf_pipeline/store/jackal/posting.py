@@ -477,11 +477,6 @@ class Poster:
 
         The transaction can only be included with this sequence. So no other post of the account
         comes between the check of the archives' posts and this transaction.
-
-        Raises:
-            SpendCapReached, EmptyWallet: it would cost too much.
-            StoreError: this call signed too often.
-            StoredAlready: the ledger does not know a post of one of the archives.
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
@@ -556,7 +551,6 @@ class Poster:
         return _purchase(result) if result.outcome == "included" else None
 
     def _learn(self, result: TransactionOutcome, attempts: _Attempts, *, batch: bool) -> None:
-        """Adapt the next attempt to a failure: more gas, or no batch. Raises other failures."""
         if result.outcome != "failed" or result.answer is None:
             return
         if result.answer.code == _OUT_OF_GAS and attempts.gas_factor < _MOST_GAS_FACTOR:
@@ -577,12 +571,8 @@ class Poster:
     ) -> TransactionOutcome:
         """Send a committed transaction until its outcome is known, and store the outcome.
 
-        `ours` means that this call signed it, so that a refused broadcast is an error. A refused
-        transaction of an earlier call waits for its timeout height.
-
-        Raises:
-            StoreError: a node refused this call's transaction; it stays pending.
-            StoreUnreachable, LeaseLost.
+        `ours` means that this call signed it, so that a refused broadcast is an error; it stays
+        pending. A refused transaction of an earlier call waits for its timeout height.
         """
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
@@ -624,7 +614,6 @@ class Poster:
                 self._wait()
 
     def _included(self, transaction: SignedTransaction) -> TransactionOutcome | None:
-        """Return a transaction's outcome if it is in a block and used its sequence."""
         answer = self._chain.transaction(transaction.hash)
         if answer is None:
             return None

@@ -243,7 +243,7 @@ def _download_path(posting: PostRecord) -> str:
 
 
 class _JobDone(Exception):
-    """The job's status reported the end of an upload before the answer came."""
+    pass
 
 
 _MOST_PROGRESS: Final = 1e6  # percent
@@ -381,7 +381,6 @@ class ProviderClient:
     def _body(
         self, form: UploadForm, sending: Sending, file: BinaryIO, limit: Limit
     ) -> Iterator[bytes]:
-        """Yield the body. A piece has been sent when the next one is requested."""
         control, remaining = sending.control, sending.posting.stored_size_bytes
         reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
         yield form.head
@@ -487,7 +486,6 @@ class ProviderClient:
     def _range(
         self, posting: PostRecord, start_byte: int, end_byte: int, check: Callable[[], None]
     ) -> Iterator[bytes]:
-        """Yield the bytes of the range from one request. Raises if some are missing."""
         limit = Limit(ANSWER_SECONDS, check=check)
         headers = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         with exchange(

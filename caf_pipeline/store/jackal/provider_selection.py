@@ -166,7 +166,6 @@ class ProviderSelection:
         return record.upload_rate if record else None
 
     def _ranks(self, rate: str, addresses: Iterable[str]) -> dict[str, tuple[bool, float]]:
-        """Return a sort key for each address; the smallest comes first."""
         records = self._records.all()
         rates = {address: getattr(records.get(address), rate, None) for address in addresses}
         best = max((value for value in rates.values() if value is not None), default=1.0)

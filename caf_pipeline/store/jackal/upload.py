@@ -355,7 +355,6 @@ class _Upload:
             raise _Ended
 
     def _polls(self, seconds: float) -> Iterator[None]:
-        """Yield now, then at growing intervals until the time is over."""
         until, pause = time.monotonic() + seconds, FIRST_POLL_SECONDS
         yield
         while (remaining := until - time.monotonic()) > 0:
@@ -461,7 +460,7 @@ class _Upload:
     def _send(
         self, address: str, client: ProviderClient, *, sent_before: bool = False
     ) -> Result | None:
-        """Send the file. Returns the failure, or None if the provider reports success."""
+        """Returns the failure, or None if the provider reports success."""
         job = Job(0, "")
         for attempt in range(LAGGING_SENDS):
             if attempt:
@@ -566,7 +565,7 @@ class _Upload:
         return False
 
     def _fault(self, client: ProviderClient) -> str:
-        """Read pieces back and return their fault, or "" if they match the staged file."""
+        """Return what is wrong with the provider's bytes, or ""."""
         size_bytes = self._posting.stored_size_bytes
         length = min(READ_BACK_BYTES, size_bytes)
         last = size_bytes - length

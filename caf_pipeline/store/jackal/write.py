@@ -71,7 +71,12 @@ class JackalStore(JackalReader):
             chain, settings, records, self._selection, throttle, waits or Waits()
         )
         self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
-        self._interval = lru_cache(CACHED_INTERVALS)(self._query_interval)
+
+        def interval(posting: PostRecord) -> int:  # fixed when the file was posted; 0 if unknown
+            file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
+            return file.proof_interval if file else 0
+
+        self._interval = lru_cache(CACHED_INTERVALS)(interval)
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """See `ChunkStore.admit`.
@@ -193,11 +198,6 @@ class JackalStore(JackalReader):
 
     def _window_blocks(self, posting: PostRecord) -> int:
         return self._interval(posting) or self.chain.proof_window()
-
-    def _query_interval(self, posting: PostRecord) -> int:
-        """0 if unknown. Fixed when the file was posted."""
-        file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
-        return file.proof_interval if file else 0
 
     def listed_at(self) -> int:
         """Return the chain's height. Lists read later are not older."""
