@@ -69,8 +69,9 @@ if {missing}:
 from caf_pipeline.caf import merkle
 tree = merkle.MerkleTree(3)
 tree.update(bytes([7]))
-print(merkle.IMPLEMENTATION, merkle.subtree_root is getattr(sys.modules["caf_native"], "subtree_root", None), tree.root().hex())
-"""  # noqa: E501
+compiled = getattr(sys.modules["caf_native"], "subtree_root", None)
+print(merkle.IMPLEMENTATION, merkle.subtree_root is compiled, tree.root().hex())
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         "Python" if missing else "native",

@@ -18,7 +18,7 @@ from caf_pipeline_tests.contracts.chunk_store import (
     stored,
     to_store,
 )
-from caf_pipeline_tests.system.test_files_below import ordinary_user
+from caf_pipeline_tests.support.ordinary_user import ordinary_user
 
 
 @pytest.fixture

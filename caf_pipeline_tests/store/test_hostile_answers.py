@@ -181,8 +181,10 @@ def in_its_place(node, hostile, place):
         path = request.path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
             "/cosmos/base/tendermint/v1beta1/"
         )
-        reply = node.answers.get(path.partition("?")[0]) or node._of_itself(path.partition("?")[0])
-        sock.sendall(answer(reply.status, reply.content(), Connection="close"))
+        scripted_answer = node.answers.get(path.partition("?")[0]) or node._of_itself(
+            path.partition("?")[0]
+        )
+        sock.sendall(answer(scripted_answer.status, scripted_answer.content(), Connection="close"))
 
     return reply
 
@@ -288,9 +290,11 @@ def page_of(name, count, key):
     return ScriptedAnswer({member: right[member] * count, "pagination": {"next_key": key}})
 
 
-def without_match(name, told):
+def without_match(name, reply):
     """Replace all matching entries, so that the list is read to its end."""
-    return ScriptedAnswer(json.loads(json.dumps(told.body).replace('"start": "7"', '"start": "8"')))
+    return ScriptedAnswer(
+        json.loads(json.dumps(reply.body).replace('"start": "7"', '"start": "8"'))
+    )
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -350,7 +354,7 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
         for page in range(60)
     ]
 
-    def told(params):
+    def reply(params):
         number = int(params.get("pagination.key", "0"))
         last = number == len(pages) - 1
         page = [*pages[number], FILE] if last else pages[number]
@@ -358,7 +362,7 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
             {"files": page, "pagination": {"next_key": None if last else str(number + 1)}}
         )
 
-    node.answers[LISTS["files_of_root"]] = told
+    node.answers[LISTS["files_of_root"]] = reply
     node.answers[QUERIES["file"][0]] = ScriptedAnswer({"code": 5, "message": "not found"}, 404)
     with opened(node.url) as chain:
         assert [file.start for file in chain.files_of_root(ROOT, OWNER)] == [7]
@@ -733,13 +737,14 @@ def ask_for_long_lists():
         for name, entry in entries.items():
             member = "providers" if name == "providers" else "files"
             content = json.dumps(entry)
-            page = f'{{"{member}":[{",".join([content] * (3_900_000 // len(content)))}],"pagination":{{"next_key":"KEY"}}}}'  # noqa: E501
+            contents = ",".join([content] * (3_900_000 // len(content)))
+            page = f'{{"{member}":[{contents}],"pagination":{{"next_key":"KEY"}}}}'
             numbers = itertools.count()
 
-            def told(params, page=page, numbers=numbers):
+            def reply(params, page=page, numbers=numbers):
                 return ScriptedAnswer(page.replace("KEY", f"key{next(numbers)}").encode())
 
-            node.answers[LISTS[name]] = told
+            node.answers[LISTS[name]] = reply
             with opened(node.url, max_pages=12) as chain, contextlib.suppress(StoreError):
                 # Files of an archive are yielded one by one and not collected.
                 queries = (

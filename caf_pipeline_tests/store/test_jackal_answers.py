@@ -20,7 +20,7 @@ from caf_pipeline.store.jackal.answers import (
     Refusal,
     StoragePlan,
 )
-from caf_pipeline_tests.store.test_jackal_wallet import ADDRESS
+from caf_pipeline_tests.support.jackal_network import ADDRESS
 
 ROOT = bytes(range(64))
 FILE = {

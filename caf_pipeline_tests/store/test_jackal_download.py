@@ -41,7 +41,7 @@ def rank(opened, numbers):
         )
 
 
-def asked(opened, before):
+def providers_used(opened, before):
     return {number for number, count in opened.downloads().items() if count > before[number]}
 
 
@@ -55,7 +55,7 @@ def test_the_fastest_holder_is_asked(opened, kept):
     rank(opened, (second, third, first))
     before = opened.downloads()
     assert read(opened, posting, 5, 500_000) == DATA[5:500_000]
-    assert asked(opened, before) == {second}
+    assert providers_used(opened, before) == {second}
 
 
 def test_holders_that_failed_of_late_come_last(opened, kept):
@@ -89,7 +89,7 @@ def test_cut_download_resumes_at_the_same_provider(
     network.misbehave(provider=first, cut_download_after=700_000)
     before = opened.downloads()
     assert read(opened, posting) == DATA
-    assert asked(opened, before) == {first}
+    assert providers_used(opened, before) == {first}
 
 
 def test_the_next_holder_goes_on_where_one_broke_off(opened, kept, network):
@@ -101,7 +101,7 @@ def test_the_next_holder_goes_on_where_one_broke_off(opened, kept, network):
     network.misbehave(provider=first, fail=503)
     before = opened.downloads()
     assert b"".join([*taken, *pieces]) == DATA
-    assert asked(opened, before) == {second}
+    assert providers_used(opened, before) == {second}
 
 
 def test_a_read_from_one_provider_asks_no_other(opened, kept, network):
@@ -146,7 +146,7 @@ def test_past_the_end_nothing_is_asked(opened, kept):
     before = opened.downloads()
     with pytest.raises(IntegrityError):
         read(opened, kept[0], 0, len(DATA) + 1)
-    assert not asked(opened, before)
+    assert not providers_used(opened, before)
 
 
 def test_known_file_is_readable_while_the_chain_is_away(opened, kept, network):

@@ -32,7 +32,7 @@ from caf_pipeline.store.jackal.names import (
     transaction_hash,
 )
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline_tests.store.test_jackal_wallet import ADDRESS, WORDS
+from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
 
 ROOT = bytes(range(64))
 ONE_POST = (
