@@ -55,7 +55,7 @@ def test_compiled_and_in_python_a_subtree_has_the_same_root(
         (2 * BLOCK_BYTES, 2**64 - 1, 3),
     ],
 )
-def test_what_is_no_full_subtree_is_refused(size_bytes, first_number, proof_type):
+def test_incomplete_subtree_is_refused(size_bytes, first_number, proof_type):
     with pytest.raises(ValueError, match=r"subtree|proof type|64 bits"):
         caf_native.subtree_root(memoryview(bytes(size_bytes)), first_number, proof_type)
 

@@ -98,7 +98,7 @@ def test_small_neighbours_share_a_read():
         '"a":{"start_byte":0,"end_byte":4,"x":' + "[" * 20_000 + "]" * 20_000 + "}",
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(files):
+def test_ambiguous_index_is_refused(files):
     with pytest.raises(MalformedArchive) as refused:
         opened(with_files(files))
     assert "sys." not in str(refused.value)  # Python's own advice on numbers of many digits
@@ -138,7 +138,7 @@ def test_another_version_is_read_only_when_asked(version):
     assert (reader.read("a"), len(reader.warnings)) == (b"0123", 1)
 
 
-def test_lenience_replaces_each_bad_byte_and_says_so():
+def test_lenient_reading_warns_of_replaced_bytes():
     content = caf_bytes(
         b"0123", b'{"format_version":"1.0","files":{"\xe2\x80\xff":' + MEMBER.encode() + b"}}"
     )
@@ -147,7 +147,7 @@ def test_lenience_replaces_each_bad_byte_and_says_so():
     assert "UTF-8" in reader.warnings[0]
 
 
-def test_lenience_takes_the_last_of_equal_keys_and_says_so():
+def test_lenient_reading_warns_of_duplicate_keys():
     reader = opened(
         with_files('"a":{"start_byte":0,"end_byte":1},"a":{"start_byte":1,"end_byte":3}'),
         lenient=True,
@@ -194,7 +194,7 @@ def test_a_missing_member_is_named():
         opened(with_files(f'"a":{MEMBER}')).read("nope")
 
 
-def test_dead_bytes_and_overlaps_are_told():
+def test_unused_bytes_and_overlaps_are_reported():
     index = index_of(("a", 2, 4), ("b", 3, 5), ("empty", 4, 4), ("c", 7, 9), ("d", 7, 9))
     reader = opened(caf_bytes(bytes(10), index))
     assert list(reader.gaps()) == [(0, 2), (5, 7), (9, 10)]

@@ -50,7 +50,7 @@ def test_index_has_the_predicted_size_and_the_members(ranges):
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=40), max_size=8))
-def test_what_is_written_is_read_back(tmp_path_factory, bodies):
+def test_written_archive_reads_back(tmp_path_factory, bodies):
     path = tmp_path_factory.mktemp("archive") / "round.caf"
     with CafWriter(path) as writer:
         for key, body in bodies.items():
@@ -240,7 +240,7 @@ def test_members_added_out_of_order_are_indexed_in_byte_order():
     ]
 
 
-def test_a_range_that_is_none_is_refused():
+def test_invalid_range_is_refused():
     index = IndexBuilder()
     for start_byte, end_byte in ((2, 1), (-1, 1)):
         with pytest.raises(MemberRefused):

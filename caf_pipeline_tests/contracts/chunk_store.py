@@ -186,7 +186,7 @@ class ChunkReaderContract:
     def reader(self, store):
         return store
 
-    def test_what_was_put_reads_back_in_any_range(self, reader, store, log, tmp_path):
+    def test_stored_chunk_reads_back_in_any_range(self, reader, store, log, tmp_path):
         data = os.urandom(3 << 20)
         posting = stored(store, staged_file(tmp_path, data), log)
         for start, end in [
@@ -270,13 +270,13 @@ class ChunkStoreContract(ChunkReaderContract):
         store.put(posting, path, lambda _: None)
         assert {copy.provider for copy in store.copies(posting)} == copies
 
-    def test_progress_tells_of_every_byte(self, store, log, tmp_path):
+    def test_progress_counts_every_byte(self, store, log, tmp_path):
         path = staged_file(tmp_path, os.urandom(2_500_000))
         sizes = []
         store.put(store.post(to_store(store, path), log), path, sizes.append)
         assert sum(sizes) >= 2_500_000
 
-    def test_what_progress_raises_ends_the_upload(self, store, log, tmp_path):
+    def test_error_from_progress_ends_the_upload(self, store, log, tmp_path):
         path = staged_file(tmp_path, os.urandom(2_500_000))
         posting = store.post(to_store(store, path), log)
 
@@ -286,7 +286,7 @@ class ChunkStoreContract(ChunkReaderContract):
         with pytest.raises(LeaseLost):
             store.put(posting, path, lost)
 
-    def test_what_is_posted_is_listed_under_its_archive_alone(self, store, log, tmp_path):
+    def test_post_is_listed_only_under_its_archive(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
         (listed,) = [
@@ -298,7 +298,7 @@ class ChunkStoreContract(ChunkReaderContract):
         assert posting.owner == store.owner()
         assert list(store.posted("f" * 32)) == []
 
-    def test_what_is_posted_is_found_by_its_root_and_by_its_owner(self, store, log, tmp_path):
+    def test_post_is_listed_by_root_and_by_owner(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
         assert [
@@ -307,7 +307,7 @@ class ChunkStoreContract(ChunkReaderContract):
         assert posting in [listed.posting for listed in store.posted_by(store.owner())]
         assert list(store.posted_as(bytes(32))) == list(store.posted_by("nobody")) == []
 
-    def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):
+    def test_posts_of_the_owner_are_counted_by_archive(self, store, log, tmp_path):
         before = {archive: files.count for archive, files in store.archives().items()}
         chunk = replace(
             to_store(store, staged_file(tmp_path, os.urandom(1000))),
@@ -318,18 +318,18 @@ class ChunkStoreContract(ChunkReaderContract):
         after = {archive: files.count for archive, files in store.archives().items()}
         assert after == {**before, chunk.archive_id: 1}
 
-    def test_what_fits_is_admitted_and_what_never_fits_is_not(self, store):
+    def test_only_fitting_chunks_are_admitted(self, store):
         store.admit(public=True, stored_size_bytes=1000, waiting_bytes=0)
         with pytest.raises(StoreError):
             store.admit(public=True, stored_size_bytes=1000, waiting_bytes=1 << 62)
 
-    def test_what_a_store_says_of_itself_has_a_sense(self, store):
+    def test_properties_of_a_store_are_valid(self, store):
         largest = store.largest_chunk_bytes()
         assert largest is None or largest > 0
         assert store.staging_hold_seconds() >= 0
         assert store.required_copies >= 1
 
-    def test_the_proof_windows_of_a_fresh_chunk_are_numbers_or_not_told(self, store, log, tmp_path):
+    def test_proof_windows_are_numbers_or_none(self, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
         windows = [store.proof_window(posting, copy) for copy in store.copies(posting)]
         now = store.current_window(posting)

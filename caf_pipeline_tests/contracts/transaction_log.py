@@ -57,7 +57,7 @@ class TransactionLogContract:
 
     # --- queueing ---
 
-    def test_what_is_asked_for_waits_oldest_first(self, log, chunks):
+    def test_queued_messages_wait_oldest_first(self, log, chunks):
         ask(log, *reversed(chunks))
         assert log.waiting(ACCOUNT) == [
             WaitingPost(chunk, chunk.encode(), 30) for chunk in reversed(chunks)
@@ -68,13 +68,13 @@ class TransactionLogContract:
         ask(log, chunks[0], chunks[1], chunks[0])
         assert names(log.waiting(ACCOUNT)) == [*chunks[:2]]
 
-    def test_another_message_takes_the_place_of_the_one_that_waits(self, log, chunks):
+    def test_new_message_replaces_the_queued_one(self, log, chunks):
         ask(log, chunks[0])
         log.ask(ACCOUNT, chunks[0], b"another", 60)
         assert log.waiting(ACCOUNT) == [WaitingPost(chunks[0], b"another", 60)]
 
     @pytest.mark.parametrize("included", [False, True])
-    def test_what_is_or_may_be_included_is_not_asked_for_again(self, log, chunks, included):
+    def test_possibly_included_chunk_is_not_queued_again(self, log, chunks, included):
         ask(log, chunks[0])
         transaction = commit(log, signed(1), chunks[0])
         if included:
@@ -158,7 +158,7 @@ class TransactionLogContract:
         assert names(log.waiting(ACCOUNT)) == [*chunks[1:]]
         assert log.pending(ACCOUNT) == ([] if included else [transaction])
 
-    def test_a_chunk_that_nobody_asked_for_is_not_committed(self, log, chunks):
+    def test_chunk_without_a_queued_message_is_not_committed(self, log, chunks):
         ask(log, chunks[0])
         with pytest.raises(LedgerError, match=chunks[1]):
             commit(log, signed(1), *chunks[:2])
@@ -175,13 +175,13 @@ class TransactionLogContract:
 
     # --- the owner of the sequence ---
 
-    def test_one_run_at_a_time_owns_an_account(self, log):
+    def test_one_run_at_a_time_holds_an_account(self, log):
         with log.lease(ACCOUNT), log.lease(OTHER), pytest.raises(HeldByOther):
             log.lease(ACCOUNT).__enter__()
         with log.lease(ACCOUNT) as lease:
             lease.check()
 
-    def test_who_lost_the_account_can_neither_commit_nor_settle(self, log, chunks, take_over):
+    def test_run_without_the_account_cannot_commit_or_settle(self, log, chunks, take_over):
         ask(log, *chunks)
         transaction = commit(log, signed(1), chunks[0])
         with log.lease(ACCOUNT) as lease:
@@ -224,7 +224,7 @@ class TransactionLogContract:
         with pytest.raises(LedgerError):
             settle(log, transaction, "lost")
 
-    def test_what_was_spent_counts_all_that_a_block_has_or_may_have(self, log):
+    def test_spent_counts_included_and_pending_transactions(self, log):
         for sequence, outcome in enumerate(
             ["included", "failed", "expired", "superseded", None], 1
         ):
@@ -240,7 +240,7 @@ class TransactionLogContract:
             log.settle(lease, transaction.hash, "failed", cost=6_000)
         assert log.spent(ACCOUNT) == 6_000
 
-    def test_a_purchase_counts_at_its_list_price_until_it_is_told_what_was_taken(self, log):
+    def test_purchase_counts_at_list_price_until_the_charge_is_known(self, log):
         reported, untold, failed, _pending = (
             commit(log, signed(number, cost=1_000, purpose="buy")) for number in range(1, 5)
         )

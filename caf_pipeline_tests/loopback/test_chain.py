@@ -179,7 +179,7 @@ def test_a_node_that_started_again_has_forgotten_its_cache(user):
     assert user.broadcast(raw)["code"] == 32
 
 
-def test_transactions_may_wait_one_behind_the_other(user):
+def test_mempool_accepts_consecutive_sequences(user):
     number, sequence = user.account()
     first, second = (
         user.sign(some_post(user), account_number=number, sequence=sequence + n) for n in (0, 1)
@@ -450,7 +450,7 @@ def test_a_full_mempool_takes_nothing(user):
     assert user.broadcast(user.sign(some_post(user)))["code"] == 20
 
 
-def test_a_node_can_be_behind_in_all_that_it_tells(user):
+def test_lagging_node_answers_everything_from_an_old_state(user):
     user.network.misbehave(lcd=1, lag=3)
     post = user.post(random_content(100))
     assert user.height(lcd=1) == user.height() - 3
@@ -580,7 +580,7 @@ def test_loopback_takes_roots_in_padded_url_safe_base64(user):
     assert (unknown["code"], "not found" in unknown["message"]) == (5, True)
 
 
-def test_what_no_path_knows_is_not_implemented(user):
+def test_unknown_path_is_not_implemented(user):
     answer = user.get("/nope")
     assert (answer.status_code, answer.headers["Content-Type"]) == (501, "application/json")
     assert answer.json() == {"code": 12, "message": "Not Implemented", "details": []}
@@ -681,7 +681,7 @@ def test_proof_is_listed_next_block_and_renewed_each_window(user):
 
 
 @pytest.mark.parametrize("how", ["bytes lost", "unwilling"])
-def test_who_misses_a_window_is_dropped(user, how):
+def test_provider_that_misses_a_window_is_dropped(user, how):
     post = user.post(random_content(100))
     user.upload(post, 0)
     user.upload(post, 1)
@@ -900,7 +900,7 @@ def test_a_simulation_tells_the_gas_and_needs_no_fee(user):
     assert answer.json()["gas_info"]["gas_used"] == "105000"
 
 
-def test_a_high_s_is_no_signature(user):
+def test_high_s_is_an_invalid_signature(user):
     raw = user.sign(some_post(user))
     order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
     high = order - int.from_bytes(raw[-32:], "big")

@@ -323,7 +323,7 @@ def test_incomplete_form_is_a_bad_request(user, path):
     assert truncated.json()["error"].endswith("NextPart: EOF")
 
 
-def test_what_all_places_are_taken_for_is_refused(user):
+def test_upload_without_a_free_slot_is_refused(user):
     post = user.post(random_content(500), copies=1)
     user.upload(post, 0)
     user.network.advance(1)
@@ -584,7 +584,7 @@ def test_an_upload_can_be_stored_and_never_answered(user, version):
     assert user.status(post).status_code == (200 if version == 2 else 404)
 
 
-def test_done_can_be_said_without_a_proof(user):
+def test_job_can_be_done_without_a_proof(user):
     post = user.post(random_content(5000))
     user.network.misbehave(provider=0, never_prove=True)
     user.upload(post)

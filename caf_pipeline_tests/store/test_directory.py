@@ -51,7 +51,7 @@ def test_an_upload_that_breaks_leaves_no_copy(store, tmp_path):
     assert [name for name in os.listdir(store.folder / "chunks")] == []
 
 
-def test_a_copy_of_another_length_is_no_copy(store, tmp_path):
+def test_copy_of_another_length_does_not_count(store, tmp_path):
     posting = stored(store, staged_file(tmp_path, b"x" * 1000))
     (file,) = (store.folder / "chunks").iterdir()
     file.write_bytes(b"x" * 999)
@@ -85,7 +85,7 @@ def test_missing_staged_file_is_reported(store, tmp_path):
         store.put(posting, tmp_path / "nowhere", lambda _: None)
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_folder_that_cannot_be_created_raises(tmp_path):
     Path(tmp_path / "file").write_text("in the way")
     store = DirectoryStore(tmp_path / "file" / "store")
     with pytest.raises(StoreError, match="file/store"):
@@ -244,7 +244,7 @@ def test_a_marker_without_an_id_is_away(kept):
         store.copies(posting)
 
 
-def test_a_marker_that_cannot_be_read_says_nothing(kept, tmp_path):
+def test_unreadable_marker_is_not_judged(kept, tmp_path):
     store, _, posting = kept
     tmp_path.chmod(0o755)
     store.folder.chmod(0)

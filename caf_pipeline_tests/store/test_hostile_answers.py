@@ -209,7 +209,7 @@ GROUP, FAULT = "Hostile input", "answers of chain nodes and providers"
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_whatever_bytes_a_node_sends_one_sentence_comes_out(name, node, fault):
+def test_hostile_bytes_of_a_node_raise_one_error(name, node, fault):
     for place, query in PLACES.values():
         with (
             fault(GROUP, FAULT),
@@ -419,7 +419,7 @@ def staged(tmp_path):
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("name", SAMPLED)
-def test_whatever_bytes_a_provider_sends_one_sentence_comes_out(name, staged, fault):
+def test_hostile_bytes_of_a_provider_raise_one_error(name, staged, fault):
     queries = {
         "version": lambda client: client.version(),
         "free_bytes": lambda client: client.free_bytes(),
@@ -455,7 +455,7 @@ def test_whatever_bytes_a_provider_sends_one_sentence_comes_out(name, staged, fa
 
 
 @pytest.mark.usefixtures("short")
-def test_what_a_provider_says_cannot_move_the_cursor(staged):
+def test_provider_text_has_no_control_characters(staged):
     evil = json.dumps(
         {
             "error": "\x1b[2J\r\nok \u202e",
@@ -482,7 +482,7 @@ def test_what_a_provider_says_cannot_move_the_cursor(staged):
 @pytest.mark.parametrize(
     "progress", ["NaN", "1e999", "-1e999", "true", '"100"', "[]", "9" * 4000, "null"]
 )
-def test_progress_that_is_none_is_no_answer(progress):
+def test_invalid_progress_raises(progress):
     with scripted(answer(200, f'{{"progress":{progress},"status":"x"}}')) as script:
         client = ProviderClient(script.url, may_be_private=True)
         try:

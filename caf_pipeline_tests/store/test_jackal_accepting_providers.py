@@ -155,7 +155,7 @@ def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkey
     assert readers == {threading.current_thread()}
 
 
-def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
+def test_existing_post_needs_no_answering_provider(opened, network, staged):
     posting = opened.posted(staged)
     opened.store._accepting._room.clear()
     all_of(network, refuse=True)
@@ -190,7 +190,7 @@ def context(tmp_path, ledger, network):
     context.store.close()
 
 
-def test_a_chunk_that_nobody_would_take_is_not_packed(context, network):
+def test_chunk_without_an_accepting_provider_is_not_packed(context, network):
     (chunk,) = plan(context).chunks
     all_of(network, refuse=True)
     with pytest.raises(NoProvider):

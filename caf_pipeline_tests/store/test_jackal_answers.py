@@ -130,7 +130,7 @@ def test_moved_coins_are_read_from_bank_events():
 @pytest.mark.parametrize(
     "event", [None, 5, {"type": "coin_spent"}, {"type": "coin_spent", "attributes": [{"key": 1}]}]
 )
-def test_events_that_are_none_tell_nothing_and_are_no_failure(event):
+def test_invalid_events_are_ignored(event):
     assert moved_by(event) is None
     assert moved_by() == {}
 
@@ -187,12 +187,12 @@ def test_the_next_page_is_named_by_its_key(pagination, key):
         ([], None),
     ],
 )
-def test_an_error_is_told_by_its_shape(value, refusal):
+def test_error_is_recognized_by_its_shape(value, refusal):
     assert answers.parse_refusal(value) == refusal
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], {}, {"file": None}])
-def test_what_is_no_file_is_no_answer_of_a_chain(value):
+def test_invalid_file_raises(value):
     with pytest.raises(ChainUnreachable, match="query of a file"):
         answers.parse_file(ChainAnswer(value, "query of a file"))
 
@@ -230,7 +230,7 @@ def test_a_list_that_is_missing_is_not_an_empty_one():
 
 
 @pytest.mark.parametrize("time", ["", "yesterday", 5, "2026-13-01T00:00:00Z"])
-def test_what_is_no_time_is_no_answer_of_a_chain(time):
+def test_invalid_time_raises(time):
     header = {"chain_id": "c", "height": "5", "time": time}
     with pytest.raises(ChainUnreachable, match="'time'"):
         answers.parse_block(answer({"block": {"header": header}}))

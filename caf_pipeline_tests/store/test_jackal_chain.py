@@ -131,7 +131,7 @@ def paged(*pages, name="files"):
 # --- failover ---
 
 
-def test_the_next_node_is_asked_where_one_does_not_answer(open_chain, nobody, node):
+def test_next_node_is_used_without_an_answer(open_chain, nobody, node):
     assert open_chain(nobody, node.url).height() == 100
 
 
@@ -173,7 +173,7 @@ def test_a_failure_that_passes_is_not_seen(open_chain, node):
 @pytest.mark.parametrize(
     "urls", [[], [""], ["localhost:1317"], ["ftp://a"], ["http://"], ["http://a:b"]]
 )
-def test_what_is_no_address_is_a_settings_error(open_chain, urls):
+def test_invalid_node_address_is_a_settings_error(open_chain, urls):
     with pytest.raises(SettingsError, match=r"jackal\.lcd"):
         open_chain(*urls)
 
@@ -302,7 +302,7 @@ def test_unmeasurable_chain_has_the_default_block_time(chain, node, height):
         ScriptedAnswer({"code": 2, "message": "panic"}, 500),
     ],
 )
-def test_nonsense_is_no_answer(chain, node, told):
+def test_nonsensical_answer_raises(chain, node, told):
     node.answers["params"] = told
     node.answers["elsewhere"] = ScriptedAnswer({"params": {"proof_window": "9"}})
     with pytest.raises(ChainUnreachable, match=r"params|broke"):
@@ -349,13 +349,13 @@ def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
             thread.join()
 
 
-def test_a_node_that_says_nothing_is_passed_over(open_chain, node):
+def test_silent_node_is_skipped(open_chain, node):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert open_chain(url, node.url, silence_seconds=2).height() == 100
 
 
-def test_an_unknown_file_is_none(chain, node):
+def test_unknown_file_is_none(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
     node.answers[f"files/{IN_PATH}/{OWNER}/8"] = ScriptedAnswer({"file": a_file(8)})
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(8)])
@@ -378,7 +378,7 @@ def test_foreign_404_does_not_count_as_unknown_file(chain, node):
         chain.file(ROOT, OWNER, 7)
 
 
-def test_a_root_that_nobody_posted_has_no_files(chain, node):
+def test_unposted_root_has_no_files(chain, node):
     node.answers[f"files/merkle/{IN_PATH}"] = NOT_FOUND
     assert chain.files_of_root(ROOT) == []
 
@@ -402,7 +402,7 @@ def test_a_wallet_that_never_received_anything_is_empty(chain, node):
         chain.account(OWNER)
 
 
-def test_without_a_plan_there_is_none(chain, node):
+def test_missing_plan_is_none(chain, node):
     node.answers[f"payment_info/{OWNER}"] = NOT_FOUND
     assert chain.plan(OWNER) is None
 
@@ -459,7 +459,7 @@ def test_a_list_without_an_end_is_given_up(chain, node):
         chain.files_of_root(ROOT)
 
 
-def test_a_list_goes_on_at_another_node_where_one_fails(open_chain, nodes):
+def test_list_continues_at_another_node_after_a_failure(open_chain, nodes):
     first, second = nodes
     pages = paged([a_file(1)], [a_file(2)])
     first.answers[f"files/merkle/{IN_PATH}"] = lambda params: (
@@ -549,7 +549,7 @@ def test_proof_of_another_file_or_provider_is_ignored(chain, node, answer):
     assert chain.proof("jkl1p", ROOT, OWNER, 7) is None
 
 
-def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
+def test_only_a_drawn_leaf_shows_a_verified_proof(chain, node):
     for leaf, verified in (("0", False), ("12", True), (None, False), ("-1", False)):
         answer = {
             name: value
@@ -684,7 +684,7 @@ def test_one_lying_node_changes_no_confirmed_end(open_chain, nodes, liar, lie):
     assert plan.ends_at.year == 2027
 
 
-def test_of_two_ends_the_earlier_one_counts(open_chain, nodes):
+def test_earlier_of_two_ends_counts(open_chain, nodes):
     for node, year in zip(nodes, (2029, 2027), strict=True):
         node.answers[f"payment_info/{OWNER}"] = of_plan(f"{year}-01-02T00:00:00Z")
     plan, _ = open_chain(*(node.url for node in nodes)).confirmed_plan(OWNER)

@@ -58,7 +58,7 @@ def test_the_fastest_holder_is_asked(opened, kept):
     assert providers_used(opened, before) == {second}
 
 
-def test_holders_that_failed_of_late_come_last(opened, kept):
+def test_recently_failed_holders_come_last(opened, kept):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     opened.records.failed(opened.network.provider_addresses[first])
@@ -69,7 +69,7 @@ def test_holders_that_failed_of_late_come_last(opened, kept):
 @pytest.mark.parametrize(
     "conduct", [{"refuse": True}, {"fail": 500}, {"nonsense": "html"}, {"nonsense": "short"}]
 )
-def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct):
+def test_next_holder_is_used_after_a_failure(opened, kept, network, conduct):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     network.misbehave(provider=first, **conduct)
@@ -92,7 +92,7 @@ def test_cut_download_resumes_at_the_same_provider(
     assert providers_used(opened, before) == {first}
 
 
-def test_the_next_holder_goes_on_where_one_broke_off(opened, kept, network):
+def test_next_holder_continues_a_broken_read(opened, kept, network):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     network.misbehave(provider=first, cut_download_after=MIB)

@@ -104,7 +104,7 @@ def test_the_starts_of_posts_come_back_in_order():
 
 
 @pytest.mark.parametrize("data", ["zz", "0aff"])
-def test_data_that_is_none_of_a_transaction_is_refused(data):
+def test_invalid_transaction_data_is_refused(data):
     with pytest.raises(StoreError):
         post_starts(data)
 

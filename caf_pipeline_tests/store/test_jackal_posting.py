@@ -144,7 +144,7 @@ def test_unsuitable_post_of_a_root_is_not_repeated(payer, log, copies, size, det
     assert len(payer.starts("a")) == 1
 
 
-def test_fewer_copies_than_asked_serve_where_they_are_enough(payer, log):
+def test_post_with_the_required_copies_is_reused(payer, log):
     first = payer.poster(log, copies=2).post(chunk("a"), log)
     assert payer.poster(log, copies=3, required_copies=2).post(chunk("a"), log) == first
 
@@ -382,9 +382,7 @@ def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, thread
 
 
 @pytest.mark.parametrize("how", ["accept", "drop"])
-def test_a_broadcast_whose_answer_never_came_counts_as_maybe_sent(
-    payer, log, network, threads, how
-):
+def test_unanswered_broadcast_counts_as_possibly_sent(payer, log, network, threads, how):
     network.misbehave(cut_broadcast=how)
     broadcasts = network.state()["broadcasts"]
     posting = threads.submit(payer.poster(log).post, chunk("a"), log)
@@ -567,7 +565,7 @@ def test_process_without_its_lease_sends_only_committed_transactions(payer, log,
     assert payer.transactions() == 1
 
 
-def test_settling_alone_raises_where_another_run_does_it(payer, log):
+def test_settling_raises_if_another_run_settles(payer, log):
     poster = payer.poster(log)
     with log.lease(payer.account), pytest.raises(HeldByOther):
         poster.settle(log)
@@ -629,7 +627,7 @@ def test_a_purchase_obeys_the_spend_cap_and_the_balance(network, stack, log):
 
 
 @pytest.mark.parametrize("index_off", [False, True])
-def test_a_purchase_whose_end_nobody_saw_is_not_made_again(network, stack, log, index_off):
+def test_purchase_with_unknown_outcome_is_not_repeated(network, stack, log, index_off):
     payer = Payer.new(network, stack, space=0)
     chain = payer.chain(log, attempts=1)
 

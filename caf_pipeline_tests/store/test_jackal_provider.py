@@ -120,7 +120,7 @@ NO_ADDRESSES = [
 
 
 @pytest.mark.parametrize("url", NO_ADDRESSES)
-def test_what_is_no_plain_address_is_refused(url):
+def test_unusual_provider_address_is_refused(url):
     with pytest.raises(StoreError, match="address"):
         parse_address(url)
 
@@ -176,7 +176,7 @@ def test_provider_without_v2_upload_gets_v1_with_proof_type(client_of, staged):
         ("failed to find file on chain with merkle: 00", "sees_no_post"),
     ],
 )
-def test_what_the_first_upload_says_in_words_is_understood(client_of, staged, text, kind):
+def test_error_texts_of_v1_uploads_are_understood(client_of, staged, text, kind):
     with scripted(answer(405), answer(500, json.dumps({"error": text}))) as script:
         job = client_of(script).upload(sending(staged))
     assert getattr(job, kind)
@@ -188,7 +188,7 @@ def test_what_the_first_upload_says_in_words_is_understood(client_of, staged, te
     [answer(500, '{"error":"disk"}'), answer(503), answer(302, Location="http://127.0.0.1:1/")],
     ids=named,
 )
-def test_any_other_answer_to_an_upload_is_no_answer(client_of, staged, reply):
+def test_unexpected_answer_to_an_upload_raises(client_of, staged, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         client_of(script).upload(sending(staged))
     assert len(script.requests) == 1
@@ -226,7 +226,7 @@ def test_an_answer_that_is_lost_is_learned_from_the_status(client_of, staged):
     assert script.requests[-1].path == f"/v2/status/{job_id(ROOT, 'jkl1owner', 77)}"
 
 
-def test_a_connection_that_breaks_in_the_body_is_no_answer(client_of, staged):
+def test_connection_broken_in_the_body_raises(client_of, staged):
     with scripted(lambda request, sock: sock.recv(1000)) as script, pytest.raises(StoreUnreachable):
         client_of(script).upload(sending(staged))
 
@@ -253,7 +253,7 @@ def test_a_file_that_shrank_ends_the_upload(client_of, staged):
 # --- jobs ---
 
 
-def test_a_job_that_is_not_known_yet_is_none(client_of):
+def test_unknown_job_is_none(client_of):
     with scripted(NOT_YET) as script:
         assert client_of(script).job(POSTING) is None
 
@@ -271,7 +271,7 @@ def test_only_all_of_the_progress_without_an_error_is_done(job, done):
     assert job.done is done
 
 
-def test_an_error_is_told_from_progress_by_its_prefix(client_of):
+def test_error_is_recognized_by_its_prefix(client_of):
     with scripted(status(30, "Error: Can't claim")) as script:
         job = client_of(script).job(POSTING)
     assert (job.finds_no_slot, job.done) == (True, False)
@@ -282,7 +282,7 @@ def test_an_error_is_told_from_progress_by_its_prefix(client_of):
     [answer(200, "no json"), answer(200, '{"progress":"much"}'), answer(500), answer(200, "[1]")],
     ids=named,
 )
-def test_a_status_that_is_none_is_no_answer(client_of, reply):
+def test_invalid_job_status_raises(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         client_of(script).job(POSTING)
 
@@ -312,12 +312,12 @@ def test_an_answer_that_trickles_has_an_end():
         over.set()
 
 
-def test_nobody_there_is_said_in_one_sentence():
+def test_closed_port_raises_store_unreachable():
     with pytest.raises(StoreUnreachable, match="cannot be reached"):
         ask(parse_address("http://127.0.0.1:1", may_be_private=True), "/")
 
 
-def test_what_is_no_http_is_said_in_one_sentence():
+def test_server_without_http_raises():
     with (
         scripted(b"220 mail.example ESMTP\r\n") as script,
         pytest.raises(StoreUnreachable, match="broke off"),
@@ -415,7 +415,7 @@ def test_more_than_was_asked_for_is_not_taken(client_of):
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_comes_behind_an_answer_is_not_taken(client_of):
+def test_bytes_after_an_answer_are_ignored(client_of):
     def more(request, sock):
         ranged(request, sock)
         sock.sendall(b"more" * 100_000)
@@ -452,7 +452,7 @@ def test_an_answer_in_chunks_is_read(client_of):
     ],
     ids=named,
 )
-def test_a_file_of_another_size_is_no_copy(client_of, reply):
+def test_file_of_another_size_does_not_count(client_of, reply):
     with scripted(reply) as script, pytest.raises(IntegrityError):
         read(client_of(script), 0, 10)
 
@@ -487,7 +487,7 @@ def test_an_unknown_root_is_missing(client_of, reply):
     ],
     ids=named,
 )
-def test_any_other_answer_to_a_download_is_no_answer(client_of, reply):
+def test_unexpected_answer_to_a_download_raises(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         read(client_of(script))
 
@@ -554,6 +554,6 @@ def test_over_tls_files_go_and_come_in_the_same_way(client_of, staged, tls):
     assert DATA in bodies[0]
 
 
-def test_a_certificate_that_nobody_vouches_for_is_no_provider(client_of, tls):
+def test_provider_with_an_untrusted_certificate_is_refused(client_of, tls):
     with scripted(NOT_YET, tls=tls) as script, pytest.raises(StoreUnreachable, match="certificate"):
         client_of(script).job(POSTING)

@@ -40,13 +40,13 @@ def selection(*providers, active=(), seed=1, **rates):
     ), records
 
 
-def test_fast_ones_come_first():
+def test_fast_providers_come_first():
     providers, _ = selection(*map(provider, "abc"), a=1.0, b=3.0, c=2.0)
     assert list(providers.to_upload(1)) == ["b", "c", "a"]
     assert list(providers.to_read("abc")) == ["b", "c", "a"]
 
 
-def test_an_unmeasured_one_has_some_chance_of_coming_first():
+def test_unmeasured_provider_sometimes_comes_first():
     first = [
         selection(*map(provider, "ab"), seed=seed, a=5.0)[0].to_upload(1)[0] for seed in range(200)
     ]
@@ -106,12 +106,12 @@ def test_those_that_are_smaller_than_the_file_are_left_out():
     assert set(providers.to_upload(100)) == {"b", "c"}
 
 
-def test_what_fits_is_told_by_the_last_of_the_copies():
+def test_slowest_required_copy_limits_the_size():
     providers, _ = selection(a=100.0, b=50.0, c=10.0)
     assert [providers.fitting_bytes(copies, 10) for copies in (1, 2, 3, 4)] == [900, 450, 90, None]
 
 
-def test_an_address_that_is_none_has_no_client():
+def test_invalid_address_has_no_client():
     providers, _ = selection(provider("a", "ftp://a.example"), provider("b"))
     assert providers.client("a") is None
     assert providers.client("nobody") is None

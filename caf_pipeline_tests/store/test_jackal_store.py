@@ -86,7 +86,7 @@ def admit(store, size_bytes=1000, *, public=True, waiting_bytes=0):
 # --- admission ---
 
 
-def test_what_is_not_public_is_neither_admitted_nor_posted(opened, tmp_path):
+def test_private_chunk_is_neither_admitted_nor_posted(opened, tmp_path):
     with pytest.raises(NotPublic):
         admit(opened.store, public=False)
     path = staged_file(tmp_path, b"x" * 1000)
@@ -96,7 +96,7 @@ def test_what_is_not_public_is_neither_admitted_nor_posted(opened, tmp_path):
     assert opened.network.state()["broadcasts"] == before
 
 
-def test_a_wallet_without_space_is_told_what_to_buy(stranger):
+def test_wallet_without_space_gets_the_purchase_command(stranger):
     with pytest.raises(NoStoragePlan) as raised:
         admit(stranger, 1000, waiting_bytes=500)
     assert not isinstance(raised.value, PlanExpired)
@@ -235,7 +235,7 @@ def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
     assert all(copy.last_proven >= posting.start for copy in opened.store.copies(posting))
 
 
-def test_what_the_chain_lists_of_an_archive_is_listed(opened, tmp_path):
+def test_files_of_an_archive_are_listed(opened, tmp_path):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
     assert posting.merkle_root in {
         file.merkle_root for file in opened.store.listed("0" * 32, {opened.store.wallet.address})
@@ -266,7 +266,7 @@ def opened_by_settings(network, ledger, **changes):
     return open_jackal_store(Settings(jackal=jackal), ledger, this_process("run-1"))
 
 
-def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
+def test_store_is_opened_with_its_ledger(network, ledger):
     network.grant(ADDRESS, SPACE)
     store = opened_by_settings(network, ledger)
     admit(store)
@@ -281,7 +281,7 @@ def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
 
 
 @pytest.mark.parametrize("part", [Wallet, Poster, Uploads])
-def test_what_reads_makes_no_part_that_pays_or_sends(ledger, opened, tmp_path, monkeypatch, part):
+def test_reader_builds_no_paying_or_sending_parts(ledger, opened, tmp_path, monkeypatch, part):
     posting = opened.stored(staged_file(tmp_path, b"x" * 1000))
     monkeypatch.setattr(
         part, "__init__", lambda *_, **__: pytest.fail(f"a {part.__name__} was made")

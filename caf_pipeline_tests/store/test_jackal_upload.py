@@ -108,7 +108,7 @@ def test_each_copy_goes_to_one_provider_once(opened, staged):
     assert opened.providers_of(posting) == set(sent)
 
 
-def test_what_is_stored_is_not_sent_again(opened, staged):
+def test_stored_file_is_not_sent_again(opened, staged):
     posting = opened.stored(staged)
     before = opened.begun()
     put(opened, posting, staged)
@@ -162,7 +162,7 @@ def test_rates_of_small_bodies_are_not(opened, staged):
     assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
-def test_progress_tells_the_chunk_once_and_not_each_copy(opened, tmp_path):
+def test_progress_counts_the_chunk_once(opened, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     reports = []
@@ -179,7 +179,7 @@ def test_proof_type_zero_goes_the_same_way(open_with, staged):
 # --- selection ---
 
 
-def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
+def test_fast_providers_are_used_before_slow_ones(opened, network):
     rates = dict(zip(network.provider_addresses, (9e6, 1e5, 8e6, 7e6), strict=True))
     for address, rate in rates.items():
         opened.records.set(address, upload_rate=rate)
@@ -375,14 +375,14 @@ def test_bytes_that_were_not_posted_are_refused_by_all(opened, staged):
 # --- no provider, no file ---
 
 
-def test_nobody_there_is_no_provider(opened, network, staged):
+def test_unreachable_providers_raise_no_provider(opened, network, staged):
     posting = opened.posted(staged)
     only(network)
     with pytest.raises(NoProvider):
         put(opened, posting, staged)
 
 
-def test_all_full_is_no_provider(opened, network, staged):
+def test_full_providers_raise_no_provider(opened, network, staged):
     posting = opened.posted(staged)
     for number in range(4):
         network.misbehave(provider=number, full=True)
