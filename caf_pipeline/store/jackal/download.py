@@ -31,7 +31,7 @@ class Downloads:
         selection: ProviderSelection,
         waits: Waits | None = None,
     ) -> None:
-        self._chain = chain
+        self.chain = chain
         self._records = records
         self._selection = selection
         self._waits = waits or Waits()
@@ -51,7 +51,7 @@ class Downloads:
         if cached and time.monotonic() - cached[0] < HOLDERS_SECONDS:
             return self._selection.to_read(cached[1])
         try:
-            file = self._chain.file(*key)
+            file = self.chain.file(*key)
         except StoreUnreachable:
             if cached:
                 return self._selection.to_read(cached[1])

@@ -5,7 +5,7 @@ Has no wallet.
 Source: docs/jackal.md.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
@@ -23,7 +23,7 @@ from caf_pipeline.store.protocol import (
 from caf_pipeline.waits import Waits
 
 
-class JackalReader:
+class JackalReader(Downloads):
     """Reads chunks on Jackal. Safe for several threads."""
 
     name = "jackal"
@@ -36,12 +36,11 @@ class JackalReader:
         waits: Waits | None = None,
     ) -> None:
         self.settings = settings
-        self.chain = chain
         self.required_copies = settings.copies_required
-        self._selection = ProviderSelection(
+        selection = ProviderSelection(
             chain, records, allow_private_addresses=settings.allow_private_addresses
         )
-        self._downloads = Downloads(chain, records, self._selection, waits)
+        super().__init__(chain, records, selection, waits)
 
     def close(self) -> None:
         """Close all connections."""
@@ -60,26 +59,6 @@ class JackalReader:
             height, verified = (proof.last_proven, proof.verified) if proof else (None, False)
             copies.append(Copy(provider, listed, height, verified))
         return copies
-
-    def holders(self, posting: PostRecord) -> Sequence[str]:
-        """See `ChunkReader.holders`."""
-        return self._downloads.holders(posting)
-
-    def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """See `ChunkReader.urls`."""
-        return self._downloads.urls(posting)
-
-    def read(
-        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
-    ) -> Iterator[bytes]:
-        """See `ChunkReader.read`."""
-        return self._downloads.read(posting, start_byte, end_byte, provider=provider)
-
-    def has_lost(
-        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
-    ) -> bool:
-        """See `ChunkReader.has_lost`."""
-        return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
 
 def open_chain(
