@@ -165,7 +165,7 @@ class CafWriter:
             bodies: exactly these bytes.
 
         Raises:
-            As `add`. The members before the refused one are in the archive.
+            The errors of `add`. The members before the refused one are in the archive.
         """
         bounds = [*accumulate(sizes, initial=self._position)]
         members = self._index.with_neighbours(keys, bounds)

@@ -315,10 +315,7 @@ class _Object(list[tuple[str, Any]]):
 
 
 def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
-    """Turn a plain entry into a small record at once.
-
-    Other objects are checked where they are used.
-    """
+    """Turn a plain entry into a small record immediately. Users check other objects."""
     if len(pairs) == 2:
         (first, start), (second, end) = pairs
         if (

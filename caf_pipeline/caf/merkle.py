@@ -130,8 +130,8 @@ class MerkleTree:
     def state(self, *, open_block: bool = True) -> bytes:
         """Return the state for `from_state`, in this or another process. At most about 15 KB.
 
-        Without its open block it is at most 4 KB. The restored tree then needs the bytes after the
-        last whole block again.
+        A state without its open block is at most 4 KB. The restored tree then needs the bytes after
+        the last whole block again.
         """
         self._hash_pending()
         present = sum(1 << level for level, node in enumerate(self._levels) if node is not None)
@@ -293,7 +293,7 @@ class _Roots:
         self._pool = ThreadPoolExecutor(cores, thread_name_prefix="merkle")
 
     def take(self, size_bytes: int) -> None:
-        """Submit the whole parts before `size_bytes` as fast as they are hashed."""
+        """Submit the whole parts before `size_bytes`. Waits while too many are unfinished."""
         while self._end_byte + _PART_BYTES <= size_bytes:
             self._submit(self._end_byte + _PART_BYTES)
 

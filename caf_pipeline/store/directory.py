@@ -4,7 +4,7 @@
     chunks/<merkle root>.caf     the stored bytes
     posts/<merkle root>.json     owner, start, size, archive, proof type: what a chain would list
 
-A copy counts as proven if its length is right. As in every store, the read-back compares its bytes.
+A copy counts as proven if its length is right. The read-back compares its bytes, as in every store.
 
 The first post writes the id into the folder, and then into the ledger. From then on, a folder
 without the id, e.g. of an unmounted disk, is away: the store judges and writes nothing.

@@ -39,7 +39,7 @@ class _Refusal:
 
 @dataclass
 class AcceptingProviders:
-    """Safe for several threads."""
+    """Checks whether providers would take a chunk. Safe for several threads."""
 
     settings: JackalSettings
     selection: ProviderSelection
@@ -93,7 +93,10 @@ class AcceptingProviders:
     def _query(
         self, order: Sequence[str], size_bytes: int, required: int
     ) -> tuple[int, Sequence[_Refusal]]:
-        """Return how many providers would take the file, and the refusals. Stops at enough."""
+        """Query providers in parallel until enough would take the file.
+
+        Returns how many would take it, and the refusals of the others.
+        """
         waiting, running = deque(order), dict[Future[_Refusal | None], str]()
         takers, refusals = 0, list[_Refusal]()
         pool = ThreadPoolExecutor(PARALLEL_QUERIES, thread_name_prefix="taker")

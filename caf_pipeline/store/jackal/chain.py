@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 class Chain:
-    """A chain. Safe for several threads."""
+    """A chain, queried through its nodes. Safe for several threads."""
 
     def __init__(
         self, nodes: Nodes, *, list_seconds: float = LIST_SECONDS, max_pages: int = MAX_PAGES
@@ -351,8 +351,8 @@ class Chain:
     def transaction(self, hash: str) -> IncludedTransaction | None:
         """Return a transaction that is in a block.
 
-        None if the node does not know it, or keeps no index of transactions. Without an index, only
-        the transaction's effect shows that it is in a block.
+        None if the node does not know it, or keeps no index of transactions. If there is no index,
+        only the transaction's effect shows that it is in a block.
         """
         try:
             included = self._get_or_none(f"/cosmos/tx/v1beta1/txs/{_part(hash)}", parse_transaction)

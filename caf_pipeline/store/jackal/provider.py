@@ -59,7 +59,7 @@ STALL_SECONDS: Final = 60.0
 """Timeout for one piece. A MiB a minute is far too slow for any chunk."""
 
 STATUS_SECONDS: Final = 2.0
-"""Between two polls of a job while an upload's answer is awaited."""
+"""Interval of polling a job while an upload's answer is awaited."""
 
 MAX_RESUMED: Final = 3
 LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4

@@ -49,7 +49,7 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 """Smaller bodies fit into socket buffers, so their rate means nothing."""
 
 TICK_SECONDS: Final = 0.5
-"""Between two progress reports. Each one notices a lost lease."""
+"""Interval of progress reports. Each one notices a lost lease."""
 
 FIRST_POLL_SECONDS: Final = 0.2
 POLL_SECONDS: Final = 2.0
@@ -153,7 +153,7 @@ class _UploadControl:
 
 @dataclass(frozen=True)
 class Uploads:
-    """Safe for several threads."""
+    """Uploads posted files to providers. Safe for several threads."""
 
     chain: Chain
     settings: JackalSettings
@@ -460,7 +460,7 @@ class _Upload:
     def _send(
         self, address: str, client: ProviderClient, *, sent_before: bool = False
     ) -> Result | None:
-        """Returns the failure, or None if the provider reports success."""
+        """Send the file. Returns the failure, or None if the provider reports success."""
         job = Job(0, "")
         for attempt in range(LAGGING_SENDS):
             if attempt:
