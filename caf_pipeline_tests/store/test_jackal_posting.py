@@ -292,7 +292,7 @@ def test_with_a_plan_that_has_ended_nothing_is_signed(payer, log, network):
 def test_with_too_little_space_nothing_is_signed(payer, log, network):
     network.grant(payer.address, CHARGED - 1)
     message = refused(PlanTooSmall, payer.poster(log), log, payer)
-    assert f"takes {CHARGED} bytes" in message
+    assert f"need {CHARGED} bytes" in message
     assert f"{CHARGED - 1} are free" in message
     assert log.entries == []
 

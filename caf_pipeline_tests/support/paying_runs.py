@@ -191,11 +191,11 @@ class FileLog(MemoryLog):
         super().__init__()
         self._path = path
         if path.exists():
-            self.entries, self.asked, self.heights = pickle.loads(path.read_bytes())
+            self.entries, self.queued, self.heights = pickle.loads(path.read_bytes())
 
     def _save(self) -> None:
         new = self._path.with_suffix(".new")
-        new.write_bytes(pickle.dumps((self.entries, self.asked, self.heights)))
+        new.write_bytes(pickle.dumps((self.entries, self.queued, self.heights)))
         new.replace(self._path)
 
     def ask(self, *args: Any) -> None:
