@@ -150,9 +150,7 @@ SPELLINGS = [
 def test_no_spelling_of_this_machine_is_connected_to(host):
     with (
         trap() as (_, port),
-        pytest.raises(
-            StoreUnreachable, match=r"is not connected to.*jackal\.allow_private_addresses"
-        ),
+        pytest.raises(StoreUnreachable, match=r"jackal\.allow_private_addresses"),
     ):
         ask(parse_address(f"http://{host}:{port}"), "/version")
 

@@ -152,8 +152,8 @@ class AcceptingProviders:
         if listed - len(private) < required:
             return UploadsRefused(
                 f"nothing was posted: each chunk needs {counted(required, 'copy', 'copies')}, but "
-                f"{len(private)} of {counted(listed, 'provider')} have private addresses, which "
-                "the settings forbid",
+                f"{len(private)} of {counted(listed, 'provider')} have no public address, which "
+                "the settings require",
                 hint="set jackal.allow_private_addresses = true only for a network of your own, "
                 "with providers on this machine or next to it",
             )

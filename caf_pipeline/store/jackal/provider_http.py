@@ -72,7 +72,7 @@ class ProviderAddress:
             ]
             if not allowed:
                 raise PrivateAddress(
-                    f"provider {self} has the private address "
+                    f"provider {self} has no public address, only "
                     f"{', '.join(addresses[:MAX_ADDRESSES])}, and "
                     "jackal.allow_private_addresses is false",
                     hint="set it to true only for a network of your own, with providers on this "
