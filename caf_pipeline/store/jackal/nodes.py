@@ -316,9 +316,9 @@ class Nodes:
         answer, _, answered_at = self.answer("GET", node, f"{_TENDERMINT}/blocks/latest")
         block = parse_block(answer)
         self._check_chain(node, block.chain_id)
-        seen = self._seen_height()
-        if block.height < seen:
-            raise _behind(node, block.height, seen)
+        greatest = self._seen_height()
+        if block.height < greatest:
+            raise _behind(node, block.height, greatest)
         age = (answered_at - block.time).total_seconds()
         if age > self._halted_seconds and age > HALTED_BLOCKS * self._measured_block_seconds(
             node, block
@@ -328,15 +328,15 @@ class Nodes:
                 hint="the chain makes no blocks, the node is far behind, or its clock is wrong: "
                 "wait, or set another node in jackal.lcd",
             )
-        self.saw(block.height, seen)
+        self.saw(block.height, greatest)
         return block
 
-    def saw(self, height: int, seen: int | None = None) -> None:
+    def saw(self, height: int, greatest: int | None = None) -> None:
         """Store a height that a node reported.
 
-        `seen` saves a query if the caller already has the greatest height.
+        `greatest` is the greatest height so far, if the caller has it. It saves a query.
         """
-        if height > (self._seen_height() if seen is None else seen):
+        if height > (self._seen_height() if greatest is None else greatest):
             self._see_height(height)
 
     def _check_chain(self, node: Node, chain_id: str) -> None:
