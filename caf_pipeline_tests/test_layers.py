@@ -48,7 +48,11 @@ BESIDE_WIRING = {
         "store.jackal.answers.ChainFile",
         "store.jackal.answers.StoragePlan",
     ),
-    *("store.jackal.LEAST_BYTES", "store.jackal.LEAST_DAYS", "store.jackal.wallet.words_named"),
+    *(
+        "store.jackal.LEAST_BYTES",
+        "store.jackal.LEAST_DAYS",
+        "store.jackal.wallet.mnemonic_sources",
+    ),
     *(
         "store.jackal.wallet.require_address",
         "store.jackal.chain_diff.ChainDiff",
@@ -58,7 +62,7 @@ BESIDE_WIRING = {
         "store.jackal.storage_forecast.StorageForecast",
         "store.jackal.storage_forecast.charged_per_day",
     ),
-    *("store.jackal.storage_forecast.look_ahead", "store.jackal.storage_forecast.to_buy"),
+    *("store.jackal.storage_forecast.forecast_storage", "store.jackal.storage_forecast.to_buy"),
     "store.jackal.storage_forecast.end_warning",
     # Dagster's S3 resource makes the client itself, and `wiring` is given it
     "source.s3.clients.build_client",

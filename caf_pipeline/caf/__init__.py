@@ -1,6 +1,5 @@
-"""The CAF file format: its index, its bytes written and read, and the Merkle root that Jackal knows
-a file by.
+"""The CAF file format: its index, reading and writing, and the Merkle root of a file on Jackal.
 
-Pure: no clock, no environment, no network, and nothing of chunks or objects. What an archive's own
-members say of S3's objects is `inventory.manifest`.
+Pure: no clock, no environment, no network, no chunks and no objects. `inventory.manifest` handles
+the members that describe S3's objects.
 """

@@ -1,8 +1,8 @@
-"""CAF 1.0 files: bodies back to back, the index, a footer of four bytes.
+"""CAF 1.0 files: contiguous bodies, the index, a footer of four bytes.
 
-A writer, and a reader over any source of ranges.
+Has a writer, and a reader over any source of ranges.
 
-    0 … D        bodies, in the order of adding, nothing between them
+    0 … D        bodies in the order of adding, without gaps
     D … D+N      the index, JSON (`index`)
     D+N … +4     N
 
@@ -39,32 +39,29 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalRange, write_piece
 
 SUFFIX_BYTES: Final = 64 * 1024
-"""The first read of an archive: holds the index of about a thousand members, and a small archive
-whole.
-"""
+"""The first read of an archive. It holds the index of about a thousand members."""
 
 MAX_READ_INDEX_BYTES: Final = 1 << 30
-"""A longer index is refused: four times what this writer's limits allow, and what still fits in a
-usual machine's memory.
+"""Longer indexes are refused.
+
+Four times the writer's limit, and fits into a usual machine's memory.
 """
 
 PIECE_BYTES: Final = 1 << 20
-WINDOW_BYTES: Final = 8 << 20  # one range read serves neighbours of up to this size together
-_MAX_DEAD_RUN_BYTES: Final = (
-    64 * 1024
-)  # bytes between neighbours that cost less to read than another request
+WINDOW_BYTES: Final = 8 << 20  # the largest read that several members share
+_MAX_DEAD_RUN_BYTES: Final = 64 * 1024  # unused bytes that cost less than another request
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an archive may at most be; `max_bytes` counts bodies, index and footer."""
+    """`max_bytes` counts bodies, index and footer."""
 
     max_members: int = 1_000_000
     max_index_bytes: int = 256 << 20
     max_bytes: int = 32 << 30
 
     def reason_against(self, member_count: int, index_size_bytes: int, size_bytes: int) -> str:
-        """Say which limit such an archive would pass, or "" where it passes none."""
+        """Return the limit that such an archive would exceed, or ""."""
         if member_count > self.max_members:
             return f"an archive holds at most {counted(self.max_members, 'member')}"
         if index_size_bytes > self.max_index_bytes:
@@ -79,21 +76,18 @@ class Limits:
 DEFAULT_LIMITS: Final = Limits()
 
 
-# --- writing
-# ------------------------------------------------------------------------------------------
-
-
 class CafWriter:
-    """Writes one archive under a temporary name beside `path`; it appears at `path` whole, or not
-    at all.
+    """Writes one archive under a temporary name next to `path`.
 
-    A context manager: leaving it without `publish()`, or by an exception, removes the temporary
-    file. An OSError while writing (a full disk) leaves the writer unusable; any CafError leaves the
-    archive as it was before the call.
+    It appears complete, or not at all.
+
+    A context manager: without `publish()`, or on an exception, it removes the temporary file. After
+    an OSError (a full disk), the writer is unusable. After any CafError, the archive is as before
+    the call.
     """
 
     def __init__(self, path: Path, *, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Open the temporary file; raises OSError where the folder cannot be written."""
+        """Create the temporary file. Raises OSError."""
         self.path = path
         self._limits = limits
         self._index = IndexBuilder()
@@ -103,17 +97,17 @@ class CafWriter:
 
     @property
     def temporary(self) -> Path:
-        """Where the archive is written, until `publish`."""
+        """The archive's path before `publish`."""
         return self._whole.temporary
 
     @property
     def member_count(self) -> int:
-        """How many members were added."""
+        """The number of members."""
         return self._index.member_count
 
     @property
     def size_bytes(self) -> int:
-        """The exact size of the archive if it were finished now."""
+        """The exact size that the archive would have if it were sealed now."""
         return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
 
     def add(
@@ -122,13 +116,14 @@ class CafWriter:
         """Append a member and return its range as (start_byte, end_byte exclusive).
 
         Args:
-            key: any text that is valid UTF-8, new to this archive.
+            key: valid UTF-8, new to this archive.
             size_bytes: the body's exact length.
-            chunks: the body's bytes in order; each is written before the next is asked for.
+            chunks: the body's bytes in order; each is written before the next is requested.
 
-        Raises: MemberRefused: key given before or not UTF-8 (no chunk was asked for), or the body
-            is not `size_bytes` long. ArchiveLimitReached: the member does not fit; no chunk was
-            asked for.
+        Raises:
+            MemberRefused: the key exists or is not UTF-8, or the body is not `size_bytes` long. A
+                refused key requests no chunk.
+            ArchiveLimitReached: the member does not fit; no chunk was requested.
         """
         if key in self._index:
             raise MemberRefused(f"The key {key!r} is in the archive already.")
@@ -138,8 +133,21 @@ class CafWriter:
             raise ArchiveLimitReached(
                 f"The member {key!r} of {size_bytes} bytes does not fit: {reason}."
             )
-        with self._nothing_half_written():
-            self._write_body(key, size_bytes, chunks)
+        with self._rollback_on_error():
+            written = 0
+            for chunk in chunks:
+                length = chunk.nbytes if isinstance(chunk, LocalRange) else memoryview(chunk).nbytes
+                if written + length > size_bytes:
+                    raise MemberRefused(
+                        f"The member {key!r} was declared with {size_bytes} bytes but has more."
+                    )
+                written += write_piece(self._file, chunk)
+                if isinstance(chunk, LocalRange):
+                    self._whole.raw.begin_writing_back(self._position + written)
+            if written < size_bytes:
+                raise MemberRefused(
+                    f"The member {key!r} was declared with {size_bytes} bytes but has {written}."
+                )
         self._index.add(key, start_byte, end_byte)
         self._position = end_byte
         return start_byte, end_byte
@@ -147,16 +155,17 @@ class CafWriter:
     def add_neighbours(
         self, keys: Sequence[str], sizes: Sequence[int], bodies: "memoryview[int]"
     ) -> None:
-        """Append members whose bodies lie back to back: as `add` does it one after the other, but
-        checked and written at once.
+        """Append members with contiguous bodies.
+
+        Like repeated `add`, but checked and written together.
 
         Args:
-            keys: as of `add`; at least one.
-            sizes: of the bodies, in bytes.
+            keys: as for `add`; at least one.
+            sizes: the sizes of the bodies in bytes.
             bodies: exactly these bytes.
 
         Raises:
-            As `add`; the members before the one that is refused are in the archive.
+            The errors of `add`. The members before the refused one are in the archive.
         """
         bounds = [*accumulate(sizes, initial=self._position)]
         members = self._index.with_neighbours(keys, bounds)
@@ -168,30 +177,27 @@ class CafWriter:
             return
         if len(bodies) != bounds[-1] - bounds[0]:
             raise MemberRefused(
-                f"{len(keys)} members were declared with {bounds[-1] - bounds[0]} bytes and have "
+                f"{len(keys)} members were declared with {bounds[-1] - bounds[0]} bytes but have "
                 f"{len(bodies)}."
             )
-        with self._nothing_half_written():
+        with self._rollback_on_error():
             self._file.write(bodies)
         self._index.add_neighbours(members)
         self._position = bounds[-1]
 
     def seal(self) -> None:
-        """Write index and footer and make them durable, still under the temporary name.
-
-        Nothing can be added after.
-        """
+        """Write index and footer durably, still under the temporary name. Ends adding."""
         for piece in self._index.iter_index():
             self._file.write(piece)
         self._file.write(self._index.footer())
         self._whole.seal()
 
     def publish(self) -> None:
-        """Give the sealed archive its name, durably."""
+        """Rename the sealed archive to its path, durably."""
         self._whole.publish()
 
     def abort(self) -> None:
-        """Remove the temporary file; does nothing after `publish`."""
+        """Remove the temporary file. Does nothing after `publish`."""
         self._whole.abort()
 
     def __enter__(self) -> Self:
@@ -206,17 +212,14 @@ class CafWriter:
         self.abort()
 
     def _reason_against(self, more_members: int, index_size_bytes: int, end_byte: int) -> str:
-        """Say which limit the archive would pass with so many more members, such an index and such
-        an end of the bodies.
-        """
         size_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
         return self._limits.reason_against(
             self._index.member_count + more_members, index_size_bytes, size_bytes
         )
 
     @contextlib.contextmanager
-    def _nothing_half_written(self) -> Iterator[None]:
-        """Take back what was written in the context where it is left by an exception."""
+    def _rollback_on_error(self) -> Iterator[None]:
+        """Truncate the file to its last complete member if an exception leaves the context."""
         try:
             yield
         except BaseException:
@@ -224,56 +227,34 @@ class CafWriter:
             self._file.truncate()
             raise
 
-    def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]) -> None:
-        written = 0
-        for chunk in chunks:
-            length = chunk.nbytes if isinstance(chunk, LocalRange) else memoryview(chunk).nbytes
-            if written + length > size_bytes:
-                raise MemberRefused(
-                    f"The member {key!r} was declared with {size_bytes} bytes and has more."
-                )
-            written += write_piece(self._file, chunk)
-            if isinstance(chunk, LocalRange):
-                self._whole.raw.begin_writing_back(self._position + written)
-        if written < size_bytes:
-            raise MemberRefused(
-                f"The member {key!r} was declared with {size_bytes} bytes and has {written}."
-            )
-
-
-# --- reading
-# ------------------------------------------------------------------------------------------
-
 
 class RangeSource(Protocol):
-    """A file of which ranges can be read: local, HTTP, S3, a chunk store.
+    """A file that can be read by ranges: local, HTTP, S3, a chunk store.
 
-    It must be the same file at every read.
+    It must not change between reads.
     """
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return exactly `[start_byte, end_byte)`, or raise."""
-        ...
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the
-        file.
+        """Return the last `size_bytes` of the file and its size.
+
+        A shorter file is returned whole.
         """
-        ...
 
 
 @runtime_checkable
 class StreamingSource(RangeSource, Protocol):
-    """A source that serves a long range by one request."""
+    """A source that streams a long range from one request."""
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file inside an archive, at `[start_byte, end_byte)`."""
+    """A member of an archive at `[start_byte, end_byte)`."""
 
     key: str
     start_byte: int
@@ -286,12 +267,12 @@ class Member:
 
 
 class CafReader:
-    """An opened archive: its index in memory, its bodies one range read away.
+    """An open archive: its index in memory, each body one range read away.
 
     Attributes:
-        size_bytes: of the whole file.
-        data_size_bytes: of the bodies, dead bytes included; the index begins there.
-        warnings: what lenience let pass, a sentence a kind.
+        size_bytes: the size of the whole file.
+        data_size_bytes: the size of the bodies, unused bytes included; the index begins there.
+        warnings: one sentence for each kind of tolerated fault.
     """
 
     def __init__(
@@ -309,20 +290,18 @@ class CafReader:
         self._source = source
         self._ranges = ranges
         self._name = name
-        self._cached = b""  # the last bodies, where the first read held them
+        self._cached = b""  # the last bodies, if the first read included them
         self._cached_from = data_size_bytes
 
     @classmethod
     def open(cls, source: RangeSource, *, name: str = "the archive", lenient: bool = False) -> Self:
-        """Read the index: one read where the last 64 KiB hold it, else two.
+        """Read the index, with one read if the last 64 KiB hold it, otherwise with two.
 
-        Members in those 64 KiB need no other read.
+        Members in those 64 KiB need no other read. For `lenient` see `index.decode_index`.
 
-        `lenient` is as `index.decode_index` has it.
-
-        Raises: MalformedArchive: it breaks a rule of CAF 1.0; nothing was allocated that the file's
-            size does not cover. ArchiveLimitReached: the index is longer than
-            `MAX_READ_INDEX_BYTES`.
+        Raises:
+            MalformedArchive: it breaks a rule of CAF 1.0. Allocations never exceed the file's size.
+            ArchiveLimitReached: the index is longer than `MAX_READ_INDEX_BYTES`.
         """
         tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
         index_start = _locate_index(tail, size_bytes, name)
@@ -351,36 +330,35 @@ class CafReader:
         return key in self._ranges
 
     def __getitem__(self, key: str) -> Member:
-        """Return the member, or raise MemberNotFound."""
-        found = self._ranges.get(key)
-        if found is None:
+        """Return the member. Raises MemberNotFound."""
+        byte_range = self._ranges.get(key)
+        if byte_range is None:
             raise MemberNotFound(
                 f"{self._name} has no member {key!r}.", hint="`caf list` shows the keys."
             )
-        return Member(key, found.start_byte, found.end_byte)
+        return Member(key, byte_range.start_byte, byte_range.end_byte)
 
     @property
     def members(self) -> Iterator[Member]:
-        """All members in the order of the index."""
-        return (
-            Member(key, found.start_byte, found.end_byte) for key, found in self._ranges.items()
-        )
+        """All members, in the order of the index."""
+        return (Member(key, item.start_byte, item.end_byte) for key, item in self._ranges.items())
 
     def read(self, key: str) -> bytes:
-        """Return a member's bytes by at most one read, all in memory."""
+        """Return a member's bytes with at most one read, all in memory."""
         member = self[key]
         return self._read_range(member.start_byte, member.end_byte)
 
     def stream(self, key: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Yield a member's bytes in pieces of at most `piece_bytes`, in constant memory."""
+        """Yield a member's bytes in pieces, in constant memory."""
         member = self[key]
         return self.stream_range(member.start_byte, member.end_byte, piece_bytes)
 
     def stream_range(
         self, start_byte: int, end_byte: int, piece_bytes: int = PIECE_BYTES
     ) -> Iterator[bytes]:
-        """Yield `[start_byte, end_byte)` of the bodies in pieces, by one request where the source
-        can stream.
+        """Yield `[start_byte, end_byte)` of the bodies in pieces.
+
+        Uses one request if the source can stream.
         """
         if self._cached_from <= start_byte or not isinstance(self._source, StreamingSource):
             for piece_start in range(start_byte, end_byte, piece_bytes):
@@ -391,10 +369,10 @@ class CafReader:
     def read_many(
         self, members: Iterable[Member]
     ) -> Iterator[tuple[Member, tuple[Buffer] | Iterator[Buffer]]]:
-        """Yield each member with its body, in the order of their bytes; small neighbours share one
-        read of up to 8 MiB.
+        """Yield each member with its body, in the order of the bytes.
 
-        An iterator must be taken to its end before the next member is asked for.
+        Neighbouring small members share a read of up to 8 MiB. An iterator must be exhausted before
+        the next member is requested.
         """
         for group in _neighbours(
             sorted(members, key=lambda member: (member.start_byte, member.end_byte))
@@ -411,21 +389,21 @@ class CafReader:
                 )
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of bodies that belong to no member, in order."""
+        """Yield the ranges that belong to no member, in order."""
         covered = 0
-        for found in self._ranges_in_order():
-            if found.start_byte > covered:
-                yield covered, found.start_byte
-            covered = max(covered, found.end_byte)
+        for byte_range in self._ranges_in_order():
+            if byte_range.start_byte > covered:
+                yield covered, byte_range.start_byte
+            covered = max(covered, byte_range.end_byte)
         if covered < self.data_size_bytes:
             yield covered, self.data_size_bytes
 
     def overlap_count(self) -> int:
-        """How many members share bytes with one that begins before them, or at the same place."""
+        """Return how many members share bytes with an earlier member."""
         count = covered = 0
-        for found in self._ranges_in_order():
-            count += found.start_byte < min(covered, found.end_byte)
-            covered = max(covered, found.end_byte)
+        for byte_range in self._ranges_in_order():
+            count += byte_range.start_byte < min(covered, byte_range.end_byte)
+            covered = max(covered, byte_range.end_byte)
         return count
 
     def _ranges_in_order(self) -> Sequence[ByteRange]:
@@ -440,11 +418,10 @@ class CafReader:
 
 
 def _locate_index(tail: bytes, size_bytes: int, name: str) -> int:
-    """Return the byte at which the index begins."""
     if len(tail) != min(size_bytes, SUFFIX_BYTES):
         raise ArchiveError(
-            f"{name}: asked for its last {SUFFIX_BYTES} bytes, got {len(tail)} of a file of "
-            f"{size_bytes}."
+            f"{name}: the last {SUFFIX_BYTES} bytes were requested, but {len(tail)} of a file of "
+            f"{size_bytes} were returned."
         )
     if size_bytes < FOOTER_SIZE_BYTES:
         raise MalformedArchive(
@@ -453,9 +430,9 @@ def _locate_index(tail: bytes, size_bytes: int, name: str) -> int:
     index_size_bytes = parse_footer(tail[-FOOTER_SIZE_BYTES:])
     if not 0 < index_size_bytes <= size_bytes - FOOTER_SIZE_BYTES:
         raise MalformedArchive(
-            f"{name}: its last four bytes ask for an index of {index_size_bytes} bytes in a file "
-            f"of {size_bytes}.",
-            hint="It is cut off, longer than it was written, or not a CAF file.",
+            f"{name}: its last four bytes announce an index of {index_size_bytes} bytes, but the "
+            f"file has {size_bytes}.",
+            hint="It is truncated, has additional bytes, or is not a CAF file.",
         )
     if index_size_bytes > MAX_READ_INDEX_BYTES:
         raise ArchiveLimitReached(
@@ -468,15 +445,14 @@ def _read_exactly(source: RangeSource, start_byte: int, end_byte: int, name: str
     piece = source.read(start_byte, end_byte)
     if len(piece) != end_byte - start_byte:
         raise ArchiveError(
-            f"{name}: asked for bytes {start_byte} to {end_byte}, got {len(piece)} bytes."
+            f"{name}: bytes {start_byte} to {end_byte} were requested, but {len(piece)} bytes "
+            "were returned."
         )
     return piece
 
 
 def _neighbours(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Group members, which come in order, that one read of at most `WINDOW_BYTES` serves without
-    many dead bytes.
-    """
+    """Group sorted members that a read of at most `WINDOW_BYTES` covers with few unused bytes."""
     group: list[Member] = []
     first_byte = last_byte = 0
     for member in members:

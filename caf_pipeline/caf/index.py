@@ -1,12 +1,12 @@
-"""The index of a CAF 1.0 file: its exact bytes and sizes when written, its strict reading.
+"""The index of a CAF 1.0 file: its exact bytes and sizes, and a strict parser.
 
     {"format_version":"1.0","files":{"<key>":{"start_byte":<n>,"end_byte":<n>},…}}
 
-What is written is byte for byte what gocaf writes: compact, keys in the order of their UTF-8 bytes,
-Go's escapes. What is read may be any JSON that means the same; what two readers could understand
-differently is refused.
+The writer's bytes equal gocaf's: compact, keys in the order of their UTF-8 bytes, Go's escapes. The
+parser accepts any JSON of the same meaning, and refuses what two readers could understand
+differently.
 
-Source: gocaf 4e5f21e, and what it and jackal-js-worker 5841af4 made of the vectors in the tests.
+Source: gocaf 4e5f21e; the tests' vectors show how gocaf and jackal-js-worker 5841af4 read it.
 """
 
 import codecs
@@ -31,19 +31,16 @@ _ENTRY: Final = b'"%b":{"start_byte":%d,"end_byte":%d}'
 
 EMPTY_INDEX_SIZE_BYTES: Final = len(_HEAD + _TAIL)
 FOOTER_SIZE_BYTES: Final = 4
-"""The footer is the index's length as an unsigned 32-bit little-endian number, and not counted in
-it.
+"""The footer is the index's length as an unsigned 32-bit little-endian number.
+
+It does not count itself.
 """
 
 _FOOTER: Final = struct.Struct("<I")
 _ENTRY_PUNCTUATION_BYTES: Final = len(_ENTRY.replace(b"%b", b"").replace(b"%d", b""))
-_PIECE_MEMBERS: Final = 8192  # about 0.5–1 MiB of index a piece
+_PIECE_MEMBERS: Final = 8192  # about 0.5–1 MiB of index per piece
 
-# --- escapes
-# ------------------------------------------------------------------------------------------
-
-# encoding/json of Go 1.22 and later, with its HTML escapes. 0x7f, C1 controls and U+FEFF stay as
-# they are.
+# As encoding/json of Go 1.22 and later, with HTML escapes. 0x7f, C1 controls and U+FEFF stay.
 _SHORT_ESCAPES: Final = {
     b"\b": b"\\b",
     b"\f": b"\\f",
@@ -56,7 +53,7 @@ _SHORT_ESCAPES: Final = {
 _LONG_ESCAPES: Final = {bytes([code]): b"\\u%04x" % code for code in (*range(0x20), *b"<>&")}
 _LINE_SEPARATORS: Final = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029"}
 _ESCAPES: Final = _LONG_ESCAPES | _LINE_SEPARATORS | _SHORT_ESCAPES
-# In valid UTF-8 0xe2 only ever begins a character, so that matching bytes is matching characters.
+# In valid UTF-8, 0xe2 always begins a character, so the pattern matches whole characters.
 _ESCAPED: Final = re.compile(rb'[\x00-\x1f"\\<>&]|\xe2\x80[\xa8\xa9]')
 _ESCAPED_BYTES: Final = bytes(range(0x20)) + b'"\\<>&'
 
@@ -65,7 +62,7 @@ def encode_key(key: str | bytes) -> bytes:
     """Return the key's UTF-8 bytes.
 
     Raises:
-        MemberRefused: the key is not valid UTF-8, or text with a lone surrogate.
+        MemberRefused: the key is not valid UTF-8, or has a lone surrogate.
     """
     try:
         if isinstance(key, str):
@@ -74,43 +71,29 @@ def encode_key(key: str | bytes) -> bytes:
     except UnicodeError as error:
         raise MemberRefused(
             f"The key {key!r} is not valid UTF-8.",
-            hint="Rename it: a CAF index holds UTF-8 names only.",
+            hint="Rename it: a CAF index only holds UTF-8 names.",
         ) from error
     return key
 
 
 def escape_key(key: bytes) -> bytes:
-    """Return the bytes that stand for this valid UTF-8 key between the quotes of its JSON
-    string.
-    """
+    """Return a valid UTF-8 key as it appears inside a JSON string."""
     if len(key.translate(None, _ESCAPED_BYTES)) == len(key) and b"\xe2\x80" not in key:
-        return key  # nearly always, and five times as fast as asking the pattern
+        return key  # the usual case, five times as fast as the pattern
     return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], key)
 
 
-def _escape_each(keys: Sequence[bytes]) -> Iterable[bytes]:
-    together = b"".join(keys)
-    return keys if escape_key(together) is together else map(escape_key, keys)
-
-
 def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> int:
-    """Return the length of the member's entry in the index, without the comma that parts it from
-    another entry.
-    """
+    """Return the length of a member's index entry without the separating comma."""
     return (
         len(escape_key(encode_key(key))) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
     )
 
 
-# --- writing
-# ------------------------------------------------------------------------------------------
-
-
 class Neighbours(NamedTuple):
-    """Members that lie back to back, with the exact length that the index has with them.
+    """Contiguous members, and the exact length of the index with them.
 
-    The n-th begins at `bounds[n]` and ends at `bounds[n + 1]`, exclusive; so there is a bound more
-    than there are keys.
+    Member n covers `bounds[n]` to `bounds[n + 1]`, exclusive. There is one more bound than keys.
     """
 
     keys: Mapping[bytes, None]
@@ -119,16 +102,13 @@ class Neighbours(NamedTuple):
 
 
 class IndexBuilder:
-    """Collects the ranges of members and emits the index.
+    """Collects the ranges of members and writes the index.
 
-    Memory is about 100 bytes a member beside its key; members that arrive in byte order are emitted
-    without a sort.
+    Memory is about 100 bytes per member plus its key. Members added in byte order need no sort.
     """
 
     def __init__(self) -> None:
-        self._keys: dict[
-            bytes, None
-        ] = {}  # in the order of adding, so that the n-th key has the n-th range
+        self._keys: dict[bytes, None] = {}  # in the order of the ranges
         self._starts = array("Q")
         self._ends = array("Q")
         self._size_bytes = EMPTY_INDEX_SIZE_BYTES
@@ -137,21 +117,19 @@ class IndexBuilder:
 
     @property
     def member_count(self) -> int:
-        """How many members were added."""
+        """The number of members."""
         return len(self._keys)
 
     @property
     def index_size_bytes(self) -> int:
-        """The exact length of the index now, footer not counted."""
+        """The exact length of the index now, without the footer."""
         return self._size_bytes
 
     def __contains__(self, key: str | bytes) -> bool:
         return encode_key(key) in self._keys
 
     def size_with(self, key: str | bytes, start_byte: int, end_byte: int) -> int:
-        """Return the exact length that the index would have with this member too, footer not
-        counted.
-        """
+        """Return the index's exact length with this additional member, without the footer."""
         return (
             self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
         )
@@ -159,8 +137,9 @@ class IndexBuilder:
     def add(self, key: str | bytes, start_byte: int, end_byte: int) -> None:
         """Add a member at `[start_byte, end_byte)`.
 
-        Raises: MemberRefused: the key is there already or not UTF-8, or the range is none; nothing
-            was added.
+        Raises:
+            MemberRefused: the key exists or is not UTF-8, or the range is invalid; nothing was
+                added.
         """
         encoded = encode_key(key)
         if encoded in self._keys:
@@ -177,10 +156,9 @@ class IndexBuilder:
         self._ends.append(end_byte)
 
     def with_neighbours(self, keys: Sequence[str], bounds: Sequence[int]) -> Neighbours | None:
-        """Check members that lie back to back as a whole, several times as fast as singly; None
-        where `add` refuses one of them.
+        """Check contiguous members together, several times as fast as one by one. Adds nothing.
 
-        Nothing is added, until `add_neighbours`.
+        Returns what `add_neighbours` takes. None if `add` refuses one of the members.
         """
         try:
             encoded = dict.fromkeys(map(str.encode, keys))
@@ -196,7 +174,7 @@ class IndexBuilder:
         return Neighbours(encoded, bounds, self._size_bytes + size_bytes)
 
     def add_neighbours(self, members: Neighbours) -> None:
-        """Add what `with_neighbours` returned; nothing may have been added since."""
+        """Add the result of `with_neighbours`. Nothing may have been added in between."""
         in_order = [self._last_key, *members.keys]
         self._ascending = self._ascending and in_order == sorted(in_order)
         self._last_key = in_order[-1]
@@ -206,9 +184,7 @@ class IndexBuilder:
         self._size_bytes = members.index_size_bytes
 
     def iter_index(self) -> Iterator[bytes]:
-        """Yield the index in pieces, `index_size_bytes` in all. Nothing may be added while it
-        runs.
-        """
+        """Yield the index in pieces, `index_size_bytes` in all. Nothing may be added meanwhile."""
         keys = list(self._keys)
         order = (
             range(len(keys)) if self._ascending else sorted(range(len(keys)), key=keys.__getitem__)
@@ -216,7 +192,11 @@ class IndexBuilder:
         yield _HEAD
         for first in range(0, len(keys), _PIECE_MEMBERS):
             numbers = order[first : first + _PIECE_MEMBERS]
-            escaped = _escape_each([keys[n] for n in numbers])
+            piece = [keys[n] for n in numbers]
+            joined = b"".join(piece)
+            escaped: Iterable[bytes] = (
+                piece if escape_key(joined) is joined else map(escape_key, piece)
+            )
             starts, ends = ([column[n] for n in numbers] for column in (self._starts, self._ends))
             yield (b"," if first else b"") + b",".join(
                 map(_ENTRY.__mod__, zip(escaped, starts, ends, strict=True))
@@ -224,14 +204,14 @@ class IndexBuilder:
         yield _TAIL
 
     def footer(self) -> bytes:
-        """Return the four bytes that follow the index.
+        """Return the four bytes after the index.
 
         Raises:
-            ArchiveLimitReached: the index's length does not fit them.
+            ArchiveLimitReached: the index is too long for them.
         """
         if self._size_bytes >= 1 << 32:
             raise ArchiveLimitReached(
-                f"An index of {self._size_bytes} bytes is longer than a CAF footer can say."
+                f"An index of {self._size_bytes} bytes is too long for a CAF footer."
             )
         return _FOOTER.pack(self._size_bytes)
 
@@ -241,14 +221,10 @@ def parse_footer(footer: bytes) -> int:
     return int(_FOOTER.unpack(footer)[0])
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------
-
-
 class ByteRange(msgspec.Struct, frozen=True, gc=False):
     """`[start_byte, end_byte)` of the file.
 
-    A Struct, since a million of them must not take half a gigabyte.
+    A Struct, because a million instances must not take half a gigabyte.
     """
 
     start_byte: int
@@ -262,9 +238,7 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class DecodedIndex:
-    """What an index says, in its own order, with a sentence for each kind of thing that lenience
-    let pass.
-    """
+    """The ranges of an index in its own order, and a warning for each kind of tolerated fault."""
 
     ranges: Mapping[str, ByteRange]
     warnings: tuple[str, ...]
@@ -273,40 +247,44 @@ class DecodedIndex:
 def decode_index(
     index: bytes, data_size_bytes: int, *, name: str, lenient: bool = False
 ) -> DecodedIndex:
-    """Read an index strictly; every range lies in `[0, data_size_bytes]`.
+    """Parse an index strictly. Every range lies in `[0, data_size_bytes]`.
 
-    Args: index: exactly the index's bytes. data_size_bytes: where the index begins in the file.
-        name: of the archive, for messages. lenient: take the last of equal keys, U+FFFD for what is
-        not UTF-8, and any version; each with a warning.
+    Args:
+        index: exactly the index's bytes.
+        data_size_bytes: the position of the index in the file.
+        name: the archive's name in messages.
+        lenient: accept any version, the last of equal keys, and U+FFFD for invalid UTF-8. Each adds
+            a
+            warning.
 
     Raises:
-        MalformedArchive: what a strict reader refuses, and in either case what has no one meaning.
+        MalformedArchive: the index breaks a rule. Ambiguous indexes are refused even if lenient.
     """
     decoded = _decode_canonical(index) or _decode_any(index, name, lenient)
     for key, member in decoded.ranges.items():
         if not 0 <= member.start_byte <= member.end_byte <= data_size_bytes:
             raise MalformedArchive(
                 f"{name}: the member {key!r} has the range {member.start_byte} to "
-                f"{member.end_byte}, "
-                f"outside the {data_size_bytes} bytes of bodies."
+                f"{member.end_byte}, outside the {data_size_bytes} bytes of bodies."
             )
     return decoded
 
 
 _decoder: Final = msgspec.json.Decoder(_Index)
-# \u005f and \u006x, \u007x: the only way to spell a field's name without its plain bytes.
+# \u005f, \u006x and \u007x: the only way to write a field name without its plain bytes.
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[5-7]")
 _ONCE: Final = (b'"format_version"', b'"files"')
 _ONCE_A_MEMBER: Final = (b'"start_byte"', b'"end_byte"')
 
 
 def _decode_canonical(index: bytes) -> DecodedIndex | None:
-    """Read an index that plainly has nothing twice, fast and in little memory; None where that is
-    not plain.
+    """Parse an index without duplicate names, fast and in little memory.
 
-    msgspec silently takes the last of two equal names. Every entry must hold the two field names,
-    and where no letter is escaped it holds their plain bytes; as many of them as there are members
-    left means that none was dropped.
+    None if there may be some.
+
+    msgspec silently takes the last of equal names. Every entry must have both field names, as plain
+    bytes if no letter is escaped. If each name occurs as often as there are members, msgspec
+    dropped none.
     """
     try:
         decoded = _decoder.decode(index)
@@ -321,23 +299,23 @@ def _decode_canonical(index: bytes) -> DecodedIndex | None:
     return DecodedIndex(decoded.files, ()) if plain else None
 
 
-_MAX_DIGITS: Final = 4000  # of thousands more Python itself makes no number
+_MAX_DIGITS: Final = 4000  # Python's own limit is 4300
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object's pairs as they stand in the text, equal names included."""
+    """A JSON object's pairs in the order of the text, duplicates included."""
 
     def only(self, name: str) -> object:
-        """Return the value of `name`; raise ValueError where it is missing or there twice."""
+        """Return the value of `name`. Raises ValueError if it is missing or a duplicate."""
         values = [value for key, value in self if key == name]
         if len(values) != 1:
-            raise ValueError(f"the field {name!r} is {'missing' if not values else 'there twice'}")
+            raise ValueError(f"the field {name!r} {'occurs twice' if values else 'is missing'}")
         return values[0]
 
 
 def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
-    """Make a plain entry small at once; anything else is judged where it is used."""
+    """Turn a plain entry into a small record immediately. Users check other objects."""
     if len(pairs) == 2:
         (first, start), (second, end) = pairs
         if (
@@ -350,19 +328,9 @@ def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
     return _Object(pairs)
 
 
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _int_of(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"a number has {len(digits)} digits")
-    return int(digits)
-
-
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
-    # Go turns every byte of an invalid sequence into one U+FFFD; Python's own "replace" makes one
-    # of several bytes.
+    # Go replaces every byte of an invalid sequence by a U+FFFD; Python's own "replace" replaces
+    # several bytes by one.
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -371,18 +339,24 @@ codecs.register_error("caf-each-byte", _replace_each_byte)
 
 
 def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
-    """Read any legal index by the standard library's JSON, which shows equal names.
-
-    Slower, and larger in memory.
-    """
+    """Parse any legal index with the standard library, which keeps duplicate names. Slow."""
     warnings: list[str] = []
     text = _decode_text(index, name, lenient, warnings.append)
+
+    def parse_int(digits: str) -> int:
+        if len(digits) > _MAX_DIGITS:
+            raise ValueError(f"a number has {len(digits)} digits")
+        return int(digits)
+
+    def refuse_constant(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
     try:
         root = json.loads(
             text,
             object_pairs_hook=_range_or_object,
-            parse_int=_int_of,
-            parse_constant=_refuse_constant,
+            parse_int=parse_int,
+            parse_constant=refuse_constant,
         )
         if not isinstance(root, _Object):
             raise ValueError("it is not an object with 'format_version' and 'files'")
@@ -391,7 +365,7 @@ def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
         if not isinstance(files, _Object):
             raise ValueError("'files' is not an object of members")
     except RecursionError as error:
-        raise MalformedArchive(f"{name}: the index is nested too deep.") from error
+        raise MalformedArchive(f"{name}: the index is nested too deeply.") from error
     except ValueError as error:
         raise MalformedArchive(f"{name}: the index cannot be read: {error}.") from error
     return DecodedIndex(_collect(files, name, lenient, warnings.append), tuple(warnings))
@@ -407,8 +381,8 @@ def _decode_text(index: bytes, name: str, lenient: bool, warn: Callable[[str], N
                 hint="--lenient reads it with U+FFFD instead.",
             ) from error
         warn(
-            f"{name}: the index is not valid UTF-8 at its byte {error.start}; U+FFFD stands for "
-            "each bad byte."
+            f"{name}: the index is not valid UTF-8 at its byte {error.start}; U+FFFD replaces "
+            "each invalid byte."
         )
         return index.decode(errors="caf-each-byte")
 
@@ -419,13 +393,13 @@ def _check_version(root: _Object, name: str, lenient: bool, warn: Callable[[str]
         return
     if len(versions) > 1 or not all(isinstance(version, str) for version in versions):
         raise ValueError("'format_version' is not one string")
-    said = f"has the format version {versions[0]!r}" if versions else "has no format version"
+    fault = f"has the format version {versions[0]!r}" if versions else "has no format version"
     if not lenient:
         raise MalformedArchive(
-            f"{name}: the archive {said}, only {FORMAT_VERSION!r} is known.",
+            f"{name}: the archive {fault}, but only {FORMAT_VERSION!r} is supported.",
             hint="--lenient reads it as 1.0.",
         )
-    warn(f"{name}: the archive {said}; it was read as {FORMAT_VERSION}.")
+    warn(f"{name}: the archive {fault}; it was read as {FORMAT_VERSION}.")
 
 
 def _collect(
@@ -438,7 +412,7 @@ def _collect(
         if not key.isascii() and _SURROGATE.search(key):
             if not lenient:
                 raise MalformedArchive(
-                    f"{name}: the key {key!r} holds a lone surrogate.",
+                    f"{name}: the key {key!r} has a lone surrogate.",
                     hint="--lenient reads it with U+FFFD instead.",
                 )
             key = _SURROGATE.sub("\ufffd", key)
@@ -446,28 +420,27 @@ def _collect(
         if key in ranges:
             if not lenient:
                 raise MalformedArchive(
-                    f"{name}: the key {key!r} is there twice.", hint="--lenient takes the last."
+                    f"{name}: the key {key!r} occurs twice.", hint="--lenient takes the last."
                 )
             repeated += 1
         ranges[key] = value if isinstance(value, ByteRange) else _range_of(value, key, name)
     if surrogates:
-        warn(f"{name}: {counted(surrogates, 'key')} with lone surrogates; U+FFFD stands for each.")
+        warn(f"{name}: {counted(surrogates, 'key')} with lone surrogates; U+FFFD replaces each.")
     if repeated:
         warn(
-            f"{name}: {counted(repeated, 'entry', 'entries')} whose key comes again later; the "
-            "last of each was taken."
+            f"{name}: {counted(repeated, 'entry', 'entries')} with a key that occurs again later; "
+            "the last entry of each key was taken."
         )
     return ranges
 
 
 def _range_of(value: object, key: str, name: str) -> ByteRange:
-    """Read an entry that holds more than the two fields, or holds them in another order."""
     try:
         if not isinstance(value, _Object):
             raise ValueError("it is not an object")
         start_byte, end_byte = value.only("start_byte"), value.only("end_byte")
     except ValueError as error:
         raise MalformedArchive(f"{name}: the entry of {key!r} cannot be read: {error}.") from error
-    if type(start_byte) is not int or type(end_byte) is not int:  # to isinstance a bool is an int
-        raise MalformedArchive(f"{name}: the range of {key!r} is not given in whole numbers.")
+    if type(start_byte) is not int or type(end_byte) is not int:  # isinstance would accept a bool
+        raise MalformedArchive(f"{name}: the range of {key!r} is not in whole numbers.")
     return ByteRange(start_byte, end_byte)

@@ -1,4 +1,4 @@
-"""The hash functions of the Jackal Merkle tree, by proof type, and the size of its blocks."""
+"""The block size and the hash functions of the Jackal Merkle tree."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,7 +1,6 @@
-"""A full subtree of the Jackal Merkle tree in Python: the reference that the compiled one is held
-to, and its fall-back.
+"""Full subtrees of the Jackal Merkle tree in Python: reference and fallback of the compiled module.
 
-What the tree is stands in `caf.merkle`; the compiled one in `native/`.
+`caf.merkle` describes the tree. The compiled module is in `native/`.
 """
 
 import sys
@@ -14,29 +13,32 @@ from numpy.typing import NDArray
 
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES, HASHES
 
-_NUMBER_BYTES: Final = 20  # room before a block's hex for any 64-bit number in decimal
+_NUMBER_BYTES: Final = 20  # digits of the largest 64-bit number, before a block's hex
+_THREAD: Final = threading.local()
 
 
 def subtree_root(blocks: memoryview, first_number: int, proof_type: int) -> bytes:
-    """Return the root over a power of two of whole blocks, or over the file's short last one alone.
+    """Return the root of a power of two of whole blocks, or of the file's short last block.
 
     `first_number` is the first block's number in the file. Most of the time is spent without the
     interpreter's lock.
     """
+    if not hasattr(_THREAD, "texts"):
+        _THREAD.texts = _HexText()  # kept: some 2.6 MB for batches of 64 blocks
+    texts: _HexText = _THREAD.texts
     hashes = HASHES[proof_type]
-    level = [hashes.tree(hashes.block(text)) for text in _texts().of(blocks, first_number)]
+    level = [hashes.tree(hashes.block(text)) for text in texts.of(blocks, first_number)]
     while len(level) > 1:
         level = [hashes.tree(level[n] + level[n + 1]) for n in range(0, len(level), 2)]
     return level[0]
 
 
 class _HexText:
-    """What the leaves hash: decimal number and lower-case hex of each block of a batch, by
-    arithmetic on 16-bit lanes.
+    """The input of the leaf hashes: a block's decimal number and its lower-case hex.
 
-    Nearly twice as fast as binascii.hexlify, which also holds the interpreter's lock; numpy does
-    not. Number and hex lie together, since hashing them in one call takes half the time of two
-    where BLAKE3 is concerned.
+    Computed on 16-bit lanes in numpy. This is nearly twice as fast as binascii.hexlify, which holds
+    the interpreter's lock. Number and hex are adjacent, because one BLAKE3 call takes half the time
+    of two.
     """
 
     def __init__(self) -> None:
@@ -44,9 +46,9 @@ class _HexText:
         self._scratch: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
 
     def of(self, blocks: memoryview, first_number: int) -> Iterator[memoryview]:
-        """Yield the text of each block, overwritten by the next call.
+        """Yield the text of each block. The next call overwrites it.
 
-        All are whole, or it is a single short one.
+        The blocks are all whole, or a single short one.
         """
         count = max(1, len(blocks) // BLOCK_BYTES)
         width = min(len(blocks), BLOCK_BYTES)
@@ -70,15 +72,16 @@ class _HexText:
 def _to_hex(
     blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]
 ) -> None:
-    """Write two digits for each byte, the high one into a lane's low byte: the first in memory on
-    little-endian machines.
+    """Write two digits for each byte. The high digit goes into a lane's low byte.
+
+    On little-endian machines the low byte is first in memory.
     """
     np.copyto(lanes, blocks)
     np.left_shift(lanes, 8, out=scratch)
     np.right_shift(lanes, 4, out=lanes)
     np.bitwise_or(lanes, scratch, out=lanes)
     np.bitwise_and(lanes, 0x0F0F, out=lanes)
-    # Digits above 9 carry into bit 4 when 6 is added; their letters lie further on in ASCII.
+    # Adding 6 carries digits above 9 into bit 4. These need the offset of ASCII letters.
     np.add(lanes, 0x0606, out=scratch)
     np.right_shift(scratch, 4, out=scratch)
     np.bitwise_and(scratch, 0x0101, out=scratch)
@@ -87,16 +90,3 @@ def _to_hex(
     np.add(lanes, 0x3030, out=lanes)
     if sys.byteorder == "big":
         lanes.byteswap(inplace=True)
-
-
-_OF_THREAD: Final = threading.local()
-
-
-def _texts() -> _HexText:
-    """Return this thread's own: its memory is some 2.6 MB at batches of 64 blocks, and is worth
-    being kept.
-    """
-    if not hasattr(_OF_THREAD, "texts"):
-        _OF_THREAD.texts = _HexText()
-    texts: _HexText = _OF_THREAD.texts
-    return texts

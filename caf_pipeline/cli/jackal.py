@@ -40,7 +40,7 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
 from caf_pipeline.store.jackal.chain_diff import ChainDiff, compare
 from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy
-from caf_pipeline.store.jackal.wallet import words_named
+from caf_pipeline.store.jackal.wallet import mnemonic_sources
 from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline.store.protocol import TransactionLog
 from caf_pipeline.throttle import open_throttle
@@ -123,7 +123,7 @@ def wallet(json: JsonOption = False) -> None:
         else _space_warning(plan, None if pending else last_reading, now, settings.jackal.warn_days)
     )
     words = settings.jackal.mnemonic
-    words_from, *not_used = words_named(
+    words_from, *not_used = mnemonic_sources(
         words.get_secret_value() if words else None, settings.jackal.mnemonic_file
     )
     if json:

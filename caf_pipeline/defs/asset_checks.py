@@ -52,7 +52,7 @@ from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import (
     charged_per_day,
     end_warning,
-    look_ahead,
+    forecast_storage,
     to_buy,
 )
 from caf_pipeline.system.quantities import counted
@@ -421,7 +421,7 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
         )
         severity = AssetCheckSeverity.ERROR if stored else AssetCheckSeverity.WARN
         return AssetCheckResult(passed=False, severity=severity, description=f"{reason}: {buy}.")
-    forecast = look_ahead(plan, charged_per_day(chunks, copies, now), now)
+    forecast = forecast_storage(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
     log = run_context.ledger.transactions(run_context.holder)
     pending = any(

@@ -1,15 +1,13 @@
-"""A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at
-home.
+"""A ChunkStore in a folder: for trials, tests, and archives on your own disk.
 
-    store-id                     a random id, which the ledger knows
+    store-id                     a random id, recorded in the ledger
     chunks/<merkle root>.caf     the stored bytes
-    posts/<merkle root>.json     owner, start, size, archive, proof type: what the chain would list
+    posts/<merkle root>.json     owner, start, size, archive, proof type: what a chain would list
 
-A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
+A copy counts as proven if its length is right. The read-back compares its bytes, as in every store.
 
-The first post writes the id, into the folder and then into the ledger. From then on the store is
-away while the folder lacks the id, e.g. because the disk is not mounted: nothing is judged, and
-nothing is written.
+The first post writes the id into the folder, and then into the ledger. From then on, a folder
+without the id, e.g. of an unmounted disk, is away: the store judges and writes nothing.
 """
 
 import contextlib
@@ -52,68 +50,62 @@ PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
 
 MARKER: Final = "store-id"
-"""The file with the store's id. If you copy it to another folder, that folder becomes the store."""
+"""The file with the store's id. A folder that you copy it to becomes the store."""
 
 _PART: Final = ".part-"
-_ROOT_BYTES: Final = 32  # of a root of proof type 3; one of type 0 has 64
+_ROOT_BYTES: Final = 32  # proof type 3; roots of type 0 have 64
 _ROOT: Final = re.compile(r"(?:[0-9a-f]{2})+")
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_MARKER_BYTES: Final = 1000  # an id and white space; a longer file is no marker
+_MARKER_BYTES: Final = 1000  # an id and white space
 
 
 class FolderLedger(Protocol):
-    """The part of the ledger that the store needs: see `ledger.folder_store`."""
+    """The part of the ledger that the store needs. See `ledger.folder_store`."""
 
     def folder_store(self) -> str | None:
-        """Return the id of the folder that has the chunks; None before `mark_folder_store`."""
-        ...
+        """Return the id of the folder with the chunks. None before `mark_folder_store`."""
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Record that the folder with this id has the chunks; return the id that counts."""
-        ...
+        """Record the id of the folder with the chunks.
+
+        Returns the recorded id, which may be older.
+        """
 
 
 class NoLedger:
-    """The memory of a store without a ledger."""
+    """Stands in for the ledger."""
 
     def __init__(self) -> None:
         self._id: str | None = None
 
     def folder_store(self) -> str | None:
-        """Return the id that was marked."""
+        """Return the recorded id."""
         return self._id
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Keep the id while the process runs."""
+        """Record the id until the process ends."""
         self._id = folder_id
         return folder_id
 
 
 class DirectoryReader(ChunkReader):
-    """Reads chunks that are files of a folder.
-
-    Safe for several threads. Writes nothing, neither there nor in the ledger.
-    """
+    """Reads chunks that are files of a folder. Writes nothing. Safe for several threads."""
 
     name = "directory"
     required_copies = 1
 
     def __init__(self, folder: Path, recorded_id: Callable[[], str | None] = lambda: None) -> None:
-        """Open the folder.
-
-        Args: folder: where it is. recorded_id: returns the id of the folder that has the chunks,
-            None if the ledger has no id.
-        """
+        """`recorded_id` returns the ledger's id of the folder with the chunks, or None."""
         self.folder = folder
         self._recorded_id = recorded_id
-        self._id = ""  # once the folder was seen with the id that the ledger knows
+        self._id = ""  # set once the folder was seen with the ledger's id
         self._chunks = folder / "chunks"
         self._posts = folder / "posts"
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder does not hold the ledger's chunks.
+        """Raise StoreAway if the folder lacks the ledger's id.
 
-        Any folder passes while the ledger has no chunk.
+        Any folder passes while there is none.
         """
         marker = self._read_marker()
         if self._id and marker == self._id:
@@ -126,11 +118,7 @@ class DirectoryReader(ChunkReader):
         self._id = recorded
 
     def _read_marker(self) -> str:
-        """Return the id in the folder; "" if there is none.
-
-        Raises:
-            StoreUnreachable: the marker cannot be read. StoreAway: it has no id.
-        """
+        """Return the id in the folder, or "". Raises StoreAway if the marker has no id."""
         path = self.folder / MARKER
         try:
             with path.open("rb") as file:
@@ -140,14 +128,13 @@ class DirectoryReader(ChunkReader):
         except OSError as error:
             raise StoreUnreachable(
                 f"{path} cannot be read: {error.strerror}",
-                hint="see that the store's folder is there and that this user may read it, and try "
-                "again",
+                hint="check that the store's folder exists and that this user may read it",
             ) from error
         if not _ID.fullmatch(text):
             raise StoreAway(
-                f"{path} has no id of a store",
-                hint="copy the file from a backup; remove it if no chunk was ever stored in "
-                f"{self.folder}",
+                f"{path} does not contain a store's id",
+                hint="copy the file from a backup; if no chunk was ever stored in "
+                f"{self.folder}, remove it",
             )
         return text
 
@@ -159,23 +146,19 @@ class DirectoryReader(ChunkReader):
         )
         folder = shlex.quote(str(self.folder))
         return StoreAway(
-            f"the store's folder {self.folder} is not the one that has the chunks: {why}",
-            hint="mount its disk, or correct store.folder; only if the disk is lost for good, let "
-            "an empty folder take its place:"
-            f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
+            f"the store's folder {self.folder} is not the folder with the chunks: {why}",
+            hint="mount its disk, or correct store.folder; only if the disk is lost for good, "
+            f"replace it by an empty folder: mkdir -p {folder} && echo {recorded} > "
+            f"{shlex.quote(str(self.folder / MARKER))}",
         )
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return the one copy, where its file has the posted length.
-
-        Raises:
-            StoreUnreachable: it cannot be looked at.
-        """
+        """Return the copy if its file has the posted length."""
         self.require_here()
         try:
             size_bytes = self._chunk_path(posting).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
-            self.require_here()  # its disk may have gone since
+            self.require_here()  # the disk may be gone by now
             return []
         except OSError as error:
             raise _unreadable(posting, error) from error
@@ -189,13 +172,11 @@ class DirectoryReader(ChunkReader):
         return []
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the folder, where it has the chunk."""
+        """Return the folder if it has the chunk."""
         return [copy.provider for copy in self.copies(posting)]
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return the file's address on this machine, as fsspec takes it: nothing in it is
-        percent-encoded.
-        """
+        """Return the file's URL on this machine, without percent-encoding, as fsspec expects."""
         return {
             holder: f"file://{self._chunk_path(posting).resolve()}"
             for holder in self.holders(posting)
@@ -204,32 +185,30 @@ class DirectoryReader(ChunkReader):
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """Yield the range from the file."""
+        """See `ChunkReader.read`."""
         self.require_here()
         try:
             with self._chunk_path(posting).open("rb") as file:
                 file.seek(start_byte)
-                left = end_byte - start_byte
-                while left and (piece := file.read(min(left, PIECE_BYTES))):
-                    left -= len(piece)
+                missing = end_byte - start_byte
+                while missing and (piece := file.read(min(missing, PIECE_BYTES))):
+                    missing -= len(piece)
                     yield piece
         except FileNotFoundError as error:
-            self.require_here()  # its disk may have gone since
+            self.require_here()  # the disk may be gone by now
             raise StoredChunkMissing(
                 f"the store has no chunk {posting.merkle_root.hex()}"
             ) from error
         except OSError as error:
             raise _unreadable(posting, error) from error
-        if left:
+        if missing:
             raise IntegrityError(
-                f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}"
+                f"chunk {posting.merkle_root.hex()} ends {missing} bytes before byte {end_byte}"
             )
 
     def _posting(self, merkle_root: bytes) -> PostRecord:
-        described = json.loads(self._post_path(merkle_root).read_bytes())
-        return PostRecord(
-            merkle_root, described["owner"], described["start"], described["stored_size_bytes"]
-        )
+        post = json.loads(self._post_path(merkle_root).read_bytes())
+        return PostRecord(merkle_root, post["owner"], post["start"], post["stored_size_bytes"])
 
     def _chunk_path(self, posting: PostRecord) -> Path:
         return self._chunks / f"{posting.merkle_root.hex()}.caf"
@@ -241,12 +220,11 @@ class DirectoryReader(ChunkReader):
 class DirectoryStore(DirectoryReader, ChunkStore):
     """Keeps each chunk as one file.
 
-    Safe for several processes: files get their names only when they are whole.
-
-    Nothing is written before the first post.
+    Safe for several processes: files get their names only when they are complete. Nothing is
+    written before the first post.
     """
 
-    proof_type = 3  # the shorter root, and the faster one
+    proof_type = 3  # its root is shorter and faster to compute
 
     def __init__(self, folder: Path, ledger: FolderLedger | None = None) -> None:
         """Open the folder. `ledger` knows which folder has the chunks."""
@@ -257,34 +235,33 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         """Write an id into the folder if it has none, and record the id in the ledger.
 
         Raises:
-            StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
+            StoreAway: the ledger has another folder's id.
+            StoreError: the folder cannot be written.
         """
         self.require_here()
         if self._id:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._mark(self._read_marker() or self._write_marker(secrets.token_hex(16)))
+            marker = self._read_marker() or self._write_marker(secrets.token_hex(16))
+            recorded = self._ledger.mark_folder_store(marker)
         except OSError as error:
-            raise self._not_made(error) from error
-
-    def _mark(self, marker: str) -> None:
-        counts = self._ledger.mark_folder_store(marker)
-        if counts != marker:  # another process was first, with another folder
-            raise self._away(marker, counts)
+            raise self._cannot_create(error) from error
+        if recorded != marker:  # another process was first, with another folder
+            raise self._away(marker, recorded)
         self._id = marker
 
     def _write_marker(self, folder_id: str) -> str:
-        """Write the marker, durable and whole.
+        """Write a complete and durable marker.
 
-        Return the id that the folder then has: another process may have been first.
+        Returns the folder's id: another process may be first.
         """
         path = self.folder / MARKER
         temporary = path.with_name(f".{MARKER}-{secrets.token_hex(8)}")
         try:
             _write_new(temporary, folder_id)
             try:
-                os.link(temporary, path)  # unlike a rename, it replaces nothing
+                os.link(temporary, path)  # unlike a rename, a link replaces nothing
             except FileExistsError:
                 pass
             except OSError:  # a file system without hard links
@@ -296,50 +273,47 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         sync_folder(self.folder.parent)
         return self._read_marker()
 
-    def _not_made(self, error: OSError) -> StoreError:
+    def _cannot_create(self, error: OSError) -> StoreError:
         return StoreError(
-            f"the store's folder {self.folder} cannot be made: {error.strerror}",
+            f"the store's folder {self.folder} cannot be created: {error.strerror}",
             hint="set store.folder to a folder you own",
         )
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """Refuse what the disk has no room for. `public` is not asked: nothing leaves the
-        folder.
+        """Raise StoreError if the disk has no room.
+
+        `public` is ignored: nothing leaves the folder.
         """
         self.require_here()
         try:
-            disk = os.statvfs(self._existing_folder())
+            # The folder, or the nearest parent in which it can be created.
+            folder = next(
+                path
+                for path in (self.folder, *self.folder.absolute().parents)
+                if os.path.lexists(path)
+            )
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+            disk = os.statvfs(folder)
         except OSError as error:
-            raise self._not_made(error) from error
+            raise self._cannot_create(error) from error
         free_bytes = disk.f_bavail * disk.f_frsize
         if stored_size_bytes + waiting_bytes > free_bytes:
-            beside = (
-                f" beside {show_size(waiting_bytes)} of chunks that wait" if waiting_bytes else ""
-            )
+            others = f" and {show_size(waiting_bytes)} of waiting chunks" if waiting_bytes else ""
             raise StoreError(
-                f"the store's folder {self.folder} has {show_size(free_bytes)} free, too little "
-                "for a chunk of"
-                f" {show_size(stored_size_bytes)}{beside}",
-                hint="make room there, or set store.folder to a folder on a larger disk",
+                f"the store's folder {self.folder} has {show_size(free_bytes)} free, which is too "
+                f"little for a chunk of {show_size(stored_size_bytes)}{others}",
+                hint="free some space, or set store.folder to a folder on a larger disk",
             )
-
-    def _existing_folder(self) -> Path:
-        """Return the folder, or the nearest one above it in which it can be made."""
-        folder = next(
-            path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path)
-        )
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        return folder
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
+        """Record that the chunk will come. Nothing is signed, so `log` stays empty."""
         self.bind()
         path = self._post_path(chunk.merkle_root)
         if not path.exists():
-            described = {
+            post = {
                 "owner": OWNER,
                 "start": 1,
                 "stored_size_bytes": chunk.stored_size_bytes,
@@ -347,11 +321,11 @@ class DirectoryStore(DirectoryReader, ChunkStore):
                 "archive": chunk.archive_id,
                 "proof_type": chunk.proof_type,
             }
-            self._write(path, iter([json.dumps(described).encode()]))
+            self._write(path, iter([json.dumps(post).encode()]))
         return self._posting(chunk.merkle_root)
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post, where the folder has one."""
+        """See `ChunkStore.posted_already`."""
         self.require_here()
         return (
             self._posting(chunk.merkle_root)
@@ -360,12 +334,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         )
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """Return the roots of the archive's posts that the ledger does not know; only such posts
-        are read.
-
-        Raises:
-            StoreAway: the folder is not the store's. StoreError: one of them is no post.
-        """
+        """See `ChunkStore.unknown_posts`. Reads only the posts that the ledger does not know."""
         self.require_here()
         listed = {
             path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)
@@ -384,69 +353,75 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         *,
         wrong: Collection[str] = (),
     ) -> None:
-        """Copy the staged file.
+        """Copy the staged file. An identical copy stays, so `wrong` changes nothing.
 
-        An existing copy of the same bytes stays, so that `wrong` changes nothing.
-
-        Raises: RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them.
-            StoreError.
+        Raises:
+            RootRefused: the bytes do not have the posted Merkle root; none of them were kept.
         """
         try:
             file = staged.open("rb")
         except FileNotFoundError as error:
             raise StoreError(
-                f"the staged file {staged} is gone",
-                hint="run the partition again: it is packed again",
+                f"the staged file {staged} is missing",
+                hint="run the partition again: it packs the chunk again",
             ) from error
         with file:
             self.bind()
-            if self._has_equal(posting, staged):
-                progress(posting.stored_size_bytes)
-                return
-            pieces = _told(iter(lambda: file.read(PIECE_BYTES), b""), progress)
-            self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
-        self.require_here()  # its disk may have gone while the chunk was written
+            try:
+                if self.copies(posting) and filecmp.cmp(
+                    staged, self._chunk_path(posting), shallow=False
+                ):
+                    progress(posting.stored_size_bytes)
+                    return
+            except OSError as error:
+                raise _unreadable(posting, error) from error
 
-    def _has_equal(self, posting: PostRecord, staged: Path) -> bool:
-        try:
-            return bool(self.copies(posting)) and filecmp.cmp(
-                staged, self._chunk_path(posting), shallow=False
-            )
-        except OSError as error:
-            raise _unreadable(posting, error) from error
+            def checked_pieces() -> Iterator[bytes]:
+                tree = MerkleTree(3 if len(posting.merkle_root) == _ROOT_BYTES else 0)
+                while piece := file.read(PIECE_BYTES):
+                    tree.update(piece)
+                    yield piece
+                    progress(len(piece))
+                if tree.root() != posting.merkle_root:
+                    raise RootRefused(
+                        f"the bytes have the Merkle root {tree.root().hex()}, but "
+                        f"{posting.merkle_root.hex()} was posted",
+                        hint="run the partition again: it packs the chunk again",
+                    )
+
+            self._write(self._chunk_path(posting), checked_pieces())
+        self.require_here()  # the disk may have gone while the chunk was written
 
     def owner(self) -> str:
-        """Return the one owner that there is."""
+        """Return the only owner."""
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield the posts of an archive.
-
-        Raises:
-            StoreError: a file in the folder of posts is no post.
-        """
+        """See `ChunkStore.posted`. An invalid file among the posts raises StoreError."""
         for listed, archive in self._listed():
             if archive == archive_id:
                 yield listed
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
-        """Return the post of a root. Raises as `posted`."""
+        """See `ChunkStore.posted_as`. Raises like `posted`."""
         return [listed for listed, _ in self._listed() if listed.posting.merkle_root == merkle_root]
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
-        """Yield all posts of the one owner. Raises as `posted`."""
+        """See `ChunkStore.posted_by`. Raises like `posted`."""
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """Return the posts by their archive's id. Raises as `posted`."""
+        """See `ChunkStore.archives`. Raises like `posted`."""
         times = defaultdict[str | None, list[float]](list)
         for listed, archive in self._listed():
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
         return {
             archive: ArchiveFiles(
-                len(of), datetime.fromtimestamp(min(of), UTC), datetime.fromtimestamp(max(of), UTC)
+                len(posted),
+                datetime.fromtimestamp(min(posted), UTC),
+                datetime.fromtimestamp(max(posted), UTC),
             )
-            for archive, of in times.items()
+            for archive, posted in times.items()
         }
 
     def _listed(self) -> Iterator[tuple[PostedFile, str]]:
@@ -455,48 +430,48 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
     def _read_post(self, path: Path) -> tuple[PostedFile, str]:
         try:
-            described = json.loads(path.read_bytes())
-            root = bytes.fromhex(path.stem)
+            post = json.loads(path.read_bytes())
             posting = PostRecord(
-                root,
-                described["owner"],
-                int(described["start"]),
-                int(described["stored_size_bytes"]),
+                bytes.fromhex(path.stem),
+                post["owner"],
+                int(post["start"]),
+                int(post["stored_size_bytes"]),
             )
-            listed, archive = (
-                PostedFile(posting, int(described["proof_type"])),
-                str(described["archive"]),
-            )
+            return PostedFile(posting, int(post["proof_type"])), str(post["archive"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path} is not a post of this store: {error}",
                 hint="move this file and its chunk out of the store's folder",
             ) from error
-        return listed, archive
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return unfinished files, of copies under way or killed, each with the Merkle root of its
-        chunk.
+        """Return unfinished files with the root of their chunk.
+
+        They belong to running or killed uploads.
         """
         self.require_here()
-        found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
-        named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
-        return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]
+        paths = sorted([*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")])
+        roots = [path.name.removeprefix(_PART).partition(".")[0] for path in paths]
+        return [
+            (bytes.fromhex(root), path)
+            for root, path in zip(roots, paths, strict=True)
+            if _ROOT.fullmatch(root)
+        ]
 
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
-        # Files with this prefix were left by killed uploads of the same file: only the holder of
-        # the chunk's lease writes it.
+        # Other files with this prefix are left from killed uploads: only the holder of the chunk's
+        # lease writes it.
         prefix = f"{_PART}{path.name}-"
         try:
             path.parent.mkdir(exist_ok=True)
             for leftover in path.parent.glob(f"{prefix}*"):
                 leftover.unlink(missing_ok=True)
             with WholeFile(path, path.with_name(f"{prefix}{secrets.token_hex(8)}")) as whole:
-                os.fchmod(whole.file.fileno(), 0o600)  # for nobody else on this machine
+                os.fchmod(whole.file.fileno(), 0o600)  # hidden from other users
                 for piece in pieces:
                     whole.file.write(piece)
         except OSError as error:
-            self.require_here()  # its disk may have gone since
+            self.require_here()  # the disk may be gone by now
             raise StoreError(
                 f"the store's folder {self.folder} cannot take the chunk: {error.strerror}",
                 hint="make room there",
@@ -504,7 +479,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
 
 def _write_new(path: Path, folder_id: str) -> None:
-    """Write a new marker, and make it durable. Raises FileExistsError."""
     with path.open("xb") as file:
         file.write(f"{folder_id}\n".encode())
         file.flush()
@@ -512,32 +486,8 @@ def _write_new(path: Path, folder_id: str) -> None:
 
 
 def _unreadable(posting: PostRecord, error: OSError) -> StoreUnreachable:
-    """Return the error of a file that this process may not read, or not now: its bytes may be
-    right.
-    """
+    """Return the error for a file that cannot be read now. Its bytes may be right."""
     return StoreUnreachable(
         f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}",
-        hint="see that the store's folder is there and that this user may read it, and try again",
+        hint="check that the store's folder exists and that this user may read it",
     )
-
-
-def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:
-    """Pass on pieces that come to this Merkle root, as a provider does; raise RootRefused after the
-    last of others.
-    """
-    tree = MerkleTree(3 if len(merkle_root) == _ROOT_BYTES else 0)
-    for piece in pieces:
-        tree.update(piece)
-        yield piece
-    if tree.root() != merkle_root:
-        raise RootRefused(
-            f"the bytes have the Merkle root {tree.root().hex()}, not {merkle_root.hex()} as "
-            "posted",
-            hint="run the partition again: the chunk is packed again",
-        )
-
-
-def _told(pieces: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece
-        progress(len(piece))

@@ -1,10 +1,10 @@
-"""What a store of chunks is: it takes a chunk, says what that costs, proves that it has it, and
-gives ranges of it back.
+"""The protocols of a chunk store, and the records that they exchange.
 
-Retrieval needs a `ChunkReader`, archiving a `ChunkStore`, which is also a reader. The ledger gives
-a store what it must not forget: what it signed (`TransactionLog`), and how fast each provider is
-(`ProviderRecords`); it knows no database. Ends are exclusive, times are aware and in UTC. Every
-implementation passes the contract suite `caf_pipeline_tests/contracts/chunk_store.py`.
+Retrieval needs a `ChunkReader`. Archiving needs a `ChunkStore`, which is also a reader. A store
+knows no database: it keeps its signed transactions in a `TransactionLog`, and the measured rates of
+providers in `ProviderRecords`. The ledger implements both. Ends are exclusive; times are aware and
+in UTC. Every implementation passes the contract suite in
+`caf_pipeline_tests/contracts/chunk_store.py`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,8 +20,9 @@ from caf_pipeline.system.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A piece of the stored bytes, taken when the chunk was sealed, that a read-back is compared
-    with.
+    """A piece of the stored bytes, hashed when the chunk was sealed.
+
+    Read-backs are compared with it.
     """
 
     offset: int
@@ -31,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ChunkToStore:
-    """A sealed chunk as a store sees it: its stored bytes and what proves them."""
+    """A sealed chunk as a store sees it: the size and the Merkle root of its stored bytes."""
 
     name: str
     archive_id: str
@@ -43,7 +44,7 @@ class ChunkToStore:
 
 @dataclass(frozen=True, slots=True)
 class PostRecord:
-    """Where a store keeps a chunk: (merkle root, owner, start) on Jackal.
+    """The place of a chunk in a store: (merkle root, owner, start) on Jackal.
 
     `start` is the block height of the post.
     """
@@ -56,9 +57,9 @@ class PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class PostedFile:
-    """What a store lists under an archive's id.
+    """A file that a store lists under an archive's id.
 
-    Anybody may post anything under it: only its owner cannot be made up.
+    Any wallet may post any file under any id. Only the owner cannot be forged.
     """
 
     posting: PostRecord
@@ -67,12 +68,13 @@ class PostedFile:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One provider's copy, listed by the chain with its proof.
+    """One provider's copy, as the chain lists it.
 
-    Attributes: provider: its address on the chain, or whatever names it in another store. proof:
-        what the chain lists. last_proven: block height of the last proof, or of the provider's
-        joining; None where the chain does not tell. verified: whether that was a verified proof for
-        certain; False says nothing: it may have been one, too.
+    Attributes:
+        provider: its address on the chain, or the folder of a `DirectoryStore`.
+        proof: the chain's entry.
+        last_proven: block height of the last proof, or of the provider's joining. None if unknown.
+        verified: True if `last_proven` is certainly a verified proof. False leaves it open.
     """
 
     provider: str
@@ -83,8 +85,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file in a store's list: whoever claims a copy of it, and of how many blocks its proof
-    windows are, from its start on.
+    """A file in a store's list, with the providers that claim a copy.
+
+    `window_blocks` is the length of its proof windows, counted from its start.
     """
 
     merkle_root: bytes
@@ -96,7 +99,7 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class ListedProof:
-    """A proof in a provider's list: `last_proven` as in `Copy`."""
+    """A proof in a provider's list. `last_proven` means the same as in `Copy`."""
 
     merkle_root: bytes
     owner: str
@@ -106,18 +109,15 @@ class ListedProof:
 
 @dataclass(frozen=True, slots=True)
 class SignedTransaction:
-    """A transaction as it was signed: what a retry sends again, byte for byte.
-
-    `hash` is known before it is sent.
+    """A signed transaction. A retry sends the same bytes again.
 
     Attributes:
         hash: upper-case hex SHA-256 of `body`.
-        body: the bytes that are sent.
         account: "<chain id>/<address>".
-        sequence: the account's, which one included transaction uses up.
-        timeout_height: the last block that may include it.
+        sequence: of the account. One included transaction uses it up.
+        timeout_height: the last block that may include the transaction.
         purpose: "post" or "buy".
-        cost: what it may spend at most, fee included, in ujkl.
+        cost: the most that it may spend in ujkl, fee included.
     """
 
     hash: str
@@ -131,8 +131,9 @@ class SignedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPost:
-    """A chunk's message that waits for a transaction of its account; `charged_bytes` counts every
-    copy.
+    """A chunk's message that waits for the next transaction of its account.
+
+    `charged_bytes` counts every copy.
     """
 
     chunk: str
@@ -142,8 +143,9 @@ class WaitingPost:
 
 @dataclass(frozen=True, slots=True)
 class ProviderRecord:
-    """What was measured of a provider: bytes a second or None, and failures in a row with the time
-    of the last one.
+    """Measured rates of a provider in bytes a second, and its consecutive failures.
+
+    A rate is None before the first measurement. `failed_at` is the time of the last failure.
     """
 
     provider: str
@@ -155,10 +157,11 @@ class ProviderRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageCost:
-    """What space for chunks costs for some days: its bytes, every copy counted, its price, and at
-    most the fees of the posts.
+    """The cost of space for some chunks and days.
 
-    The price is of `least_bytes`, where so much is the least that is sold and the chunks take less.
+    `charged_bytes` counts every copy. `fees_ujkl` is the most that the posts may cost in fees. If
+    the chunks take less than `least_bytes`, the smallest amount on sale, the price is for
+    `least_bytes`.
     """
 
     copies: int
@@ -170,9 +173,7 @@ class StorageCost:
 
     @property
     def priced_as(self) -> str:
-        """Say of which space the price is, where it is more than the chunks take; "" where it is
-        not.
-        """
+        """The space that the price is for if it exceeds what the chunks take; otherwise ""."""
         return (
             f"{self.least_bytes:,} bytes, the least that is sold"
             if 0 < self.charged_bytes < self.least_bytes
@@ -182,9 +183,7 @@ class StorageCost:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFiles:
-    """The files of one archive in a store: how many there are, and about when the first and the
-    last were posted.
-    """
+    """The number of files of one archive, and about when the first and the last were posted."""
 
     count: int
     first_at: datetime
@@ -192,22 +191,22 @@ class ArchiveFiles:
 
 
 def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
-    """Raise StoredAlready if there are posts that the ledger does not know: their objects would be
-    stored and paid for again.
+    """Raise StoredAlready if the ledger does not know some posts of the store.
+
+    Their objects would be stored and paid for twice.
     """
     if roots:
         raise StoredAlready(
             f"the store has {counted(len(roots), 'post')} of this source that the ledger does not "
-            "know, as after an older backup"
-            " of the ledger was restored: nothing is planned, packed or posted, since it might be "
-            "stored and paid for again",
-            hint="'caf doctor' takes them into the ledger; 'caf run NAME --new-archive' archives "
-            "their objects again",
+            "know, probably because an older backup of the ledger was restored. Nothing is "
+            "planned, packed or posted, because objects could be stored and paid for twice",
+            hint="run 'caf doctor' to add the posts to the ledger, or 'caf run NAME --new-archive' "
+            "to archive the objects again",
         )
 
 
 class Lease(Protocol):
-    """The right to move one thing; renewed in the background until released.
+    """The right to change one thing. It is renewed in the background until it is released.
 
     `epoch` grows with each new holder.
     """
@@ -216,56 +215,51 @@ class Lease(Protocol):
     epoch: int
 
     def check(self) -> None:
-        """Raise LeaseLost where the lease is known to have been taken over or could not be renewed
-        in time.
-        """
-        ...
+        """Raise LeaseLost if another process took the lease, or a renewal was late."""
 
 
 class ChainHeights(Protocol):
-    """The greatest height seen of each chain, by whichever process."""
+    """The greatest height that any process has seen of each chain."""
 
     def seen_height(self, chain_id: str) -> int:
-        """Return the greatest block height ever seen of a chain; 0 if there is none."""
-        ...
+        """Return the greatest height seen of a chain, 0 if there is none."""
 
     def see_height(self, chain_id: str, height: int) -> None:
-        """Remember a height if it is greater than the remembered one."""
-        ...
+        """Store the height if it is greater than the stored one."""
 
 
 class TransactionLog(ChainHeights, Protocol):
-    """The transactions of accounts, for one holder: `ledger.transactions` has the contract of each
-    method.
-    """
+    """The transactions of accounts. `ledger.transactions` documents the contract of each method."""
 
     def lease(self, account: str) -> AbstractContextManager[Lease]:
-        """Hold the account's sequence while the context lasts: one run at a time signs."""
-        ...
+        """Hold the right to sign for the account while the context lasts.
+
+        One run holds it at a time.
+        """
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
-        """Let the chunk's message wait for the account's next transaction, in place of an earlier
-        one.
+        """Queue the chunk's message for the account's next transaction.
+
+        It replaces an earlier message of the chunk.
         """
-        ...
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
-        """End what other accounts asked for the chunk; return those that have a live post of it."""
-        ...
+        """Cancel the chunk's messages in other accounts.
+
+        Return the accounts with a live post of it.
+        """
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return the posts that wait for a transaction, oldest first."""
-        ...
+        """Return the queued messages, oldest first."""
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
-        """Return the account's transactions whose outcome is not known, by sequence."""
-        ...
+        """Return the transactions without a known outcome, by sequence."""
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
-        """Write a transaction with the chunks that it posts, in the order of its messages; durable
-        when this returns.
+        """Store a transaction and the chunks that it posts, in the order of its messages.
+
+        It is durable when this method returns.
         """
-        ...
 
     def settle(
         self,
@@ -276,66 +270,56 @@ class TransactionLog(ChainHeights, Protocol):
         starts: Sequence[int] = (),
         cost: int | None = None,
     ) -> None:
-        """Close a transaction; the same outcome again changes nothing."""
-        ...
+        """Close a transaction. Closing it again with the same outcome changes nothing."""
 
     def start_of(self, account: str, chunk: str) -> int | None:
-        """Return the start of the chunk's latest included post; None if it has none."""
-        ...
+        """Return the start of the chunk's latest included post, or None."""
 
     def spent(self, account: str) -> int:
-        """Return the cost in ujkl of the account's transactions that were included, failed or may
-        be included.
-        """
-        ...
+        """Return the cost in ujkl of the transactions that were, or may be, included or failed."""
 
     def at_list_price(self, account: str) -> int:
-        """Return how many purchases that are or may be included are counted at their list price."""
-        ...
+        """Return how many included or pending purchases are counted at their list price."""
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Return whether this log has each transaction that the account sent since the last look at
-        an archive.
+        """Return whether this log has all transactions that led to the account's sequence.
+
+        Only transactions since the last check of the archive count.
         """
-        ...
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
-        """Return the Merkle roots of a store that the ledger neither posted nor left aside."""
-        ...
+        """Return the roots among these that the ledger neither posted nor set aside."""
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Remember a look at an archive's posts: the account's sequence before it, and the number
-        of unknown posts.
+        """Record a check of an archive's posts.
+
+        `sequence` is the account's sequence before the check. `unknown` is the number of unknown
+        posts.
         """
-        ...
 
 
 class ProviderRecords(Protocol):
-    """Measured rates and failures by provider, kept over runs."""
+    """Measured rates and failures of providers, kept between runs."""
 
     def all(self) -> Mapping[str, ProviderRecord]:
         """Return the records by provider."""
-        ...
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload."""
-        ...
+        """Record a finished upload."""
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished download."""
-        ...
+        """Record a finished download."""
 
     def failed(self, provider: str) -> None:
-        """Count a failure."""
-        ...
+        """Record a failure."""
 
 
 class ChunkReader(Protocol):
     """Reads stored chunks. Ends are exclusive.
 
     Attributes:
-        name: the kind of the store.
-        required_copies: of each chunk.
+        name: the kind of store.
+        required_copies: how many copies each chunk needs.
     """
 
     name: str
@@ -346,106 +330,92 @@ class ChunkReader(Protocol):
         return
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
-        ...
+        """Return the copies that the store lists now, none for an unknown chunk."""
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the providers to read the chunk from, the best first; empty for an unknown
-        chunk.
-        """
-        ...
+        """Return the providers that hold the chunk, the best to read from first."""
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return, for each of `holders` in their order, the URL at which any program reads ranges
-        of the stored bytes.
+        """Return a URL for each holder, in the order of `holders`.
 
-        Holders without one are left out.
+        Any program can read ranges of the stored bytes there. Holders without a URL are left out.
         """
         return {}
 
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any
-        or one provider.
+        """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB.
 
-        From any: the next holder goes on where one breaks off. From one: only that one is asked.
+        If a holder breaks off, the next one continues. `provider` restricts the read to one
+        provider.
 
-        Raises: StoredChunkMissing: no provider has it. StoreUnreachable. IntegrityError: fewer
-            bytes than asked for.
+        Raises:
+            StoredChunkMissing: no provider has the chunk.
+            StoreUnreachable: no provider answers.
+            IntegrityError: there are fewer bytes than requested.
         """
-        ...
 
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
     ) -> bool:
-        """Return whether a provider answers other requests, but again gives nothing of a range that
-        it just did not give.
+        """Return whether a provider that failed to return a range fails again, but is online.
 
-        False if the provider gives the range this time, answers with an error of its own, or does
-        not answer at all.
+        False if the provider returns the range this time, answers with an error, or does not
+        answer.
         """
         return False
 
 
 class ChunkStore(ChunkReader, Protocol):
-    """Keeps chunks by their Merkle root.
+    """Keeps chunks by their Merkle root. Every call is idempotent.
 
-    Every call may be repeated: the second does nothing that the first did.
-
-    What has a body here is what a store answers that measures nothing and proves nothing over time.
+    Every method may raise StoreUnreachable or StoreError. A method that needs the owner raises
+    MnemonicRefused if there is no wallet.
     """
 
     proof_type: int
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """Raise what would keep a chunk of this size from being posted; asked before it is packed
-        and before it is posted.
+        """Raise the reason why a chunk of this size cannot be posted.
 
-        Args: public: whether its source may go out in the clear. stored_size_bytes: its size, or
-            what is expected. waiting_bytes: stored bytes of other chunks that are being packed and
-            are to be posted, too.
+        Called before the chunk is packed, and again before it is posted. `waiting_bytes` are the
+        stored bytes of the other chunks that are being packed.
 
-        Raises: NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
-            UploadsRefused, StoreUnreachable. NoProvider: no provider could be sent it now, so that
-            it is not paid for. SettingsError: the store would not prove what is posted.
+        Raises:
+            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
+            UploadsRefused.
+            NoProvider: no provider would take the chunk now, so it must not be paid for.
+            SettingsError: the store would not prove the chunk.
         """
-        ...
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder that has the ledger's chunks is away.
+        """Raise StoreAway if the folder with the ledger's chunks is away.
 
-        A store on a network is not asked.
+        Network stores always pass.
         """
         return
 
     def largest_chunk_bytes(self) -> int | None:
-        """Return the largest stored size that enough providers take in the time they give; None
-        where nothing is measured.
+        """Return the largest size that enough providers accept within their time limit.
+
+        None if no rates were measured.
         """
         return None
 
     def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost | None:
-        """Return what keeping so many bytes in so many chunks would cost now; None where nothing is
-        paid for.
+        """Return the current cost of so many bytes in so many chunks. None if storing is free.
 
-        `days` 0: for as long as the shortest purchase.
-
-        Raises:
-            StoreUnreachable. MnemonicRefused: there is no wallet.
+        `days` = 0 means the shortest purchase.
         """
         return None
 
     def staging_hold_seconds(self) -> float:
-        """Return for how long a located chunk should stay in staging where space allows; 0 for not
-        at all.
-        """
+        """Return how long a located chunk should stay in staging if there is space."""
         return 0.0
 
     def bind(self) -> None:
-        """Let the ledger know this store for good, before it has a chunk in it.
-
-        A store on a chain is known by its owner.
+        """Record this store in the ledger before it holds a chunk. A chain's owner needs no record.
 
         Raises:
             StoreAway: the ledger's chunks are in another store.
@@ -453,30 +423,21 @@ class ChunkStore(ChunkReader, Protocol):
         return
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """Announce the chunk; a root that the store already has from us is reused and costs
-        nothing.
+        """Announce the chunk.
+
+        If the store already has our post of this root, reuse it at no cost.
 
         Raises:
-            What `admit` raises; SpendCapReached, TransactionRefused, StoreUnreachable, StoreError.
+            SpendCapReached, TransactionRefused, and what `admit` raises.
         """
-        ...
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post where the store has it; None where it was never posted, and no
-        post of it is under way.
-
-        Raises:
-            StoreUnreachable, StoreError.
-        """
-        ...
+        """Return the chunk's post. None if it was never posted and no post is pending."""
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """Return the Merkle roots of the owner's posts of an archive that the ledger does not know.
+        """Return the roots of the owner's posts of an archive that the ledger does not know.
 
-        There are such posts after an older backup of the ledger was restored.
-
-        Raises:
-            MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
+        They appear after an older backup of the ledger was restored.
         """
         return []
 
@@ -488,92 +449,70 @@ class ChunkStore(ChunkReader, Protocol):
         *,
         wrong: Collection[str] = (),
     ) -> None:
-        """Bring the staged file to as many providers as copies are asked, until each is listed and
-        gives pieces back right.
+        """Upload the staged file until the required providers are listed and return correct pieces.
 
-        `progress` gets the bytes sent, as differences, and may raise to end the upload. The
-        providers in `wrong` returned other bytes, or lost some: they get the whole file even if the
-        pieces that are read back are right.
+        `progress` receives the number of bytes sent since its last call, and may raise to end the
+        upload. The providers in `wrong` returned other bytes, or lost some. They get the whole file
+        even if the pieces that are read back are correct.
 
         Raises:
-            NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
+            NoProvider, NotProven, RootRefused, ChunkTooLarge.
         """
-        ...
 
     def owner(self) -> str:
-        """Return who owns what this store posts.
-
-        Raises:
-            MnemonicRefused: there is no wallet.
-        """
-        ...
+        """Return the owner of the posts that this store makes."""
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield the files that are listed under an archive's id, of any owner and any content, in
-        any order.
-        """
-        ...
+        """Yield the files listed under an archive's id, of any owner and content, in any order."""
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
-        """Return the files of a Merkle root, of any owner and whichever program posted them."""
-        ...
+        """Return the files with this Merkle root, of any owner and program."""
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
-        """Yield the files of an owner, whichever program posted them.
-
-        Goes through all that the store lists, so ask seldom.
-        """
-        ...
+        """Yield the owner's files, posted by any program. Reads the store's whole list."""
 
     def archives(self) -> "Mapping[str | None, ArchiveFiles]":
-        """Return the files that the store's owner posted, by the archive that their note names;
-        None: a note that cannot be read.
+        """Return what this store's owner posted, by the archive id in the note.
 
-        What other programs of the owner posted does not count. Goes through all that the store
-        lists, so ask seldom.
-
-        Raises:
-            MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
+        The key None stands for notes that cannot be read. Files of other programs are left out.
+        Reads the store's whole list.
         """
-        ...
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
-        """Return the number, from 0, of the proof window since the post that the copy's
-        `last_proven` fell into.
+        """Return the proof window of the copy's `last_proven`, counted from 0 at the post.
 
-        None where the store tells of no proofs over time.
+        None if the store has no proof windows.
         """
         return None
 
     def current_window(self, posting: PostRecord) -> int | None:
-        """Return the number of the proof window that the chunk is in now; None where the store has
-        none.
+        """Return the number of the chunk's current proof window.
+
+        None if the store has no windows.
         """
         return None
 
     def window_ends_in(self, posting: PostRecord) -> float | None:
-        """Return about how many seconds the present proof window of the chunk still lasts; None
-        where the store has none.
+        """Return about how many seconds the chunk's current proof window lasts.
+
+        None if there is none.
         """
         return None
 
     def listed_at(self) -> int | None:
-        """Return the block height that the store's lists are not older than if read from now on;
-        None where it has no lists.
+        """Return a block height that is not newer than lists read from now on.
+
+        None without lists.
         """
         return None
 
     def file_pages(self, archive_id: str | None) -> Iterator[Sequence[ListedFile]]:
-        """Yield what is listed under an archive's id, or all that is (None), by pages; other files
-        may be among them.
+        """Yield pages of the files listed under an archive's id, or of all files if it is None.
 
-        Raises:
-            StoreUnreachable: the list is not whole, whatever was yielded.
+        Other files may be among them. After StoreUnreachable the list is incomplete.
         """
         return iter(())
 
     def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
-        """Yield what is listed of a provider's proofs, whoever owns the files, by pages; raises as
-        `file_pages`.
-        """
+        """Yield pages of a provider's proofs, of files of any owner. See `file_pages`."""
         return iter(())

@@ -1,8 +1,7 @@
-"""CAF files, manifests and journals that were tampered with: read right or refused, within 256 MiB,
-and never for ever.
+"""CAF files, manifests and journals that were tampered with: read correctly, or refused.
 
-The inputs are mutations of real files, tried by `caf_fuzzing` in processes whose memory is limited
-and whose clock runs out.
+Each attempt stays within 256 MiB and ends. The inputs are mutations of real files. `caf_fuzzing`
+tries them in processes with limited memory and time.
 """
 
 import json
@@ -32,9 +31,9 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a batch ended: what it told, its status, and which input it was at."""
+    """How a batch ended: its output, its status, and the number of its last input."""
 
-    told: str
+    output: str
     status: int
     number: int
 
@@ -52,31 +51,29 @@ def batch(kind, first, count, seconds, folder) -> Ended:
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        told, _ = process.communicate(timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        told, _ = process.communicate()
+        output, _ = process.communicate()
     at = progress.read_bytes() if progress.exists() else b""
     return Ended(
-        told.decode(errors="replace"),
+        output.decode(errors="replace"),
         process.returncode,
         struct.unpack("<Q", at)[0] if len(at) == 8 else -1,
     )
 
 
 def explained(kind, ended: Ended) -> str:
-    """Say what went wrong, so that it can be tried again."""
+    """Return the failure with its input, so that it can be repeated."""
     if ended.status in (0, caf_fuzzing.WRONG_STATUS):
-        return ended.told
+        return ended.output
     how = signal.Signals(-ended.status).name if ended.status < 0 else f"status {ended.status}"
     again = f"python -m caf_pipeline_tests.support.caf_fuzzing {kind} {ended.number} 1"
-    return (
-        f"{kind} {ended.number} ended the process by {how}; `{again}` tries it alone\n{ended.told}"
-    )
+    return f"{kind} {ended.number} ended the process by {how}; `{again}` repeats it\n{ended.output}"
 
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
-def test_no_mutation_of_a_real_file_crashes_hangs_or_fills_the_memory(kind, fault, soak, tmp_path):
+def test_mutated_files_never_crash_hang_or_fill_memory(kind, fault, soak, tmp_path):
     form, total = ("soak", SOAK[kind]) if soak else ("usual", USUAL[kind])
     size = BATCH[form]
     with (
@@ -89,13 +86,13 @@ def test_no_mutation_of_a_real_file_crashes_hangs_or_fills_the_memory(kind, faul
             for at in range(0, total, size)
         ]
         ended = [run.result() for run in runs]
-        bad = [explained(kind, one) for one in ended if one.status]
+        bad = [explained(kind, batch) for batch in ended if batch.status]
         assert not bad, "\n".join(bad)
 
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_an_input_is_its_number(kind):
-    """So that what was found can be found again."""
+    """A failure must be reproducible."""
     make, _ = caf_fuzzing.KINDS[kind]
     assert [make(number) for number in range(50)] == [make(number) for number in range(50)]
     assert len({make(number) for number in range(50)}) > 30
@@ -103,7 +100,7 @@ def test_an_input_is_its_number(kind):
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_the_real_files_that_inputs_are_made_of_are_read(kind):
-    """Without which every mutation would be refused for what it was made of."""
+    """Otherwise every mutation would be refused for a fault of its original."""
     seeds = {
         "archive": caf_fuzzing.archives,
         "manifest": caf_fuzzing.manifests,
@@ -122,10 +119,8 @@ def test_the_real_files_that_inputs_are_made_of_are_read(kind):
         ("bytearray(1 << 30)", "MemoryError"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_found_with_its_input(how, sign, tmp_path):
-    """The fuzzer itself: an error, a crash and an allocation beyond the limit are told, with the
-    number of the input.
-    """
+def test_failure_in_a_worker_reports_its_input(how, sign, tmp_path):
+    """The fuzzer reports an error, a crash and an excessive allocation with the input's number."""
     code = (
         "import os, sys, pathlib\nfrom caf_pipeline_tests.support import caf_fuzzing as f\nmake = "
         "f.KINDS['archive'][0]\n"
@@ -141,7 +136,7 @@ def test_what_goes_wrong_in_a_process_is_found_with_its_input(how, sign, tmp_pat
         check=False,
     )
     number = struct.unpack("<Q", (tmp_path / "at").read_bytes())[0]
-    told = explained("archive", Ended(done.stdout, done.returncode, number))
+    failure = explained("archive", Ended(done.stdout, done.returncode, number))
     assert done.returncode
-    assert sign in told
-    assert "archive 7 " in told or json.loads(done.stdout.splitlines()[0])["number"] == 7
+    assert sign in failure
+    assert "archive 7 " in failure or json.loads(done.stdout.splitlines()[0])["number"] == 7

@@ -1,6 +1,4 @@
-"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere;
-compiled and in Python.
-"""
+"""Jackal roots, compiled and in Python: the chain's vectors, any split, restored states."""
 
 import hashlib
 import json
@@ -40,7 +38,7 @@ NEEDS_NATIVE = pytest.mark.skipif(
     scope="module", autouse=True, params=["Python", pytest.param("native", marks=NEEDS_NATIVE)]
 )
 def implementation(request):
-    """What takes the roots of this module's tests, one after the other."""
+    """Selects each implementation in turn for the roots of this module's tests."""
     module = caf_native if request.param == "native" else merkle_reference
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merkle, "subtree_root", module.subtree_root)
@@ -53,7 +51,7 @@ def sample(size_bytes: int) -> bytes:
 
 
 def root_by_the_book(content: bytes, proof_type: int) -> bytes:
-    """Compute the root level by level, with everything in memory."""
+    """Compute the root level by level in memory."""
     block_hash, tree_hash, width = {
         0: (
             lambda data: hashlib.sha256(data).digest(),
@@ -88,7 +86,7 @@ def test_the_root_is_the_chains(vector, tmp_path):
 
 @settings(max_examples=60)
 @given(SIZES, st.lists(st.integers(1, 800_000), max_size=6), st.sampled_from([0, 3]))
-def test_any_split_of_the_bytes_gives_the_root_of_the_whole(size_bytes, pieces, proof_type):
+def test_root_does_not_depend_on_the_split(size_bytes, pieces, proof_type):
     content, tree, position = sample(size_bytes + 1), MerkleTree(proof_type), 0
     for piece in [*pieces, len(content)]:
         tree.update(memoryview(content)[position : position + piece])
@@ -104,9 +102,9 @@ def test_a_tree_goes_on_from_its_state(first, second, proof_type):
     tree = MerkleTree(proof_type)
     tree.update(content[:first])
     resumed = MerkleTree.from_state(tree.state())
-    for each in (tree, resumed):
-        each.update(content[first:])
-        assert each.root() == root_by_the_book(content, proof_type)
+    for branch in (tree, resumed):
+        branch.update(content[first:])
+        assert branch.root() == root_by_the_book(content, proof_type)
 
 
 def test_asking_for_the_root_does_not_end_the_tree():
@@ -141,14 +139,14 @@ def test_an_unknown_proof_type_is_refused():
         MerkleTree(1)
 
 
-def test_the_roots_of_a_file_of_several_parts_are_those_of_its_bytes(tmp_path):
+def test_file_of_several_parts_has_correct_roots(tmp_path):
     content = sample(2 * merkle._PART_BYTES + 3 * BLOCK_BYTES + 5)
     path = tmp_path / "file"
     path.write_bytes(content)
     assert merkle_roots(path, 0, 3) == [root_by_the_book(content, 0), root_by_the_book(content, 3)]
 
 
-def test_a_file_that_is_followed_while_it_is_written_has_the_roots_of_what_it_is_in_the_end(
+def test_growing_file_has_the_roots_of_its_final_bytes(
     tmp_path,
 ):
     content = sample(2 * merkle._PART_BYTES + 3 * BLOCK_BYTES + 5)
@@ -172,7 +170,7 @@ def test_a_file_that_is_followed_while_it_is_written_has_the_roots_of_what_it_is
         assert roots.finish() == [root_by_the_book(content, 0), root_by_the_book(content, 3)]
 
 
-def test_a_file_that_is_followed_and_then_left_leaves_no_thread(tmp_path):
+def test_abandoned_file_roots_leave_no_thread(tmp_path):
     (tmp_path / "file").write_bytes(sample(3 * merkle._PART_BYTES))
     with FileRoots(tmp_path / "file", 3) as roots:
         roots.follow()

@@ -1,4 +1,4 @@
-"""The compiled subtree beside its reference in Python, and which of the two is taken."""
+"""The compiled subtree matches its Python reference, and the right one is chosen."""
 
 import json
 import random
@@ -25,11 +25,11 @@ FIRST_NUMBERS = st.integers(0, 20).flatmap(
     lambda digits: st.integers(0, min(10**digits, 2**64 - 64))
 )
 (VECTOR,) = [
-    each
-    for each in json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())[
+    vector
+    for vector in json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())[
         "vectors"
     ]
-    if (each["size"], each["proof_type"]) == (1, 3)
+    if (vector["size"], vector["proof_type"]) == (1, 3)
 ]
 
 
@@ -55,13 +55,13 @@ def test_compiled_and_in_python_a_subtree_has_the_same_root(
         (2 * BLOCK_BYTES, 2**64 - 1, 3),
     ],
 )
-def test_what_is_no_full_subtree_is_refused(size_bytes, first_number, proof_type):
+def test_incomplete_subtree_is_refused(size_bytes, first_number, proof_type):
     with pytest.raises(ValueError, match=r"subtree|proof type|64 bits"):
         caf_native.subtree_root(memoryview(bytes(size_bytes)), first_number, proof_type)
 
 
 @pytest.mark.parametrize("missing", [True, pytest.param(False, marks=NEEDS_NATIVE)])
-def test_where_the_compiled_one_cannot_be_imported_the_one_in_python_is_taken(missing):
+def test_python_fallback_replaces_a_missing_compiled_module(missing):
     code = f"""
 import sys
 if {missing}:
@@ -69,8 +69,9 @@ if {missing}:
 from caf_pipeline.caf import merkle
 tree = merkle.MerkleTree(3)
 tree.update(bytes([7]))
-print(merkle.IMPLEMENTATION, merkle.subtree_root is getattr(sys.modules["caf_native"], "subtree_root", None), tree.root().hex())
-"""  # noqa: E501
+compiled = getattr(sys.modules["caf_native"], "subtree_root", None)
+print(merkle.IMPLEMENTATION, merkle.subtree_root is compiled, tree.root().hex())
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         "Python" if missing else "native",

@@ -1,6 +1,4 @@
-"""The CAF reader: few reads, strictness beyond the vectors, lenience, dead bytes, bounded
-memory.
-"""
+"""The CAF reader: few reads, strictness, lenience, unused bytes, bounded memory."""
 
 import json
 import struct
@@ -84,8 +82,7 @@ def test_small_neighbours_share_a_read():
         f'"a":{MEMBER},"\\u0061":{MEMBER}',
         '"a":{"start_byte":0,"end_byte":4,"end_byte":4}',
         '"a":{"start_byte":0,"end_byte":4,"st\\u0061rt_byte":0}',
-        # A key twice and a field spelt with an escape, so that the plain names are as many as the
-        # members.
+        # A duplicate key and an escaped field name: there are as many plain names as members.
         f'"a":{MEMBER},"b":{MEMBER},"a":{{"st\\u0061rt_byte":0,"end\\u005fbyte":4}}',
         '"a":{"Start_byte":0,"end_byte":4}',
         '"a":{"start_byte":0.0,"end_byte":4}',
@@ -101,7 +98,7 @@ def test_small_neighbours_share_a_read():
         '"a":{"start_byte":0,"end_byte":4,"x":' + "[" * 20_000 + "]" * 20_000 + "}",
     ],
 )
-def test_what_two_readers_could_read_differently_is_refused(files):
+def test_ambiguous_index_is_refused(files):
     with pytest.raises(MalformedArchive) as refused:
         opened(with_files(files))
     assert "sys." not in str(refused.value)  # Python's own advice on numbers of many digits
@@ -110,7 +107,7 @@ def test_what_two_readers_could_read_differently_is_refused(files):
 @pytest.mark.parametrize(
     "order", [("files", "files", "format_version"), ("format_version", "files", "format_version")]
 )
-def test_a_top_level_field_twice_is_refused_even_where_it_changes_nothing(order):
+def test_duplicate_top_level_field_is_always_refused(order):
     values = {"files": "{}", "format_version": '"1.0"'}
     raw = "{" + ",".join(f'"{name}":{values[name]}' for name in order) + "}"
     for lenient in (False, True):
@@ -141,7 +138,7 @@ def test_another_version_is_read_only_when_asked(version):
     assert (reader.read("a"), len(reader.warnings)) == (b"0123", 1)
 
 
-def test_lenience_replaces_each_bad_byte_and_says_so():
+def test_lenient_reading_warns_of_replaced_bytes():
     content = caf_bytes(
         b"0123", b'{"format_version":"1.0","files":{"\xe2\x80\xff":' + MEMBER.encode() + b"}}"
     )
@@ -150,7 +147,7 @@ def test_lenience_replaces_each_bad_byte_and_says_so():
     assert "UTF-8" in reader.warnings[0]
 
 
-def test_lenience_takes_the_last_of_equal_keys_and_says_so():
+def test_lenient_reading_warns_of_duplicate_keys():
     reader = opened(
         with_files('"a":{"start_byte":0,"end_byte":1},"a":{"start_byte":1,"end_byte":3}'),
         lenient=True,
@@ -163,7 +160,7 @@ def test_lenience_takes_the_last_of_equal_keys_and_says_so():
     ("footer", "error"),
     [(0, MalformedArchive), (4000, MalformedArchive), (0xFFFFFFFF, MalformedArchive)],
 )
-def test_a_footer_that_the_file_does_not_cover_is_refused_without_another_read(footer, error):
+def test_footer_beyond_the_file_is_refused_without_another_read(footer, error):
     source = MemoryRanges(caf_bytes(b"0123", index_of(("a", 0, 4)), footer=footer))
     with pytest.raises(error):
         CafReader.open(source)
@@ -197,7 +194,7 @@ def test_a_missing_member_is_named():
         opened(with_files(f'"a":{MEMBER}')).read("nope")
 
 
-def test_dead_bytes_and_overlaps_are_told():
+def test_unused_bytes_and_overlaps_are_reported():
     index = index_of(("a", 2, 4), ("b", 3, 5), ("empty", 4, 4), ("c", 7, 9), ("d", 7, 9))
     reader = opened(caf_bytes(bytes(10), index))
     assert list(reader.gaps()) == [(0, 2), (5, 7), (9, 10)]

@@ -1,6 +1,4 @@
-"""CAF conformance: what the real writers wrote is reproduced and read; hostile files get the
-answers that we settled.
-"""
+"""CAF conformance: reproduces and reads the real writers' files, and refuses hostile ones."""
 
 import hashlib
 import json
@@ -17,7 +15,7 @@ CASES = {case["name"]: case for case in json.loads((VECTORS / "manifest.json").r
 WRITTEN_BY_GO = [name for name in CASES if name.startswith("go_")]
 WRITTEN = [name for name in CASES if name.startswith(("go_", "ts_"))]
 
-# Strict answer, lenient answer: the members as {key: body}, or None where the archive is refused.
+# Strict and lenient result: the members as {key: body}, or None if the archive is refused.
 A = {"a": b"0123"}
 REFUSED = (None, None)
 ANSWERS = {
@@ -85,7 +83,7 @@ def test_our_writer_writes_what_gocaf_writes(name, tmp_path):
         for added in CASES[name]["added"]:
             body = expected[
                 position : position + added["size"]
-            ]  # bodies stand in the order of adding
+            ]  # bodies are in the order of adding
             assert hashlib.sha256(body).hexdigest() == added["sha256"]
             writer.add(bytes.fromhex(added["key_hex"]).decode(), added["size"], [body])
             position += added["size"]
@@ -97,12 +95,14 @@ def test_our_writer_writes_what_gocaf_writes(name, tmp_path):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_our_reader_reads_what_real_writers_wrote(name):
-    said = {bytes.fromhex(file["key_hex"]).decode(): file for file in CASES[name]["gocaf"]["files"]}
+    expected = {
+        bytes.fromhex(file["key_hex"]).decode(): file for file in CASES[name]["gocaf"]["files"]
+    }
     reader = CafReader.open(MemoryRanges(content(name)))
     assert {member.key: (member.start_byte, member.end_byte) for member in reader.members} == {
-        key: (file["start"], file["end"]) for key, file in said.items()
+        key: (file["start"], file["end"]) for key, file in expected.items()
     }
-    for key, file in said.items():
+    for key, file in expected.items():
         if "data_hex" in file:
             assert reader.read(key).hex() == file["data_hex"]
 

@@ -1,6 +1,4 @@
-"""The CAF writer: exact sizes, limits, refusals that leave no trace, atomic finishing, Go's
-escapes.
-"""
+"""The CAF writer: exact sizes, limits, refusals, atomic publishing, Go's escapes."""
 
 import json
 import os
@@ -34,7 +32,7 @@ def built(ranges: dict[str, tuple[int, int]]) -> tuple[IndexBuilder, bytes]:
     st.dictionaries(KEYS, st.tuples(st.integers(0, 1 << 35), st.integers(0, 1 << 35)).map(sorted))
 )
 @example({"\"\\\b\f\n\r\t\x00\x1f<>&/'\x7f\x80\u2028\u2029\ufeff\U0001f600": (0, 0)})
-def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges):
+def test_index_has_the_predicted_size_and_the_members(ranges):
     index, raw = built(ranges)
     entries = sum(index_entry_size_bytes(key, *ends) for key, ends in ranges.items())
     assert (
@@ -52,7 +50,7 @@ def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=40), max_size=8))
-def test_what_is_written_is_read_back(tmp_path_factory, bodies):
+def test_written_archive_reads_back(tmp_path_factory, bodies):
     path = tmp_path_factory.mktemp("archive") / "round.caf"
     with CafWriter(path) as writer:
         for key, body in bodies.items():
@@ -76,18 +74,18 @@ def test_control_characters_are_escaped_as_go_does():
 @pytest.mark.parametrize("chunks", [[b"abc"], [b"abcde"], [b"ab", b"cd", b"e"], []])
 def test_a_wrong_declared_length_leaves_the_archive_as_it_was(tmp_path, chunks):
     with CafWriter(tmp_path / "a.caf") as writer, CafWriter(tmp_path / "b.caf") as untouched:
-        for each in (writer, untouched):
-            each.add("first", 2, [b"11"])
+        for target in (writer, untouched):
+            target.add("first", 2, [b"11"])
         with pytest.raises(MemberRefused):
             writer.add("wrong", 4, chunks)
-        for each in (writer, untouched):
-            each.add("wrong", 3, [b"333"])
-            each.seal()
-            each.publish()
+        for target in (writer, untouched):
+            target.add("wrong", 3, [b"333"])
+            target.seal()
+            target.publish()
     assert (tmp_path / "a.caf").read_bytes() == (tmp_path / "b.caf").read_bytes()
 
 
-def test_a_body_that_breaks_off_leaves_the_archive_as_it_was(tmp_path):
+def test_broken_body_leaves_the_archive_unchanged(tmp_path):
     def broken():
         yield b"half"
         raise ConnectionError("gone")
@@ -102,7 +100,7 @@ def test_a_body_that_breaks_off_leaves_the_archive_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["twice", "lone \ud800"])
-def test_a_refused_key_is_refused_before_a_byte_is_asked_for(tmp_path, key):
+def test_invalid_key_is_refused_before_reading_the_body(tmp_path, key):
     def untouchable():
         raise AssertionError("a byte was asked for")
         yield b""
@@ -120,9 +118,7 @@ def finished(writer) -> bytes:
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=40), min_size=1, max_size=12), st.data())
-def test_neighbours_that_are_added_at_once_make_the_archive_that_they_make_singly(
-    tmp_path_factory, bodies, data
-):
+def test_neighbours_added_together_match_single_adds(tmp_path_factory, bodies, data):
     folder, keys = tmp_path_factory.mktemp("archives"), data.draw(st.permutations(list(bodies)))
     cuts = sorted({0, len(keys), *data.draw(st.lists(st.integers(0, len(keys)), max_size=3))})
     with CafWriter(folder / "singly.caf") as singly, CafWriter(folder / "at once.caf") as at_once:
@@ -153,18 +149,18 @@ def add_at_once(writer, keys):
     "keys", [["b", "there"], ["b", "b"], ["b", "lone \ud800"], ["b", "c", "over the limit"]]
 )
 def test_neighbours_are_refused_as_they_are_singly(tmp_path, keys):
-    told = []
+    pieces = []
     for add in (add_singly, add_at_once):
         with CafWriter(tmp_path / "a.caf", limits=Limits(max_members=3)) as writer:
             writer.add("there", 1, [b"x"])
             with pytest.raises((MemberRefused, ArchiveLimitReached)) as refused:
                 add(writer, keys)
-            told.append((refused.type, str(refused.value), finished(writer)))
-    assert told[0] == told[1]
+            pieces.append((refused.type, str(refused.value), finished(writer)))
+    assert pieces[0] == pieces[1]
 
 
 @pytest.mark.parametrize("bodies", [b"1", b"1223"])
-def test_bodies_that_are_not_as_long_as_declared_leave_the_archive_as_it_was(tmp_path, bodies):
+def test_bodies_of_wrong_length_leave_the_archive_unchanged(tmp_path, bodies):
     with CafWriter(tmp_path / "a.caf") as writer:
         before = writer.size_bytes
         with pytest.raises(MemberRefused):
@@ -174,7 +170,7 @@ def test_bodies_that_are_not_as_long_as_declared_leave_the_archive_as_it_was(tmp
 
 
 def exact_limits(**changed) -> Limits:
-    """Return limits that two members of ten bytes meet exactly."""
+    """Return limits that two members of ten bytes exactly reach."""
     index_bytes = (
         EMPTY_INDEX_SIZE_BYTES
         + index_entry_size_bytes("a", 0, 10)
@@ -197,7 +193,7 @@ def test_an_archive_may_meet_its_limits_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["max_members", "max_index_bytes", "max_bytes"])
-def test_one_over_a_limit_is_refused_before_a_byte_is_written(tmp_path, limit):
+def test_member_over_a_limit_is_refused_before_writing(tmp_path, limit):
     limits = exact_limits(**{limit: getattr(exact_limits(), limit) - 1})
     with CafWriter(tmp_path / "a.caf", limits=limits) as writer:
         writer.add("a", 10, [bytes(10)])
@@ -244,7 +240,7 @@ def test_members_added_out_of_order_are_indexed_in_byte_order():
     ]
 
 
-def test_a_range_that_is_none_is_refused():
+def test_invalid_range_is_refused():
     index = IndexBuilder()
     for start_byte, end_byte in ((2, 1), (-1, 1)):
         with pytest.raises(MemberRefused):

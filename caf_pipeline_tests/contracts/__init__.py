@@ -1,6 +1,5 @@
-"""What every implementation of an interface does: test classes that the tests of an implementation
-inherit.
+"""Contract suites: test classes that the tests of every implementation inherit.
 
-Each says which fixture the heir gives. The tests of one implementation alone are in its own folder,
-e.g. `store`.
+Each names the fixtures that the subclass must define. Tests of a single implementation are in its
+own folder, e.g. `store`.
 """

@@ -1,9 +1,7 @@
-"""What every ChunkReader and every ChunkStore does.
+"""The contract of every ChunkReader and ChunkStore.
 
-A test class of an implementation inherits it and gives the fixture `store`.
-
-It may give the fixture `log` too: a transaction log that the store's posts go through, in memory by
-default.
+A test class of an implementation inherits it and defines the fixture `store`. It may also define
+`log`, the transaction log for the store's posts. The default log is in memory.
 """
 
 import hashlib
@@ -47,7 +45,7 @@ class MemoryLog:
         return []
 
     def __init__(self) -> None:
-        self.asked: dict[tuple[str, str], WaitingPost] = {}
+        self.queued: dict[tuple[str, str], WaitingPost] = {}
         self.transactions: dict[str, SignedTransaction] = {}
         self.chunks: dict[str, list[str]] = {}
         self.outcomes: dict[str, str | None] = {}
@@ -66,27 +64,31 @@ class MemoryLog:
 
     def ask(self, account, chunk, message, charged_bytes):
         if not self._open(account, chunk):
-            self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
+            self.queued[account, chunk] = WaitingPost(chunk, message, charged_bytes)
 
     def waiting(self, account):
         return [
             post
-            for (owner, chunk), post in self.asked.items()
+            for (owner, chunk), post in self.queued.items()
             if owner == account and not self._open(account, chunk)
         ]
 
     def pending(self, account):
-        mine = [one for one in self._of(account) if self.outcomes[one.hash] is None]
+        mine = [
+            transaction
+            for transaction in self._of(account)
+            if self.outcomes[transaction.hash] is None
+        ]
         return sorted(mine, key=lambda one: one.sequence)
 
     def commit(self, lease, transaction, chunks):
         lease.check()
         taken = [
-            one
-            for one in self._of(transaction.account)
-            if self.outcomes[one.hash] in (None, "included", "failed")
+            earlier
+            for earlier in self._of(transaction.account)
+            if self.outcomes[earlier.hash] in (None, "included", "failed")
         ]
-        if any(one.sequence == transaction.sequence for one in taken):
+        if any(earlier.sequence == transaction.sequence for earlier in taken):
             raise LedgerError(f"sequence {transaction.sequence} has a transaction")
         if any(self._open(transaction.account, chunk) for chunk in chunks):
             raise LedgerError("a chunk is in a transaction that is or may be included")
@@ -104,19 +106,23 @@ class MemoryLog:
         self.starts[hash] = tuple(starts)
 
     def start_of(self, account, chunk):
-        included = [one.hash for one in self._of(account) if self.outcomes[one.hash] == "included"]
-        found = [
+        included = [
+            transaction.hash
+            for transaction in self._of(account)
+            if self.outcomes[transaction.hash] == "included"
+        ]
+        starts = [
             self.starts[hash][self.chunks[hash].index(chunk)]
             for hash in included
             if chunk in self.chunks[hash]
         ]
-        return max(found, default=None)
+        return max(starts, default=None)
 
     def spent(self, account):
         return sum(
-            one.cost
-            for one in self._of(account)
-            if self.outcomes[one.hash] in (None, "included", "failed")
+            transaction.cost
+            for transaction in self._of(account)
+            if self.outcomes[transaction.hash] in (None, "included", "failed")
         )
 
     def explains(self, account, archive_id, sequence):
@@ -135,12 +141,17 @@ class MemoryLog:
         self.heights[chain_id] = max(height, self.seen_height(chain_id))
 
     def _of(self, account):
-        return [one for one in self.transactions.values() if one.account == account]
+        return [
+            transaction
+            for transaction in self.transactions.values()
+            if transaction.account == account
+        ]
 
     def _open(self, account, chunk):
         return any(
-            chunk in self.chunks[one.hash] and self.outcomes[one.hash] in MAY_BE_INCLUDED
-            for one in self._of(account)
+            chunk in self.chunks[transaction.hash]
+            and self.outcomes[transaction.hash] in MAY_BE_INCLUDED
+            for transaction in self._of(account)
         )
 
 
@@ -162,11 +173,9 @@ def stored(store, path: Path, log=None) -> PostRecord:
 
 
 class ChunkReaderContract:
-    """The contract of what reads chunks: see `ChunkReader`.
+    """The contract of `ChunkReader`. The fixture `reader` reads from `store`.
 
-    The fixture `reader` reads what `store` keeps.
-
-    Bytes are random: a store may outlive a test and knows each root for ever.
+    Bytes are random, because a store may outlive a test and never forgets a root.
     """
 
     @pytest.fixture
@@ -177,7 +186,7 @@ class ChunkReaderContract:
     def reader(self, store):
         return store
 
-    def test_what_was_put_reads_back_in_any_range(self, reader, store, log, tmp_path):
+    def test_stored_chunk_reads_back_in_any_range(self, reader, store, log, tmp_path):
         data = os.urandom(3 << 20)
         posting = stored(store, staged_file(tmp_path, data), log)
         for start, end in [
@@ -243,7 +252,7 @@ class ChunkReaderContract:
 
 
 class ChunkStoreContract(ChunkReaderContract):
-    """The contract: see `ChunkStore`. A store is a reader, too."""
+    """The contract of `ChunkStore`, which is also a reader."""
 
     def test_a_posted_chunk_that_was_not_uploaded_has_no_copy(self, store, log, tmp_path):
         posting = store.post(to_store(store, staged_file(tmp_path, os.urandom(1000))), log)
@@ -261,13 +270,13 @@ class ChunkStoreContract(ChunkReaderContract):
         store.put(posting, path, lambda _: None)
         assert {copy.provider for copy in store.copies(posting)} == copies
 
-    def test_progress_tells_of_every_byte(self, store, log, tmp_path):
+    def test_progress_counts_every_byte(self, store, log, tmp_path):
         path = staged_file(tmp_path, os.urandom(2_500_000))
-        told = []
-        store.put(store.post(to_store(store, path), log), path, told.append)
-        assert sum(told) >= 2_500_000
+        sizes = []
+        store.put(store.post(to_store(store, path), log), path, sizes.append)
+        assert sum(sizes) >= 2_500_000
 
-    def test_what_progress_raises_ends_the_upload(self, store, log, tmp_path):
+    def test_error_from_progress_ends_the_upload(self, store, log, tmp_path):
         path = staged_file(tmp_path, os.urandom(2_500_000))
         posting = store.post(to_store(store, path), log)
 
@@ -277,28 +286,28 @@ class ChunkStoreContract(ChunkReaderContract):
         with pytest.raises(LeaseLost):
             store.put(posting, path, lost)
 
-    def test_what_is_posted_is_listed_under_its_archive_alone(self, store, log, tmp_path):
+    def test_post_is_listed_only_under_its_archive(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
         (listed,) = [
-            one
-            for one in store.posted(chunk.archive_id)
-            if one.posting.merkle_root == chunk.merkle_root
+            listed
+            for listed in store.posted(chunk.archive_id)
+            if listed.posting.merkle_root == chunk.merkle_root
         ]
         assert (listed.posting, listed.proof_type) == (posting, chunk.proof_type)
         assert posting.owner == store.owner()
         assert list(store.posted("f" * 32)) == []
 
-    def test_what_is_posted_is_found_by_its_root_and_by_its_owner(self, store, log, tmp_path):
+    def test_post_is_listed_by_root_and_by_owner(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
-        assert [(one.posting, one.proof_type) for one in store.posted_as(chunk.merkle_root)] == [
-            (posting, chunk.proof_type)
-        ]
-        assert posting in [one.posting for one in store.posted_by(store.owner())]
+        assert [
+            (listed.posting, listed.proof_type) for listed in store.posted_as(chunk.merkle_root)
+        ] == [(posting, chunk.proof_type)]
+        assert posting in [listed.posting for listed in store.posted_by(store.owner())]
         assert list(store.posted_as(bytes(32))) == list(store.posted_by("nobody")) == []
 
-    def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):
+    def test_posts_of_the_owner_are_counted_by_archive(self, store, log, tmp_path):
         before = {archive: files.count for archive, files in store.archives().items()}
         chunk = replace(
             to_store(store, staged_file(tmp_path, os.urandom(1000))),
@@ -309,18 +318,18 @@ class ChunkStoreContract(ChunkReaderContract):
         after = {archive: files.count for archive, files in store.archives().items()}
         assert after == {**before, chunk.archive_id: 1}
 
-    def test_what_fits_is_admitted_and_what_never_fits_is_not(self, store):
+    def test_only_fitting_chunks_are_admitted(self, store):
         store.admit(public=True, stored_size_bytes=1000, waiting_bytes=0)
         with pytest.raises(StoreError):
             store.admit(public=True, stored_size_bytes=1000, waiting_bytes=1 << 62)
 
-    def test_what_a_store_says_of_itself_has_a_sense(self, store):
+    def test_properties_of_a_store_are_valid(self, store):
         largest = store.largest_chunk_bytes()
         assert largest is None or largest > 0
         assert store.staging_hold_seconds() >= 0
         assert store.required_copies >= 1
 
-    def test_the_proof_windows_of_a_fresh_chunk_are_numbers_or_not_told(self, store, log, tmp_path):
+    def test_proof_windows_are_numbers_or_none(self, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
         windows = [store.proof_window(posting, copy) for copy in store.copies(posting)]
         now = store.current_window(posting)

@@ -1,10 +1,8 @@
-"""What every TransactionLog does.
+"""The contract of every TransactionLog.
 
-A test class of an implementation inherits it and gives three fixtures.
-
-`log` is a new log; `chunks` are the names of three chunks that are to be posted; `take_over` is a
-function that takes an account's lease away from whoever holds it, as another run does after a pause
-that was too long.
+A test class of an implementation inherits it and defines three fixtures. `log` is a new log.
+`chunks` are the names of three chunks in state posting. `take_over` is a function that takes an
+account's lease from its holder, as another run does after a long pause.
 """
 
 import hashlib
@@ -39,7 +37,7 @@ def ask(log: Any, *chunks: str, account: str = ACCOUNT) -> None:
 
 
 def commit(log: Any, transaction: SignedTransaction, *chunks: str) -> SignedTransaction:
-    """Commit a transaction under a lease of its own."""
+    """Commit a transaction under a separate lease."""
     with log.lease(transaction.account) as lease:
         log.commit(lease, transaction, chunks)
     return transaction
@@ -55,11 +53,11 @@ def names(posts: Any) -> list[str]:
 
 
 class TransactionLogContract:
-    """The contract: see `TransactionLog`."""
+    """The contract of `TransactionLog`."""
 
-    # --- asking ---
+    # --- queueing ---
 
-    def test_what_is_asked_for_waits_oldest_first(self, log, chunks):
+    def test_queued_messages_wait_oldest_first(self, log, chunks):
         ask(log, *reversed(chunks))
         assert log.waiting(ACCOUNT) == [
             WaitingPost(chunk, chunk.encode(), 30) for chunk in reversed(chunks)
@@ -70,26 +68,26 @@ class TransactionLogContract:
         ask(log, chunks[0], chunks[1], chunks[0])
         assert names(log.waiting(ACCOUNT)) == [*chunks[:2]]
 
-    def test_another_message_takes_the_place_of_the_one_that_waits(self, log, chunks):
+    def test_new_message_replaces_the_queued_one(self, log, chunks):
         ask(log, chunks[0])
         log.ask(ACCOUNT, chunks[0], b"another", 60)
         assert log.waiting(ACCOUNT) == [WaitingPost(chunks[0], b"another", 60)]
 
     @pytest.mark.parametrize("included", [False, True])
-    def test_what_is_or_may_be_included_is_not_asked_for_again(self, log, chunks, included):
+    def test_possibly_included_chunk_is_not_queued_again(self, log, chunks, included):
         ask(log, chunks[0])
-        one = commit(log, signed(1), chunks[0])
+        transaction = commit(log, signed(1), chunks[0])
         if included:
-            settle(log, one, "included", 7)
+            settle(log, transaction, "included", 7)
         log.ask(ACCOUNT, chunks[0], b"another", 60)
         assert log.waiting(ACCOUNT) == []
 
     @pytest.mark.parametrize("outcome", ["failed", "expired", "superseded"])
     def test_the_posts_of_a_transaction_that_posted_nothing_wait_again(self, log, chunks, outcome):
         ask(log, *chunks)
-        one = commit(log, signed(1), chunks[0], chunks[2])
+        transaction = commit(log, signed(1), chunks[0], chunks[2])
         assert names(log.waiting(ACCOUNT)) == [chunks[1]]
-        settle(log, one, outcome)
+        settle(log, transaction, outcome)
         assert names(log.waiting(ACCOUNT)) == [*chunks]
 
     # --- committing ---
@@ -99,24 +97,24 @@ class TransactionLogContract:
         self, log, chunks, outcome
     ):
         ask(log, *chunks)
-        one = commit(log, signed(1), chunks[0])
+        transaction = commit(log, signed(1), chunks[0])
         if outcome:
-            settle(log, one, outcome, *([50] if outcome == "included" else []))
+            settle(log, transaction, outcome, *([50] if outcome == "included" else []))
         assert list(log.other_accounts(chunks[0], OTHER)) == (
             [] if outcome == "expired" else [ACCOUNT]
         )
         assert list(log.other_accounts(chunks[1], OTHER)) == []
         assert list(log.other_accounts(chunks[0], ACCOUNT)) == []
-        assert names(log.waiting(ACCOUNT)) == [chunks[2]]  # of the others it signs no more
+        assert names(log.waiting(ACCOUNT)) == [chunks[2]]  # it signs no others
 
     def test_committed_transactions_are_pending_by_sequence_until_they_are_settled(
         self, log, chunks
     ):
         ask(log, *chunks)
         two = commit(log, signed(2), chunks[0])
-        one = commit(log, signed(1, purpose="buy", cost=5))
-        assert log.pending(ACCOUNT) == [one, two]
-        settle(log, one, "included")
+        transaction = commit(log, signed(1, purpose="buy", cost=5))
+        assert log.pending(ACCOUNT) == [transaction, two]
+        settle(log, transaction, "included")
         assert log.pending(ACCOUNT) == [two]
         assert log.pending(OTHER) == []
 
@@ -131,9 +129,9 @@ class TransactionLogContract:
         ],
     )
     def test_a_sequence_is_signed_again_only_where_no_block_has_it(self, log, outcome, free):
-        one = commit(log, signed(7))
+        transaction = commit(log, signed(7))
         if outcome:
-            settle(log, one, outcome)
+            settle(log, transaction, outcome)
         again = signed(7, b"another")
         if free:
             assert log.pending(ACCOUNT) == []
@@ -152,15 +150,15 @@ class TransactionLogContract:
         self, log, chunks, included
     ):
         ask(log, *chunks)
-        one = commit(log, signed(1), chunks[0])
+        transaction = commit(log, signed(1), chunks[0])
         if included:
-            settle(log, one, "included", 7)
+            settle(log, transaction, "included", 7)
         with pytest.raises(LedgerError, match=chunks[0]):
             commit(log, signed(2), chunks[1], chunks[0])
         assert names(log.waiting(ACCOUNT)) == [*chunks[1:]]
-        assert log.pending(ACCOUNT) == ([] if included else [one])
+        assert log.pending(ACCOUNT) == ([] if included else [transaction])
 
-    def test_a_chunk_that_nobody_asked_for_is_not_committed(self, log, chunks):
+    def test_chunk_without_a_queued_message_is_not_committed(self, log, chunks):
         ask(log, chunks[0])
         with pytest.raises(LedgerError, match=chunks[1]):
             commit(log, signed(1), *chunks[:2])
@@ -177,78 +175,78 @@ class TransactionLogContract:
 
     # --- the owner of the sequence ---
 
-    def test_one_run_at_a_time_owns_an_account(self, log):
+    def test_one_run_at_a_time_holds_an_account(self, log):
         with log.lease(ACCOUNT), log.lease(OTHER), pytest.raises(HeldByOther):
             log.lease(ACCOUNT).__enter__()
         with log.lease(ACCOUNT) as lease:
             lease.check()
 
-    def test_who_lost_the_account_can_neither_commit_nor_settle(self, log, chunks, take_over):
+    def test_run_without_the_account_cannot_commit_or_settle(self, log, chunks, take_over):
         ask(log, *chunks)
-        one = commit(log, signed(1), chunks[0])
+        transaction = commit(log, signed(1), chunks[0])
         with log.lease(ACCOUNT) as lease:
             take_over(ACCOUNT)
             with pytest.raises(LeaseLost):
                 log.commit(lease, signed(2), [chunks[1]])
             with pytest.raises(LeaseLost):
-                log.settle(lease, one.hash, "included", starts=[7])
-        assert log.pending(ACCOUNT) == [one]
+                log.settle(lease, transaction.hash, "included", starts=[7])
+        assert log.pending(ACCOUNT) == [transaction]
         assert log.start_of(ACCOUNT, chunks[0]) is None
 
     # --- settling ---
 
     def test_an_included_transaction_tells_where_each_post_starts(self, log, chunks):
         ask(log, *chunks)
-        one = commit(log, signed(1), chunks[2], chunks[0])
+        transaction = commit(log, signed(1), chunks[2], chunks[0])
         assert log.start_of(ACCOUNT, chunks[0]) is None
-        settle(log, one, "included", 8, 9)
+        settle(log, transaction, "included", 8, 9)
         assert [log.start_of(ACCOUNT, chunk) for chunk in chunks] == [9, None, 8]
         assert log.start_of(OTHER, chunks[0]) is None
 
     def test_a_post_without_a_start_is_not_included(self, log, chunks):
         ask(log, *chunks)
-        one = commit(log, signed(1), *chunks)
+        transaction = commit(log, signed(1), *chunks)
         with pytest.raises(LedgerError, match="3 posts"):
-            settle(log, one, "included", 7)
-        assert log.pending(ACCOUNT) == [one]
+            settle(log, transaction, "included", 7)
+        assert log.pending(ACCOUNT) == [transaction]
 
     def test_a_transaction_is_closed_once(self, log):
-        one = commit(log, signed(1))
-        settle(log, one, "expired")
-        settle(log, one, "expired")
+        transaction = commit(log, signed(1))
+        settle(log, transaction, "expired")
+        settle(log, transaction, "expired")
         with pytest.raises(LedgerError):
-            settle(log, one, "included")
+            settle(log, transaction, "included")
 
     def test_an_unknown_transaction_or_outcome_is_refused(self, log):
-        one = commit(log, signed(1))
+        transaction = commit(log, signed(1))
         with pytest.raises(LedgerError):
             settle(log, signed(2), "expired")
         with pytest.raises(LedgerError):
-            settle(log, one, "lost")
+            settle(log, transaction, "lost")
 
-    def test_what_was_spent_counts_all_that_a_block_has_or_may_have(self, log):
+    def test_spent_counts_included_and_pending_transactions(self, log):
         for sequence, outcome in enumerate(
             ["included", "failed", "expired", "superseded", None], 1
         ):
-            one = commit(log, signed(sequence, cost=10**sequence))
+            transaction = commit(log, signed(sequence, cost=10**sequence))
             if outcome:
-                settle(log, one, outcome)
+                settle(log, transaction, outcome)
         assert log.spent(ACCOUNT) == 100_110
         assert log.spent(OTHER) == 0
 
     def test_a_failed_purchase_comes_to_its_fee(self, log):
-        one = commit(log, signed(1, cost=1_000_000))
+        transaction = commit(log, signed(1, cost=1_000_000))
         with log.lease(ACCOUNT) as lease:
-            log.settle(lease, one.hash, "failed", cost=6_000)
+            log.settle(lease, transaction.hash, "failed", cost=6_000)
         assert log.spent(ACCOUNT) == 6_000
 
-    def test_a_purchase_counts_at_its_list_price_until_it_is_told_what_was_taken(self, log):
-        told, untold, failed, _pending = (
+    def test_purchase_counts_at_list_price_until_the_charge_is_known(self, log):
+        reported, untold, failed, _pending = (
             commit(log, signed(number, cost=1_000, purpose="buy")) for number in range(1, 5)
         )
         commit(log, signed(5, cost=1))
         with log.lease(ACCOUNT) as lease:
-            log.settle(lease, told.hash, "included", cost=300)
+            log.settle(lease, reported.hash, "included", cost=300)
             log.settle(lease, untold.hash, "included")
             log.settle(lease, failed.hash, "failed", cost=7)
         assert (log.spent(ACCOUNT), log.at_list_price(ACCOUNT)) == (300 + 1_000 + 7 + 1_000 + 1, 2)

@@ -1,4 +1,4 @@
-"""The command line of the loopback network; see the package's documentation."""
+"""The command line of the loopback network. See the package's docstring."""
 
 import argparse
 import json
@@ -24,12 +24,12 @@ def _amount(text: str) -> tuple[str, int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m caf_pipeline_tests.loopback",
-        description="A Jackal network on this machine: a chain's REST servers and providers, on "
+        description="Run a Jackal network on this machine: a chain's REST servers and providers on "
         "ports of 127.0.0.1.",
-        epilog="What is given at the first start of a folder holds for later ones, unless it is "
-        "given again.",
+        epilog="Later starts from a folder use the options of its first start unless you pass "
+        "others.",
     )
-    parser.add_argument("--folder", type=Path, required=True, help="where everything is kept")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the network's state")
     parser.add_argument("--port", type=int, help="of the first LCD; 0 for a free one")
     parser.add_argument("--providers", type=int, help="how many (3)")
     parser.add_argument("--lcds", type=int, help="REST servers of the chain (1)")
@@ -72,19 +72,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _wait_for_end_of_input(over: SimpleQueue[None]) -> None:
-    while os.read(
-        sys.stdin.fileno(), 1024
-    ):  # not by sys.stdin, whose lock would be in the way of the interpreter's end
+    # Not through sys.stdin: its lock would block the interpreter's exit.
+    while os.read(sys.stdin.fileno(), 1024):
         pass
     over.put(None)
 
 
-def told_to_end() -> SimpleQueue[None]:
-    """Return a queue that gets an entry at each SIGTERM and SIGINT from now on.
+def end_signals() -> SimpleQueue[None]:
+    """Return a queue that receives an entry at each SIGTERM and SIGINT from now on.
 
-    Both come at Ctrl-C: from the terminal, and from the program that started this one. A second one
-    that came while an Event is set, or while its wait ends, would wait for ever for the lock of
-    that Event.
+    Ctrl-C sends both: from the terminal, and from the program that started this one. An Event would
+    deadlock if the second signal came while its lock is held.
     """
     over = SimpleQueue[None]()
 
@@ -98,13 +96,13 @@ def told_to_end() -> SimpleQueue[None]:
 
 def main() -> None:
     """Run until SIGTERM or SIGINT."""
-    given = vars(_parser().parse_args())
-    folder: Path = given.pop("folder")
-    watch_input: bool = given.pop("while_stdin_is_open")
+    arguments = vars(_parser().parse_args())
+    folder: Path = arguments.pop("folder")
+    watch_input: bool = arguments.pop("while_stdin_is_open")
     for name in ("fund", "space"):
-        given[name] = dict(given[name]) if given[name] else None
-    program = Program(folder, Options.open(folder, given))
-    over = told_to_end()
+        arguments[name] = dict(arguments[name]) if arguments[name] else None
+    program = Program(folder, Options.open(folder, arguments))
+    over = end_signals()
     if watch_input:
         threading.Thread(target=_wait_for_end_of_input, args=(over,), daemon=True).start()
     print(json.dumps(program.start()), flush=True)

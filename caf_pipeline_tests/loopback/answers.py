@@ -1,5 +1,4 @@
-"""The chain's records as the JSON of its REST: ordinary base64, 64-bit integers as strings, errors
-of the grpc-gateway.
+"""The JSON of the chain's REST: ordinary base64, 64-bit integers as strings, grpc-gateway errors.
 
 Source: answers of a Cosmos SDK node, and the notes on Jackal's protocol for the storage module.
 """
@@ -38,7 +37,7 @@ Answer = dict[str, Any]
 
 
 class GatewayError(Exception):
-    """An answer that says what is wrong, with its HTTP status and its gRPC code."""
+    """An error answer with its HTTP status and gRPC code."""
 
     def __init__(self, status: int, code: int, message: str) -> None:
         super().__init__(message)
@@ -51,32 +50,31 @@ class GatewayError(Exception):
 
 
 def not_found(what: str = "not found") -> GatewayError:
-    """Return the error of an unknown thing."""
+    """Return the error for an unknown object."""
     return GatewayError(404, 5, f"rpc error: code = NotFound desc = {what}: key not found")
 
 
 def invalid(message: str) -> GatewayError:
-    """Return the error of a request that makes no sense."""
+    """Return the error for an invalid request."""
     return GatewayError(400, 3, message)
 
 
 def not_implemented() -> GatewayError:
-    """Return the error of a path that no query has."""
+    """Return the error for an unknown path."""
     return GatewayError(501, 12, "Not Implemented")
 
 
 def text(value: bytes) -> str:
-    """Return bytes as JSON has them."""
+    """Return bytes in base64."""
     return base64.b64encode(value).decode()
 
 
 def time_text(time: datetime) -> str:
-    """Return a time as Go writes it."""
+    """Return a time in Go's format."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".") + "Z"
 
 
-# --- storage
-# ------------------------------------------------------------------------------------------
+# --- storage ---
 
 
 def file(posted: PostedFile) -> Answer:
@@ -137,8 +135,9 @@ def provider(address: str, url: str, options: Options) -> Answer:
 
 
 def params(options: Options) -> Answer:
-    """Return the storage module's parameters; those that no client needs are the published
-    defaults.
+    """Return the storage module's parameters.
+
+    Those that no client needs have published defaults.
     """
     return {
         "deposit_account": "jkl1778a6x4e6t074ajvs7l76wpa2xd0s4pt0tqq57",
@@ -157,8 +156,7 @@ def params(options: Options) -> Answer:
     }
 
 
-# --- accounts, blocks
-# ------------------------------------------------------------------------------------------
+# --- accounts, blocks ---
 
 
 def account(one: Account) -> Answer:
@@ -174,12 +172,12 @@ def account(one: Account) -> Answer:
 
 
 def coin(amount: int) -> Answer:
-    """Return an amount of the chain's coin."""
+    """Return an amount of ujkl."""
     return {"denom": DENOM, "amount": str(amount)}
 
 
 def node_info(chain_id: str, version: str) -> Answer:
-    """Return what a node says of itself."""
+    """Return a node's description of itself."""
     return {
         "default_node_info": {
             "protocol_version": {"p2p": "8", "block": "11", "app": "0"},
@@ -205,7 +203,7 @@ def node_info(chain_id: str, version: str) -> Answer:
 
 
 def block(chain_id: str, height: int, time: datetime, transactions: Sequence[bytes]) -> Answer:
-    """Return a block; its hashes are those of no real header."""
+    """Return a block. Its hashes are invented."""
     block_hash = text(hashlib.sha256(f"{chain_id}/{height}".encode()).digest())
     last_hash = (
         text(hashlib.sha256(f"{chain_id}/{height - 1}".encode()).digest()) if height > 1 else None
@@ -227,18 +225,17 @@ def block(chain_id: str, height: int, time: datetime, transactions: Sequence[byt
     }
     body = {
         "header": header,
-        "data": {"txs": [text(one) for one in transactions]},
+        "data": {"txs": [text(body) for body in transactions]},
         "evidence": {"evidence": []},
     }
     return {"block_id": block_id, "block": body | {"last_commit": last_commit}}
 
 
-# --- transactions
-# ------------------------------------------------------------------------------------------
+# --- transactions ---
 
 
 def broadcast(hash_: str, *, code: int = 0, codespace: str = "", log: str = "[]") -> Answer:
-    """Return the answer to a broadcast that does not wait for a block."""
+    """Return the answer to a broadcast in sync or async mode."""
     response = {
         "height": "0",
         "txhash": hash_,
@@ -258,7 +255,7 @@ def broadcast(hash_: str, *, code: int = 0, codespace: str = "", log: str = "[]"
 
 
 def included(one: Included) -> Answer:
-    """Return a transaction of a block."""
+    """Return a transaction that is in a block."""
     tx = transaction(parse(one.body))
     logs = [
         {"msg_index": index, "log": "", "events": [_log_event(event) for event in events]}
@@ -295,7 +292,7 @@ def _ante_events(one: Included) -> tuple[Event, ...]:
 
 
 def _short(log: Answer) -> Answer:
-    """Return a log as the raw log has it: without what is empty."""
+    """Return a log without empty members, as the raw log has it."""
     return {name: value for name, value in log.items() if value}
 
 
@@ -315,7 +312,7 @@ def _block_event(event: Event) -> Answer:
 
 
 def transaction(signed: SignedTransaction) -> Answer:
-    """Return a transaction as it was signed."""
+    """Return a signed transaction."""
     signer = {
         "public_key": {"@type": PUBLIC_KEY, "key": text(signed.public_key)},
         "mode_info": {"single": {"mode": "SIGN_MODE_DIRECT"}},
@@ -328,14 +325,18 @@ def transaction(signed: SignedTransaction) -> Answer:
         "granter": "",
     }
     body = {
-        "messages": [_message(one) for one in signed.messages],
+        "messages": [_message(message) for message in signed.messages],
         "memo": signed.memo,
         "timeout_height": str(signed.timeout_height),
         "extension_options": [],
         "non_critical_extension_options": [],
     }
     auth = {"signer_infos": [signer], "fee": fee}
-    return {"body": body, "auth_info": auth, "signatures": [text(one) for one in signed.signatures]}
+    return {
+        "body": body,
+        "auth_info": auth,
+        "signatures": [text(signature) for signature in signed.signatures],
+    }
 
 
 def _message(message: Message) -> Answer:

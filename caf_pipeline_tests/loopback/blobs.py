@@ -1,8 +1,7 @@
-"""The bytes that one provider has, by their root: files, whole or not there.
+"""The bytes of one provider: complete files by their root.
 
-A real provider keeps a file as blocks that files share. Of that this one keeps what shows: when a
-file is deleted, others that begin with the same 2 MiB pieces have lost those, until they are
-uploaded again.
+A real provider splits files into shared blocks. This one only imitates the visible effect: deleting
+a file damages others that begin with the same 2 MiB pieces, until they are uploaded again.
 """
 
 import os
@@ -16,43 +15,43 @@ _LOST: Final = ".lost"
 
 
 class BlobStore:
-    """A folder of files, each named after its root in hex."""
+    """A folder of files, named after their roots in hex."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._uploads = folder / "uploads"
         self._lock = threading.Lock()
         self._uploads.mkdir(parents=True, exist_ok=True)
-        for left in self._uploads.iterdir():
-            left.unlink()
+        for leftover in self._uploads.iterdir():
+            leftover.unlink()
         self._used = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
     @property
     def uploads(self) -> Path:
-        """Where uploads are written before they are whole."""
+        """The folder of incomplete uploads."""
         return self._uploads
 
     @property
     def used_bytes(self) -> int:
-        """How much is stored."""
+        """The number of stored bytes."""
         return self._used
 
     def path(self, root: str) -> Path:
-        """Return where a root's bytes are or would be."""
+        """Return the path of a root's bytes."""
         return self._folder / root
 
     def has(self, root: str) -> bool:
-        """Whether a root's bytes are here and all of them can be read."""
+        """Return whether a root's bytes are here and fully readable."""
         return self.path(root).exists() and not self.lost_bytes(root)
 
     def roots(self) -> list[str]:
-        """Return all that is here."""
+        """Return the roots of all files."""
         return sorted(
             file.name for file in self._folder.iterdir() if file.is_file() and not file.suffix
         )
 
     def put(self, upload: Path, root: str) -> None:
-        """Take an upload's bytes over."""
+        """Move an upload to its root's path."""
         with self._lock:
             before = self.path(root).stat().st_size if self.path(root).exists() else 0
             size_bytes = upload.stat().st_size
@@ -62,7 +61,7 @@ class BlobStore:
             self._used += size_bytes - before
 
     def lost_bytes(self, root: str) -> int:
-        """Return how many bytes at the beginning cannot be read any more."""
+        """Return how many bytes at the beginning are no longer readable."""
         file = self._damaged(root)
         return int(file.read_text()) if file.exists() else 0
 
@@ -72,7 +71,7 @@ class BlobStore:
             self._lost(root).write_text(f"{start_byte} {end_byte}")
 
     def lost_range(self, root: str) -> tuple[int, int] | None:
-        """Return the range that is lost, end exclusive; None if all bytes are here."""
+        """Return the lost range, end exclusive, or None."""
         try:
             start_byte, end_byte = self._lost(root).read_text().split()
         except FileNotFoundError:
@@ -80,7 +79,7 @@ class BlobStore:
         return int(start_byte), int(end_byte)
 
     def delete(self, root: str) -> None:
-        """Take a root's bytes away, and with them the pieces that other files begin with, too."""
+        """Delete a root's bytes and the pieces that other files share with its beginning."""
         with self._lock:
             gone = self.path(root)
             if not gone.exists():
@@ -100,10 +99,10 @@ class BlobStore:
         return self._folder / f"{root}{_LOST}"
 
 
-def _shared_bytes(left: Path, right: Path) -> int:
-    """Return the length of the whole pieces that both files begin with."""
+def _shared_bytes(first: Path, second: Path) -> int:
+    """Return the length of the whole pieces at the beginning that both files share."""
     shared = 0
-    with open(left, "rb") as one, open(right, "rb") as other:
-        while len(piece := one.read(PIECE)) == PIECE and piece == other.read(PIECE):
+    with open(first, "rb") as first_file, open(second, "rb") as second_file:
+        while len(piece := first_file.read(PIECE)) == PIECE and piece == second_file.read(PIECE):
             shared += PIECE
     return shared

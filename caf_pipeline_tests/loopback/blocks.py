@@ -1,9 +1,8 @@
-"""The chain: a mempool, and a block every so often.
+"""The chain: a mempool, and a block at regular intervals.
 
-A transaction is checked when it comes, waits, and is done in the next block. What waits and can no
-longer be done when a block is through (its sequence is taken, its timeout height is behind) is
-dropped without a trace, as Tendermint's recheck does; one that is included too late fails with its
-code, and costs nothing.
+A transaction is checked on arrival, waits, and is executed in the next block. After each block, the
+mempool drops transactions that have become impossible (sequence used, timeout height passed), as
+Tendermint's recheck does. A transaction that is included too late fails with its code at no cost.
 """
 
 import threading
@@ -40,12 +39,12 @@ from caf_pipeline_tests.loopback.transactions import (
     transaction_hash,
 )
 
-KEPT_WORLDS: Final = 500  # a node can lag by so many blocks
+KEPT_WORLDS: Final = 500  # the most blocks that a node can lag
 CACHED_HASHES: Final = 10_000  # Tendermint's mempool.cache_size
 
 
 class Chain:
-    """The chain and its memory. Readers take `world`; whatever changes it holds the lock.
+    """The chain and its state. Readers use `world`; writers hold the lock.
 
     Attributes:
         world: the state after the newest block.
@@ -66,9 +65,8 @@ class Chain:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pending: dict[str, Pending] = {}
-        self._cache: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # in memory only: a node that starts again has forgotten
+        # In memory only: a restarted node has an empty cache.
+        self._cache: OrderedDict[str, None] = OrderedDict()
         self._foreign: list[str] = []
         self._order = 0
         self.holdings: dict[str, Holding] = database.load("holding", Holding)
@@ -76,10 +74,9 @@ class Chain:
         self.world = self._load()
         self._worlds: deque[World] = deque([self.world], maxlen=KEPT_WORLDS)
         self.purge: Callable[[Holding], None] = lambda holding: None
-        """Called where a provider finds that a file of its is gone from the chain."""
+        """Called when a provider notices that its file is gone from the chain."""
 
-    # --- memory
-    # --------------------------------------------------------------------------------
+    # --- memory ---
 
     def _load(self) -> World:
         height = self.database.last_block()
@@ -108,7 +105,7 @@ class Chain:
             self.database.save({("pending", hash_): None for hash_ in pending})
             return
         self._pending = dict(sorted(pending.items(), key=lambda item: item[1].order))
-        self._order = max((one.order for one in pending.values()), default=0)
+        self._order = max((transaction.order for transaction in pending.values()), default=0)
         for hash_ in self._pending:
             self._cache[hash_] = None
 
@@ -127,16 +124,16 @@ class Chain:
         self.database.save(changes, block=(1, now))
 
     def now(self) -> datetime:
-        """Return the time by the chain's clock."""
+        """Return the time of the chain's clock."""
         return utc_now() + timedelta(days=self.options.clock_days)
 
     def start(self) -> None:
-        """Make blocks from now on."""
+        """Start making blocks."""
         self._thread = threading.Thread(target=self._run, name="blocks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Make no more; returns when the last one is through."""
+        """Stop making blocks. Returns when the last one is complete."""
         self._stop.set()
         if self._thread:
             self._thread.join()
@@ -147,21 +144,20 @@ class Chain:
                 self.make_block()
 
     def world_behind(self, blocks: int) -> World:
-        """Return the state as it was so many blocks ago, or the oldest that is still known."""
+        """Return the state of so many blocks ago, or the oldest kept one."""
         worlds = self._worlds
         return worlds[max(0, len(worlds) - 1 - blocks)] if blocks > 0 else self.world
 
     @property
     def pending(self) -> Mapping[str, Pending]:
-        """What waits, in order."""
+        """Waiting transactions, in order."""
         with self._lock:
             return dict(self._pending)
 
-    # --- the mempool
-    # --------------------------------------------------------------------------------
+    # --- the mempool ---
 
-    def broadcast(self, raw: bytes, seen: World) -> str:
-        """Take a transaction as a node does whose newest block is that of `seen`; return its hash.
+    def broadcast(self, raw: bytes, node_world: World) -> str:
+        """Accept a transaction at a node with the state `node_world`. Returns its hash.
 
         Raises:
             Refused.
@@ -170,11 +166,11 @@ class Chain:
             conduct = self.orders.chain()
             hash_ = transaction_hash(raw)
             if hash_ in self._cache:
-                raise Refused(19, "")  # the node's answer to it has no text
+                raise Refused(19, "")  # a real node's answer has no text
             if conduct.mempool_full:
                 raise Refused(20, "")
             transaction = parse(raw)
-            self._check(transaction, seen)
+            self._check(transaction, node_world)
             if conduct.swallow_broadcast:
                 return hash_
             self._order += 1
@@ -186,7 +182,7 @@ class Chain:
             return hash_
 
     def simulate(self, raw: bytes) -> int:
-        """Return the gas that a transaction would use; raises Refused."""
+        """Return the gas that a transaction would use. Raises Refused."""
         with self._lock:
             transaction = parse(raw)
             run_messages(
@@ -198,21 +194,21 @@ class Chain:
             )
             return transaction.gas
 
-    def _check(self, transaction: SignedTransaction, seen: World) -> None:
-        """Check on top of what waits of the same signer."""
-        draft = Draft(seen)
+    def _check(self, transaction: SignedTransaction, node_world: World) -> None:
+        """Check after the signer's waiting transactions."""
+        draft = Draft(node_world)
         for pending in self._pending.values():
             if transaction.messages and pending.address == transaction.signer:
-                self._still_good(pending, draft, seen.height)
-        check(transaction, draft, self.options, height=seen.height, minimum_fee=True)
+                self._still_good(pending, draft, node_world.height)
+        check(transaction, draft, self.options, height=node_world.height, minimum_fee=True)
 
     def _still_good(self, pending: Pending, draft: Draft, height: int) -> bool:
-        own = Draft(draft)
+        nested = Draft(draft)
         try:
-            check(parse(pending.body), own, self.options, height=height, minimum_fee=True)
+            check(parse(pending.body), nested, self.options, height=height, minimum_fee=True)
         except Refused:
             return False
-        own.merge()
+        nested.merge()
         return True
 
     def _remember(self, hash_: str) -> None:
@@ -221,8 +217,7 @@ class Chain:
         while len(self._cache) > CACHED_HASHES:
             self._cache.popitem(last=False)
 
-    # --- blocks
-    # --------------------------------------------------------------------------------
+    # --- blocks ---
 
     def make_block(self) -> World:
         """Make one block and return its state."""
@@ -234,14 +229,16 @@ class Chain:
             done = self._include(draft, height, time, spent)
             gone = self._prove(draft, height)
             world = self.world.after(draft.changes, height=height, time=time)
-            left = {hash_: pending for hash_, pending in self._pending.items() if hash_ not in done}
-            evicted = self._recheck(left, world)
+            remaining = {
+                hash_: pending for hash_, pending in self._pending.items() if hash_ not in done
+            }
+            evicted = self._recheck(remaining, world)
             changes = draft.changes | {("pending", hash_): None for hash_ in [*done, *evicted]}
             changes |= {("holding", key): None for key in gone}
             self.database.save(changes, block=(height, time))
             self._let_go(gone)
             self._pending = {
-                hash_: pending for hash_, pending in left.items() if hash_ not in evicted
+                hash_: pending for hash_, pending in remaining.items() if hash_ not in evicted
             }
             self._worlds.append(world)
             self.world = world
@@ -266,7 +263,7 @@ class Chain:
         return done
 
     def _recheck(self, left: Mapping[str, Pending], world: World) -> list[str]:
-        """Return what waits and can never be done any more."""
+        """Return waiting transactions that have become impossible."""
         draft = Draft(world)
         evicted = [
             pending.hash
@@ -278,9 +275,9 @@ class Chain:
         return evicted
 
     def _prove(self, draft: Draft, height: int) -> list[str]:
-        """Let providers prove; return the keys of holdings whose files are gone.
+        """Let providers prove. Returns the keys of holdings without a file.
 
-        Who was dropped waits to join again.
+        Dropped providers wait to join again.
         """
         settled = proving.list_new(
             draft, list(self._unlisted.values()), self._can_prove, self.options, height=height
@@ -297,7 +294,7 @@ class Chain:
         return deleted
 
     def _let_go(self, gone: Iterable[str]) -> None:
-        """Forget holdings, and let the bytes go, whoever else's file has the same root."""
+        """Forget holdings and purge their bytes, even if another file has the same root."""
         for key in gone:
             holding = self.holdings.pop(key, None)
             self._unlisted.pop(key, None)
@@ -305,7 +302,7 @@ class Chain:
                 self.purge(holding)
 
     def _spend_foreign(self, draft: Draft) -> set[str]:
-        """Use up sequences for another program; return whose."""
+        """Use up sequences for another program. Returns its addresses."""
         spent = set(self._foreign)
         for address in self._foreign:
             account: Account = draft.get("account", address)
@@ -313,12 +310,12 @@ class Chain:
         self._foreign.clear()
         return spent
 
-    # --- providers and tests
-    # --------------------------------------------------------------------------------
+    # --- providers and tests ---
 
     def hold(self, provider: str, file: PostedFile, *, delay: int = 0) -> None:
-        """Note that a provider has taken a file, and will prove it, `delay` blocks later than it
-        could.
+        """Record that a provider took a file.
+
+        It proves the file `delay` blocks later than it could.
         """
         with self._lock:
             holding = Holding(provider, file.key, file.merkle.hex(), self.world.height + 1 + delay)
@@ -327,14 +324,14 @@ class Chain:
             self._unlisted[holding.key] = holding
 
     def spend_sequence(self, address: str) -> None:
-        """Let another program use up a sequence of this address in the next block."""
+        """Use up a sequence of this address in the next block, as another program would."""
         with self._lock:
             if address not in self.world.accounts:
                 raise ValueError(f"there is no account {address}")
             self._foreign.append(address)
 
     def change(self, kind: str, key: str, value: Any) -> None:
-        """Write a record by fiat, in a block of its own."""
+        """Write a record directly, in a separate block."""
         self._change({(kind, key): value})
 
     def fund(self, address: str, amount: int) -> None:
@@ -344,9 +341,7 @@ class Chain:
             self.change("account", address, replace(account, balance=account.balance + amount))
 
     def drop_proofs(self, file: PostedFile, provider: str | None) -> None:
-        """Take one or all providers off a file; they have forgotten it, and its bytes stay where
-        they are.
-        """
+        """Remove one or all providers from a file for good. Their bytes stay."""
         with self._lock:
             draft = Draft(self.world)
             for prover in file.provers:
@@ -362,6 +357,6 @@ class Chain:
             height = self.world.height + 1
             time = max(self.now(), self.world.time + timedelta(milliseconds=1))
             self.database.save(changes, block=(height, time))
-            known = {name: value for name, value in changes.items() if name[0] in WORLD_KINDS}
-            self.world = self.world.after(known, height=height, time=time)
+            visible = {name: value for name, value in changes.items() if name[0] in WORLD_KINDS}
+            self.world = self.world.after(visible, height=height, time=time)
             self._worlds.append(self.world)

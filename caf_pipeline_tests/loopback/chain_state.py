@@ -1,9 +1,8 @@
-"""What the chain knows: its records, the state of all of them at one block, and the database that
-keeps them.
+"""The chain's records, their state after a block, and the database that stores them.
 
-A `World` never changes: a block makes the next one, so that readers need no lock and a node that
-lags answers from an older one. A `Draft` collects changes on top of a world or of another draft,
-and is merged or forgotten as a whole.
+A `World` is immutable: each block makes a new one. So readers need no lock, and a lagging node
+answers from an older one. A `Draft` collects changes on a world or another draft, and is merged or
+dropped as a whole.
 """
 
 import sqlite3
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An address that was paid to at least once. `balance` in ujkl."""
+    """An address that ever received anything. `balance` is in ujkl."""
 
     address: str
     number: int
@@ -44,9 +43,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PostedFile:
-    """A file as it was posted. `provers` are the addresses whose proofs are listed, oldest
-    first.
-    """
+    """A posted file. `provers` are the addresses with listed proofs, oldest first."""
 
     merkle: bytes
     owner: str
@@ -61,14 +58,15 @@ class PostedFile:
 
     @property
     def key(self) -> str:
-        """What names it; also the order in which lists go."""
+        """The file's identity, and its position in lists."""
         return f"{self.merkle.hex()}/{self.owner}/{self.start}/"
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One provider's proof of one file: the height of its last proof or of its joining, and the
-    leaf of the next one.
+    """One provider's proof of one file.
+
+    `last_proven` is the height of its last proof or of its joining. `to_prove` is the next leaf.
     """
 
     provider: str
@@ -78,13 +76,13 @@ class Proof:
 
     @property
     def key(self) -> str:
-        """What names it."""
+        """The proof's identity."""
         return f"{self.provider}/{self.file}"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a transaction did: a type and named values."""
+    """An event of a transaction: a type and named values."""
 
     type: str
     attributes: tuple[tuple[str, str], ...]
@@ -92,7 +90,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """A transaction in a block. Events of each message, in order; none where it failed."""
+    """A transaction in a block, with the events of each message. A failed one has no events."""
 
     hash: str
     body: bytes
@@ -109,7 +107,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A transaction in the mempool, to be included at `due_height` or later."""
+    """A transaction in the mempool, included at `due_height` or later."""
 
     hash: str
     body: bytes
@@ -120,9 +118,9 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A file that a provider has taken, whether listed or not.
+    """A file that a provider took, whether it is listed or not.
 
-    It proves from block `ready_height` on.
+    It is proven from block `ready_height` on.
     """
 
     provider: str
@@ -132,7 +130,7 @@ class Holding:
 
     @property
     def key(self) -> str:
-        """What names it."""
+        """The holding's identity."""
         return f"{self.provider}/{self.file}"
 
 
@@ -145,7 +143,7 @@ WORLD_KINDS: Final[Mapping[str, type]] = {
 }
 
 Changes = dict[tuple[str, str], Any]
-"""New records by kind and key; None where one is gone."""
+"""New records by kind and key. None deletes a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +181,14 @@ class World:
         return self.tables["transaction"]
 
     def after(self, changes: Changes, *, height: int, time: datetime) -> "World":
-        """Return the next state; tables that did not change are shared."""
+        """Return the next state. Unchanged tables are shared."""
         tables = dict(self.tables)
         for kind in {kind for kind, _ in changes}:
             table = dict(tables[kind])
-            for (its_kind, key), value in changes.items():
-                if its_kind == kind and value is None:
+            for (record_kind, key), value in changes.items():
+                if record_kind == kind and value is None:
                     table.pop(key, None)
-                elif its_kind == kind:
+                elif record_kind == kind:
                     table[key] = value
             tables[kind] = MappingProxyType(table)
         return World(height, time, tables)
@@ -204,26 +202,26 @@ class Draft:
         self.changes: Changes = {}
 
     def get(self, kind: str, key: str) -> Any:
-        """Return a record as it is with the changes, or None."""
+        """Return a record including the changes, or None."""
         if (kind, key) in self.changes:
             return self.changes[kind, key]
         return self._base.get(kind, key)
 
     def put(self, kind: str, key: str, value: Any) -> None:
-        """Change a record; None takes it away."""
+        """Change a record. None deletes it."""
         self.changes[kind, key] = value
 
     def merge(self) -> None:
-        """Write the changes into the draft below."""
+        """Apply the changes to the draft below."""
         assert isinstance(self._base, Draft)
         self._base.changes.update(self.changes)
 
 
 class Database:
-    """The records on disk. Every `save` is one transaction and outlives the process, killed or not.
+    """The records on disk. Every `save` is one transaction and survives a killed process.
 
-    A power cut may take the last blocks: a commit that waits for the disk would stall blocks behind
-    gigabytes of uploads.
+    A power cut may lose the last blocks: waiting for the disk would stall blocks behind gigabytes
+    of uploads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -270,7 +268,7 @@ class Database:
             self._connection.execute("COMMIT")
 
     def block_time(self, height: int) -> datetime | None:
-        """Return when a block was made."""
+        """Return the time of a block."""
         with self._lock:
             row = self._connection.execute(
                 "SELECT time FROM blocks WHERE height = ?", (height,)
@@ -278,7 +276,7 @@ class Database:
         return datetime.fromisoformat(row[0]) if row else None
 
     def last_block(self) -> int:
-        """Return the height of the newest block; 0 where there is none."""
+        """Return the height of the newest block, 0 if there is none."""
         with self._lock:
             return int(
                 self._connection.execute("SELECT coalesce(max(height), 0) FROM blocks").fetchone()[

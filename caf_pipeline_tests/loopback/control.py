@@ -1,21 +1,20 @@
-"""What a test may ask and order. On a port of its own, and under /loopback/ on every LCD.
+"""Orders and queries of tests, on a separate port and under /loopback/ on every LCD.
 
-    GET  /loopback/state                                    everything, for assertions POST
-    /loopback/misbehave       {"provider": 0, …}       see `misbehaviour` POST
-    /loopback/well-behaved                             takes all of that back POST /loopback/advance
-    {"blocks": 10}           makes blocks at once, also on a halted chain POST /loopback/fund
-    {"address", "amount"}    ujkl POST /loopback/grant           {"address", "bytes", "days"}   a
-    plan, by fiat; 0 days or fewer: one that is over POST /loopback/expire          {"address"}
-    ends its plan POST /loopback/spend-sequence  {"address"}              another program uses one
-    up, in the next block POST /loopback/drop-proofs     {"merkle", "provider"?}  takes proofs off
-    the files of a root; hex POST /loopback/delete-blob     {"provider", "merkle"}   a provider
-    loses the bytes of a root; it does not know it POST /loopback/lose-range      {"provider",
-    "merkle", "start", "end"}   it no longer answers for it POST /loopback/kill-provider
-    {"provider"}             it is gone in the middle of everything, its uploads with it POST
-    /loopback/start-provider  {"provider"}             it is there again, with what it had on its
-    disk
+    GET  /loopback/state                               the whole state, for assertions
+    POST /loopback/misbehave       {"provider": 0, …}  see `misbehaviour`
+    POST /loopback/well-behaved                        ends all faults
+    POST /loopback/advance         {"blocks": 10}      makes blocks, even on a halted chain
+    POST /loopback/fund            {"address", "amount"}         pays ujkl
+    POST /loopback/grant           {"address", "bytes", "days"}  replaces the plan
+    POST /loopback/expire          {"address"}         ends the plan
+    POST /loopback/spend-sequence  {"address"}         uses up a sequence in the next block
+    POST /loopback/drop-proofs     {"merkle", "provider"?}       removes proofs of a root's files
+    POST /loopback/delete-blob     {"provider", "merkle"}        deletes a root's bytes silently
+    POST /loopback/lose-range      {"provider", "merkle", "start", "end"}
+    POST /loopback/kill-provider   {"provider"}        cuts its connections; its disk stays
+    POST /loopback/start-provider  {"provider"}        starts it again
 
-Every order answers with the height after it.
+Roots are in hex. Every order answers with the height after it.
 """
 
 import json
@@ -36,10 +35,9 @@ JSON: Final = "application/json"
 
 
 class Control:
-    """Takes orders.
+    """Executes orders.
 
-    `listeners` are those of providers and LCDs by their conduct's name, whose ports it opens and
-    closes.
+    It opens and closes the ports of `provider_listeners` and `lcd_listeners`.
     """
 
     def __init__(self, chain: Chain, providers: Sequence[Provider]) -> None:
@@ -78,8 +76,7 @@ class Control:
             return
         request.answer(200, json.dumps(answer).encode(), JSON)
 
-    # --- orders
-    # --------------------------------------------------------------------------------
+    # --- orders ---
 
     def _misbehave(self, order: Mapping[str, Any]) -> None:
         self._chain.orders.order(order)
@@ -90,15 +87,15 @@ class Control:
         self.obey()
 
     def obey(self) -> None:
-        """Open and close ports as the orders in force say."""
+        """Open and close ports as the present orders require."""
         refusals = [
             *(
-                (one, self._chain.orders.provider(index).refuse)
-                for index, one in enumerate(self.provider_listeners)
+                (listener, self._chain.orders.provider(index).refuse)
+                for index, listener in enumerate(self.provider_listeners)
             ),
             *(
-                (one, self._chain.orders.node(index).refuse)
-                for index, one in enumerate(self.lcd_listeners)
+                (listener, self._chain.orders.node(index).refuse)
+                for index, listener in enumerate(self.lcd_listeners)
             ),
         ]
         for listener, refuses in refusals:
@@ -116,10 +113,10 @@ class Control:
 
     def _grant(self, order: Mapping[str, Any]) -> None:
         address = str(order["address"])
-        known = self._chain.world.plans.get(address)
+        present = self._chain.world.plans.get(address)
         now = self._chain.now()
         end = now + timedelta(days=float(order.get("days", 365)))
-        plan = Plan(address, int(order["bytes"]), known.used_bytes if known else 0, now, end)
+        plan = Plan(address, int(order["bytes"]), present.used_bytes if present else 0, now, end)
         self._chain.change("plan", address, plan)
 
     def _expire(self, order: Mapping[str, Any]) -> None:
@@ -158,32 +155,32 @@ class Control:
         self._chain.orders.order({"provider": index, "refuse": False, "never_prove": False})
         self.obey()
 
-    # --- state
-    # --------------------------------------------------------------------------------
+    # --- state ---
 
     def state(self) -> dict[str, Any]:
-        """Return what the network knows. Roots in hex, sizes and coins as numbers."""
+        """Return the state of the network. Roots are in hex, sizes and coins are numbers."""
         world, chain = self._chain.world, self._chain
         counters = Counter(chain.database.counters())
         posted = Counter[str]()
-        for one in world.transactions.values():
-            posted.update(message.merkle.hex() for message in _posts(one) if not one.code)
+        for included in world.transactions.values():
+            if not included.code:
+                posted.update(message.merkle.hex() for message in _posts(included))
         return {
             "chain_id": chain.options.chain_id,
             "height": world.height,
             "accounts": {
-                one.address: {"balance": one.balance, "sequence": one.sequence}
-                for one in world.accounts.values()
+                account.address: {"balance": account.balance, "sequence": account.sequence}
+                for account in world.accounts.values()
             },
             "plans": {
-                one.address: {
-                    "space_bytes": one.space_bytes,
-                    "used_bytes": one.used_bytes,
-                    "end": one.end.isoformat(),
+                plan.address: {
+                    "space_bytes": plan.space_bytes,
+                    "used_bytes": plan.used_bytes,
+                    "end": plan.end.isoformat(),
                 }
-                for one in world.plans.values()
+                for plan in world.plans.values()
             },
-            "charged": {one.address: one.used_bytes for one in world.plans.values()},
+            "charged": {plan.address: plan.used_bytes for plan in world.plans.values()},
             "posts_by_root": dict(posted),
             "files": [
                 {
@@ -196,37 +193,40 @@ class Control:
                     "note": file.note,
                     "providers": list(file.provers),
                     "last_proven": {
-                        one: world.proofs[f"{one}/{file.key}"].last_proven for one in file.provers
+                        prover: world.proofs[f"{prover}/{file.key}"].last_proven
+                        for prover in file.provers
                     },
                     "to_prove": {
-                        one: world.proofs[f"{one}/{file.key}"].to_prove for one in file.provers
+                        prover: world.proofs[f"{prover}/{file.key}"].to_prove
+                        for prover in file.provers
                     },
                 }
                 for file in sorted(world.files.values(), key=lambda file: (file.start, file.key))
             ],
             "transactions": [
                 {
-                    "hash": one.hash,
-                    "height": one.height,
-                    "code": one.code,
-                    "log": one.log,
-                    "posts": len(_posts(one)),
+                    "hash": included.hash,
+                    "height": included.height,
+                    "code": included.code,
+                    "log": included.log,
+                    "posts": len(_posts(included)),
                 }
-                for one in sorted(
-                    world.transactions.values(), key=lambda one: (one.height, one.hash)
+                for included in sorted(
+                    world.transactions.values(),
+                    key=lambda included: (included.height, included.hash),
                 )
             ],
             "mempool": list(chain.pending),
             "broadcasts": counters["broadcast"],
             "providers": [
                 {
-                    "address": one.address,
-                    "roots": one.blobs.roots(),
-                    "uploads_begun": counters[f"upload begun {one.address}"],
-                    "uploads": counters[f"upload {one.address}"],
-                    "downloads": counters[f"download {one.address}"],
+                    "address": provider.address,
+                    "roots": provider.blobs.roots(),
+                    "uploads_begun": counters[f"upload begun {provider.address}"],
+                    "uploads": counters[f"upload {provider.address}"],
+                    "downloads": counters[f"download {provider.address}"],
                 }
-                for one in self._providers
+                for provider in self._providers
             ],
             "uploads_by_root": {
                 name.removeprefix("root "): count

@@ -1,6 +1,4 @@
-"""HTTP/1.1 over real sockets, with the sockets in reach: answers can be cut, throttled, late or
-nonsense.
-"""
+"""HTTP/1.1 with access to the sockets: answers can be cut, throttled, delayed or nonsense."""
 
 import contextlib
 import http.client
@@ -17,30 +15,28 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 READ_BYTES: Final = (
     128 << 10
-)  # at once from a socket, and to the disk: of a MiB Linux takes two to three times as long
-DRAINED_BYTES: Final = (
-    256 << 10
-)  # Go's server reads so much of a body that nobody wanted, and closes where there is more
+)  # per read and write; with a MiB, Linux takes two to three times as long
+DRAINED_BYTES: Final = 256 << 10  # Go's server closes the connection if more of a body is unread
 HUGE_BYTES: Final = 64 << 20
 IDLE_SECONDS: Final = 120
 
 
 class Cut(Exception):
-    """The connection ends here, without another byte."""
+    """The connection ends here without another byte."""
 
 
 class Request(BaseHTTPRequestHandler):
-    """One connection; its requests go to `server.application` one after the other."""
+    """A connection. Its requests go to `server.application` in order."""
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
     disable_nagle_algorithm = True
     server: "Server"
     clock_days: float = 0
-    """By how many days the clock of the server is ahead of that of this machine."""
+    """How many days the server's clock is ahead of this machine's."""
 
     def parse_request(self) -> bool:
-        """Note when a request began: a server's limits count from there."""
+        """Record the start of a request: a server's limits count from there."""
         self.began = time.monotonic()
         self.connection.settimeout(IDLE_SECONDS)
         return super().parse_request()
@@ -62,15 +58,15 @@ class Request(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _serve
 
     def send_response(self, code: int, message: str | None = None) -> None:
-        """Begin an answer; neither of the real servers names itself in it."""
+        """Begin an answer. As on the real servers, there is no Server header."""
         self.send_response_only(code, message)
         self.send_header("Date", self.date_time_string(time.time() + self.clock_days * 86_400))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def answer(self, status: int, content: bytes, content_type: str, **headers: str) -> None:
-        """Send a whole answer. Header names have `_` for `-`."""
+        """Send a complete answer. Header names have `_` for `-`."""
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         for name, value in headers.items():
@@ -84,11 +80,11 @@ class Request(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def read_json(self) -> Any:
-        """Return the body as JSON; raises ValueError."""
+        """Return the body as JSON. Raises ValueError."""
         return json.loads(b"".join(self.body))
 
     def nonsense(self, kind: str) -> None:
-        """Answer what no client can use."""
+        """Send an answer that is useless to every client."""
         match kind:
             case "html":
                 self.answer(200, b"<html><body>502 Bad Gateway</body></html>", "text/html")
@@ -116,10 +112,10 @@ class Body:
     """A request's body in pieces, of known length or chunked.
 
     Attributes:
-        read_bytes: how many came so far.
+        read_bytes: bytes received so far.
         rate: bytes a second at most; 0 for no limit.
         limit: cut the connection after so many bytes.
-        deadline: by `time.monotonic`, after which the connection is cut.
+        deadline: by `time.monotonic`; then the connection is cut.
     """
 
     def __init__(self, request: Request) -> None:
@@ -133,18 +129,18 @@ class Body:
         self.finished = not self.chunked and self.known_bytes == 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the body in pieces. Ends early where the client ends."""
+        """Yield the body in pieces. Ends early if the client closes the connection."""
         began = time.monotonic()
         for size in self._sizes():
-            left = size
-            while left:
+            remaining = size
+            while remaining:
                 self._wait_at_most()
-                piece = self._request.rfile.read1(min(left, READ_BYTES))
+                piece = self._request.rfile.read1(min(remaining, READ_BYTES))
                 if not piece:
                     self._request.close_connection = True
                     self.finished = True
                     return
-                left -= len(piece)
+                remaining -= len(piece)
                 self.read_bytes += len(piece)
                 if self.limit is not None and self.read_bytes > self.limit:
                     raise Cut
@@ -174,13 +170,13 @@ class Body:
     def _wait_at_most(self) -> None:
         if self.deadline is None:
             return
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
             raise Cut
-        self._request.connection.settimeout(left)
+        self._request.connection.settimeout(remaining)
 
     def drain(self) -> None:
-        """Read what nobody wanted, or give the connection up where that is long."""
+        """Read the unread rest of the body, or cut the connection if it is long."""
         if self.finished:
             return
         if self.chunked or self.known_bytes - self.read_bytes > DRAINED_BYTES:
@@ -190,7 +186,7 @@ class Body:
             pass
 
     def _linger(self) -> None:
-        """Let the client read the answer before the connection breaks under what it still sends."""
+        """Let the client read the answer before its sending breaks the connection."""
         self._request.wfile.flush()
         connection = self._request.connection
         connection.shutdown(socket.SHUT_WR)
@@ -201,7 +197,7 @@ class Body:
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on one port, whenever it is told to."""
+    """Listens on one port."""
 
     daemon_threads = True
     block_on_close = False
@@ -214,7 +210,7 @@ class Server(ThreadingHTTPServer):
         self._connections: set[socket.socket] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Note the connection: `reset` ends those that are open."""
+        """Record the connection for `reset`."""
         with self._lock:
             self._connections.add(request)
         super().process_request(request, client_address)
@@ -226,17 +222,17 @@ class Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def reset(self) -> None:
-        """End every open connection in its middle, as the death of a process does."""
+        """Abort every open connection, like a dying process."""
         with self._lock:
             for connection in self._connections:
-                with contextlib.suppress(OSError):  # the other side was first
+                with contextlib.suppress(OSError):  # the client closed it first
                     connection.setsockopt(
                         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                     )
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what is wrong with this program; a client that gives up is none of that."""
+        """Report faults of this program, but not clients that disconnect."""
         if not isinstance(
             sys.exc_info()[1], (ConnectionError, TimeoutError, http.client.HTTPException)
         ):
@@ -255,11 +251,11 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The server's address."""
         return f"http://127.0.0.1:{self.port}"
 
     def open(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         with self._lock:
             if self._server is None:
                 self._server = Server(self.port, self._application)
@@ -269,7 +265,7 @@ class Listener:
                 ).start()
 
     def close(self, *, reset: bool = False) -> None:
-        """Take none; those that are open are the application's, or end with `reset`."""
+        """Accept no connections. `reset` aborts the open ones."""
         with self._lock:
             if self._server is not None:
                 self._server.shutdown()

@@ -1,8 +1,8 @@
-"""REST of one node of the chain ("LCD"): which path asks what.
+"""The REST server of one node of the chain ("LCD").
 
-A node answers from a state that may be some blocks old. Paths are looked up after their quoting is
-undone, as the gateway does: a root in quoted ordinary base64 falls apart at its slashes (501), and
-hex is read as the base64 of another root (404).
+A node may answer from a state that is some blocks old. As in the gateway, paths are unquoted before
+routing: a root in quoted ordinary base64 is split at its slashes (501), and hex is parsed as the
+base64 of another root (404).
 """
 
 import base64
@@ -23,9 +23,9 @@ from caf_pipeline_tests.loopback.chain_state import PostedFile, World
 from caf_pipeline_tests.loopback.http_server import Cut, Request
 from caf_pipeline_tests.loopback.transactions import DENOM, Refused, transaction_hash
 
-PAGE: Final = 100  # what the SDK takes where no limit is asked
+PAGE: Final = 100  # the SDK's default limit
 MODES: Final = ("BROADCAST_MODE_SYNC", "BROADCAST_MODE_ASYNC")
-"""Waiting for the block, the third, was given up by the SDK; no client here should need it."""
+"""The SDK dropped the third mode, which waits for the block. No client here should need it."""
 
 STORAGE: Final = "/jackal/canine-chain/storage"
 
@@ -34,7 +34,7 @@ Route = Callable[..., Answer]
 
 
 class Node:
-    """One LCD. `providers` is each provider's address and URL."""
+    """One LCD. `providers` maps each provider's address to its URL."""
 
     def __init__(self, index: int, chain: Chain, providers: Mapping[str, str]) -> None:
         self.index = index
@@ -42,7 +42,7 @@ class Node:
         self._providers = providers
         cosmos = "/cosmos/{}/v1beta1"
         tendermint, auth, bank, tx = (
-            cosmos.format(one) for one in ("base/tendermint", "auth", "bank", "tx")
+            cosmos.format(module) for module in ("base/tendermint", "auth", "bank", "tx")
         )
         routes: list[tuple[str, str, Route]] = [
             ("GET", f"{tendermint}/node_info", self._node_info),
@@ -73,7 +73,7 @@ class Node:
         self._routes = [(method, _pattern(path), route) for method, path, route in routes]
 
     def serve(self, request: Request) -> None:
-        """Answer one request; raises Cut."""
+        """Answer a request. Raises Cut."""
         conduct = self._chain.orders.node(self.index)
         request.clock_days = self._chain.options.clock_days
         if conduct.refuse:
@@ -86,7 +86,7 @@ class Node:
         world = self._chain.world_behind(conduct.lag)
         try:
             if conduct.fail:
-                raise GatewayError(conduct.fail, 14, "this node was told to fail")
+                raise GatewayError(conduct.fail, 14, "this node fails by order")
             answer, status = self._answer(request, world), 200
         except GatewayError as error:
             answer, status = error.answer(), error.status
@@ -97,8 +97,8 @@ class Node:
 
     def _answer(self, request: Request, world: World) -> Answer:
         method = "GET" if request.command == "HEAD" else request.command
-        for its_method, pattern, route in self._routes:
-            if its_method == method and (match := pattern.fullmatch(request.route)):
+        for route_method, pattern, route in self._routes:
+            if route_method == method and (match := pattern.fullmatch(request.route)):
                 source: Any = request.query if method == "GET" else _body(request)
                 return route(world, source, **match.groupdict())
         raise answers.not_implemented()
@@ -107,13 +107,12 @@ class Node:
     def _chain_id(self) -> str:
         return self._chain.orders.node(self.index).chain_id or self._chain.options.chain_id
 
-    # --- tendermint
-    # --------------------------------------------------------------------------------
+    # --- tendermint ---
 
     def _node_info(self, world: World, query: Query) -> Answer:
-        said = self._chain.orders.node(self.index).version
+        version = self._chain.orders.node(self.index).version
         return answers.node_info(
-            self._chain_id, self._chain.options.version if said is None else said
+            self._chain_id, self._chain.options.version if version is None else version
         )
 
     def _syncing(self, world: World, query: Query) -> Answer:
@@ -135,11 +134,12 @@ class Node:
             )
         made = self._chain.database.block_time(number)
         assert made is not None
-        bodies = [one.body for one in world.transactions.values() if one.height == number]
+        bodies = [
+            included.body for included in world.transactions.values() if included.height == number
+        ]
         return answers.block(self._chain_id, number, made, bodies)
 
-    # --- accounts
-    # --------------------------------------------------------------------------------
+    # --- accounts ---
 
     def _account(self, world: World, query: Query, address: str) -> Answer:
         _check_address(address)
@@ -165,8 +165,7 @@ class Node:
             }
         }
 
-    # --- transactions
-    # --------------------------------------------------------------------------------
+    # --- transactions ---
 
     def _broadcast(self, world: World, sent: Any) -> Answer:
         mode = sent.get("mode", "BROADCAST_MODE_UNSPECIFIED")
@@ -209,13 +208,12 @@ class Node:
             bytes.fromhex(hash)
         except ValueError:
             raise answers.invalid("encoding/hex: invalid byte: invalid request") from None
-        found = world.transactions.get(hash.upper())
-        if found is None or self._chain.orders.node(self.index).index_off:
+        included = world.transactions.get(hash.upper())
+        if included is None or self._chain.orders.node(self.index).index_off:
             raise answers.not_found(f"tx not found: {hash}")
-        return answers.included(found)
+        return answers.included(included)
 
-    # --- files
-    # --------------------------------------------------------------------------------
+    # --- files ---
 
     def _params(self, world: World, query: Query) -> Answer:
         return {"params": answers.params(self._chain.options)}
@@ -232,21 +230,19 @@ class Node:
         return {"files": [answers.file(world.files[key]) for key in page], "pagination": pagination}
 
     def _files_of_note(self, world: World, query: Query, key: str, value: str) -> Answer:
-        """Look through all files, whoever owns them: a page is so many files looked at, however few
-        of them fit.
-        """
+        """Scan all files of any owner. A page counts the scanned files, not the matching ones."""
         page, pagination = _page(sorted(world.files), query)
-        files = [world.files[one] for one in page]
+        files = [world.files[file_key] for file_key in page]
         return {
-            "files": [answers.file(one) for one in files if _says(one, key, value)],
+            "files": [answers.file(file) for file in files if _has_note(file, key, value)],
             "pagination": pagination,
         }
 
     def _file(self, world: World, query: Query, merkle: str, owner: str, start: str) -> Answer:
-        found = world.files.get(f"{_root(merkle).hex()}/{owner}/{_integer(start, 'start')}/")
-        if found is None:
+        file = world.files.get(f"{_root(merkle).hex()}/{owner}/{_integer(start, 'start')}/")
+        if file is None:
             raise answers.not_found()
-        return {"file": answers.file(found)}
+        return {"file": answers.file(file)}
 
     def _find_file(self, world: World, query: Query, merkle: str) -> Answer:
         prefix = f"{_root(merkle).hex()}/"
@@ -258,12 +254,14 @@ class Node:
         ]
         return {"provider_ips": [self._providers[prover] for prover in dict.fromkeys(provers)]}
 
-    # --- providers
-    # --------------------------------------------------------------------------------
+    # --- providers ---
 
     def _list_providers(self, world: World, query: Query) -> Answer:
         page, pagination = _page(sorted(self._providers), query)
-        return {"providers": [self._described(one) for one in page], "pagination": pagination}
+        return {
+            "providers": [self._described(address) for address in page],
+            "pagination": pagination,
+        }
 
     def _provider(self, world: World, query: Query, address: str) -> Answer:
         if address not in self._providers:
@@ -274,21 +272,20 @@ class Node:
         return answers.provider(address, self._providers[address], self._chain.options)
 
     def _active_providers(self, world: World, query: Query) -> Answer:
-        """List who has at least one proof: addresses only, so that each has to be looked up."""
+        """List the addresses of providers with at least one proof."""
         active = {proof.provider for proof in world.proofs.values()}
-        return {"providers": [{"address": one} for one in sorted(active)]}
+        return {"providers": [{"address": address} for address in sorted(active)]}
 
     def _proofs(self, world: World, query: Query, provider: str) -> Answer:
         page, pagination = _page(
-            sorted(key for key, one in world.proofs.items() if one.provider == provider), query
+            sorted(key for key, proof in world.proofs.items() if proof.provider == provider), query
         )
         return {
             "proofs": [answers.proof(world.proofs[key]) for key in page],
             "pagination": pagination,
         }
 
-    # --- space
-    # --------------------------------------------------------------------------------
+    # --- space ---
 
     def _plans(self, world: World, query: Query) -> Answer:
         page, pagination = _page(sorted(world.plans), query)
@@ -325,8 +322,7 @@ class Node:
         }
 
 
-# --- what requests say
-# ------------------------------------------------------------------------------------------
+# --- parsing requests ---
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -350,9 +346,9 @@ def _transaction_bytes(sent: Mapping[str, Any]) -> bytes:
         raise answers.invalid("illegal base64 data at input byte 0") from error
 
 
-def _base64(given: str, parameter: str) -> bytes:
-    """Read either alphabet, padding required, as the gateway does."""
-    for text in (given, given.replace("-", "+").replace("_", "/")):
+def _base64(value: str, parameter: str) -> bytes:
+    """Decode either alphabet. Padding is required, as in the gateway."""
+    for text in (value, value.replace("-", "+").replace("_", "/")):
         try:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
@@ -362,15 +358,15 @@ def _base64(given: str, parameter: str) -> bytes:
     )
 
 
-def _root(given: str) -> bytes:
-    return _base64(given, "merkle")
+def _root(value: str) -> bytes:
+    return _base64(value, "merkle")
 
 
-def _integer(given: str, parameter: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,19}", given):
-        problem = f'strconv.ParseInt: parsing "{given}": invalid syntax'
+def _integer(value: str, parameter: str) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", value):
+        problem = f'strconv.ParseInt: parsing "{value}": invalid syntax'
         raise answers.invalid(f"type mismatch, parameter: {parameter}, error: {problem}")
-    return int(given)
+    return int(value)
 
 
 def _check_address(address: str) -> None:
@@ -386,7 +382,7 @@ def _balance(world: World, address: str) -> int:
     return account.balance if account else 0
 
 
-def _says(file: PostedFile, key: str, value: str) -> bool:
+def _has_note(file: PostedFile, key: str, value: str) -> bool:
     try:
         note = json.loads(file.note)
     except ValueError:
@@ -395,15 +391,15 @@ def _says(file: PostedFile, key: str, value: str) -> bool:
 
 
 def _page(keys: Sequence[str], query: Query) -> tuple[Iterable[str], Answer]:
-    """Return the keys of the page that is asked for, and what the answer says of the paging."""
+    """Return the keys of the requested page, and the pagination object of the answer."""
     limit = _integer(query.get("pagination.limit", "0"), "pagination.limit") or PAGE
-    asked = query.get("pagination.key", "")
+    key = query.get("pagination.key", "")
     offset = _integer(query.get("pagination.offset", "0"), "pagination.offset")
     counted = query.get("pagination.count_total") == "true" or "pagination.limit" not in query
-    start = _base64(asked, "pagination.key").decode(errors="replace") if asked else ""
-    left = [key for key in keys if key >= start][0 if asked else offset :]
-    next_key = answers.text(left[limit].encode()) if len(left) > limit else None
-    return left[:limit], {
+    start = _base64(key, "pagination.key").decode(errors="replace") if key else ""
+    remaining = [item for item in keys if item >= start][0 if key else offset :]
+    next_key = answers.text(remaining[limit].encode()) if len(remaining) > limit else None
+    return remaining[:limit], {
         "next_key": next_key,
-        "total": str(len(keys) if counted and not asked else 0),
+        "total": str(len(keys) if counted and not key else 0),
     }

@@ -1,14 +1,14 @@
-"""What a test may order: how the chain, its nodes and the providers go wrong.
+"""Faults of the chain, its nodes and the providers that a test may order.
 
-All of it outlives a restart.
+They survive a restart.
 
-An order names whom it is for (`provider`, `lcd`, or neither for the chain) and what differs from
-good behaviour:
+An order addresses a `provider`, an `lcd`, or neither for the chain, and lists the faults:
 
-    {"provider": 0, "drop_upload_after": 100000, "times": 1}      {"lcd": 1, "lag": 5}
+    {"provider": 0, "drop_upload_after": 100000, "times": 1}
+    {"lcd": 1, "lag": 5}
     {"halted": true}
 
-Orders for the same one add up.
+Orders for the same address add up.
 """
 
 import threading
@@ -21,31 +21,29 @@ from caf_pipeline_tests.loopback.chain_state import Database
 
 @dataclass(frozen=True, slots=True)
 class ProviderConduct:
-    """How a provider behaves.
+    """The behaviour of a provider.
 
-    Attributes: drop_upload_after: cut the connection after so many bytes of an upload's body;
-        nothing is stored. drop_reply: take an upload, store and prove it, and cut the connection
-        instead of answering. never_prove: say that all is done, and prove nothing, also nothing
-        again. leaves: of each file only so many can be proven, from the first on; it serves all the
-        same what it is asked for, as one
-            does that fetches it from another provider.
-        flip_byte: serve downloads with this byte of the file inverted; -1 for all of them.
-        upload_rate: bytes a second that it reads.
-        download_rate: bytes a second that it sends.
-        fail: answer this status to everything.
-        full: have no space, and say nothing of it.
-        room: say that so many bytes are free, whatever is.
-        refuse: take no connections.
+    Attributes:
+        drop_upload_after: cut the connection after so many bytes of an upload, and store nothing.
+        drop_reply: store and prove an upload, and cut the connection instead of answering.
+        never_prove: report success, but prove nothing, not even renewals.
+        leaves: prove only the first so many leaves of each file, but serve all bytes, as a provider
+            that fetches them from another one.
+        flip_byte: serve downloads with this byte of the file inverted; -1 inverts all.
+        upload_rate: the bytes a second that it reads.
+        download_rate: the bytes a second that it sends.
+        fail: answer every request with this status.
+        full: have no space, but do not report it.
+        room: report so many free bytes.
+        refuse: accept no connections.
         hang_seconds: wait so long before each answer.
-        lose_jobs: know no job, ever.
+        lose_jobs: know no job.
         error_status: fail every upload with this text.
-        cut_download_after: cut each download's connection after so many bytes of body, without any
-        error.
-        closes_lost: close the connection of a download that touches a lost range, instead of saying
-        nothing.
-        nonsense: answer everything with "html", "huge" (64 MiB of JSON) or "short" (less than was
-        announced).
-        times: after so many uploads that it spoiled, behave; 0 for ever.
+        cut_download_after: cut each download after so many bytes without an error.
+        closes_lost: cut a download that touches a lost range, instead of sending nothing.
+        nonsense: answer every request with "html", "huge" (64 MiB of JSON) or "short" (fewer bytes
+            than announced).
+        times: behave well after so many spoiled uploads; 0 means never.
     """
 
     drop_upload_after: int | None = None
@@ -69,7 +67,7 @@ class ProviderConduct:
 
     @property
     def spoils_uploads(self) -> bool:
-        """Whether `times` counts."""
+        """Counts down `times`."""
         return bool(
             self.drop_upload_after is not None or self.drop_reply or self.error_status or self.full
         )
@@ -77,17 +75,17 @@ class ProviderConduct:
 
 @dataclass(frozen=True, slots=True)
 class NodeConduct:
-    """How one LCD behaves.
+    """The behaviour of one LCD.
 
     Attributes:
-        lag: blocks that it is behind.
-        refuse: take no connections.
-        fail: answer this status to everything.
+        lag: how many blocks it is behind.
+        refuse: accept no connections.
+        fail: answer every request with this status.
         hang_seconds: wait so long before each answer.
         nonsense: as for a provider.
-        chain_id: the network that it says it is of.
+        chain_id: the reported network.
         index_off: know no transaction.
-        version: what it says of the chain's software instead of the truth.
+        version: the reported version of the chain's software.
     """
 
     lag: int = 0
@@ -102,14 +100,16 @@ class NodeConduct:
 
 @dataclass(frozen=True, slots=True)
 class ChainConduct:
-    """How the chain behaves.
+    """The behaviour of the chain.
 
-    Attributes: halted: make no blocks; those that are ordered are made all the same.
-        delay_inclusion: blocks that a new transaction waits in the mempool. swallow_broadcast:
-        answer that all is well, and forget the transaction. cut_broadcast: cut the connection of a
-        broadcast without an answer: "accept" takes the transaction, "drop" does not.
-        forget_mempool: lose what waits when the network is started again. mempool_full: take no
-        transaction.
+    Attributes:
+        halted: make no blocks except ordered ones.
+        delay_inclusion: blocks that a new transaction waits in the mempool.
+        swallow_broadcast: report success, but forget the transaction.
+        cut_broadcast: cut the connection of a broadcast without an answer. "accept" takes the
+            transaction, "drop" does not.
+        forget_mempool: lose waiting transactions at a restart.
+        mempool_full: accept no transaction.
     """
 
     halted: bool = False
@@ -126,7 +126,7 @@ _CHAIN: Final[type[Any]] = ChainConduct
 
 
 class Orders:
-    """The orders in force. Safe to call from several threads."""
+    """The present orders. Safe for several threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -134,29 +134,29 @@ class Orders:
         self._kept: dict[str, dict[str, Any]] = database.load("conduct", dict)
 
     def provider(self, index: int) -> ProviderConduct:
-        """Return how a provider is to behave."""
+        """Return a provider's behaviour."""
         return ProviderConduct(**self._kept.get(f"provider {index}", {}))
 
     def node(self, index: int) -> NodeConduct:
-        """Return how an LCD is to behave."""
+        """Return an LCD's behaviour."""
         return NodeConduct(**self._kept.get(f"lcd {index}", {}))
 
     def chain(self) -> ChainConduct:
-        """Return how the chain is to behave."""
+        """Return the chain's behaviour."""
         return ChainConduct(**self._kept.get("chain", {}))
 
     def order(self, order: Mapping[str, Any]) -> None:
-        """Take an order; raises ValueError where it makes no sense."""
+        """Add an order. Raises ValueError if it is invalid."""
         changes = dict(order)
         name, kind = "chain", _CHAIN
         if "provider" in changes:
             name, kind = f"provider {int(changes.pop('provider'))}", _PROVIDER
         elif "lcd" in changes:
             name, kind = f"lcd {int(changes.pop('lcd'))}", _NODE
-        known = {one.name for one in fields(kind)}
-        if wrong := changes.keys() - known:
+        names = {field.name for field in fields(kind)}
+        if wrong := changes.keys() - names:
             raise ValueError(
-                f"{name} knows no {', '.join(sorted(wrong))}; it knows {', '.join(sorted(known))}"
+                f"{name} has no {', '.join(sorted(wrong))}, only {', '.join(sorted(names))}"
             )
         with self._lock:
             merged = self._kept.get(name, {}) | changes
@@ -164,7 +164,7 @@ class Orders:
             self._set(name, merged)
 
     def clear(self) -> None:
-        """Let everybody behave."""
+        """Remove all orders."""
         with self._lock:
             for name in list(self._kept):
                 self._set(name, None)
@@ -173,11 +173,11 @@ class Orders:
         """Count down a provider's `times`."""
         with self._lock:
             conduct = self._kept.get(f"provider {index}", {})
-            left = conduct.get("times", 0)
-            if left == 1:
+            times = conduct.get("times", 0)
+            if times == 1:
                 self._set(f"provider {index}", None)
-            elif left > 1:
-                self._set(f"provider {index}", conduct | {"times": left - 1})
+            elif times > 1:
+                self._set(f"provider {index}", conduct | {"times": times - 1})
 
     def _set(self, name: str, value: dict[str, Any] | None) -> None:
         kept = dict(self._kept)

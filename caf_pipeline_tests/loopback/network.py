@@ -1,8 +1,9 @@
-"""The loopback network as a process of its own, for tests and the demo.
+"""The loopback network as a separate process, for tests and the demo.
 
 with LoopbackNetwork(folder, fund={address: 10**9}, space={address: 10**12}) as network:
-    network.misbehave(provider=0, drop_reply=True, times=1) … network.kill(); network.start()     #
-    the same ports, and nothing forgotten that a real network would know
+    network.misbehave(provider=0, drop_reply=True, times=1)
+    network.kill()
+    network.start()  # same ports, and all that a real network would remember
 """
 
 import subprocess
@@ -26,15 +27,13 @@ class LoopbackNetwork:
     """A network in a folder.
 
     Attributes:
-        folder: where it keeps everything.
-        lcds: addresses of its REST servers; `lcd` is the first.
-        providers: addresses of its providers' servers.
-        provider_addresses: their names on the chain, in the same order.
-        chain_id: of its chain.
+        lcds: addresses of the REST servers; `lcd` is the first.
+        providers: addresses of the providers' servers.
+        provider_addresses: the providers' names on the chain, in the same order.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        """Describe it; `start` starts it. Options are those of `options.Options`."""
+        """Options are those of `options.Options`. `start` starts the network."""
         self.folder = folder
         self.lcds: list[str] = []
         self.providers: list[str] = []
@@ -51,7 +50,7 @@ class LoopbackNetwork:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and not ended."""
+        """True between `start` and `stop` or `kill`."""
         return self._process is not None
 
     def __enter__(self) -> Self:
@@ -66,11 +65,10 @@ class LoopbackNetwork:
     ) -> None:
         self.stop()
 
-    # --- the process
-    # --------------------------------------------------------------------------------
+    # --- the process ---
 
     def start(self) -> None:
-        """Start it, or start it again from what its folder holds; returns when it answers."""
+        """Start the network, or restart it from its folder. Returns when it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [
             sys.executable,
@@ -101,7 +99,7 @@ class LoopbackNetwork:
         self._control = httpx.Client(
             base_url=addresses["control"], timeout=START_SECONDS, verify=False
         )  # loads no certificates
-        self.provider_addresses = [one["address"] for one in self.state()["providers"]]
+        self.provider_addresses = [provider["address"] for provider in self.state()["providers"]]
 
     def _arguments(self) -> list[str]:
         arguments = []
@@ -119,7 +117,7 @@ class LoopbackNetwork:
         return arguments
 
     def stop(self) -> None:
-        """End it in order; does nothing where it does not run."""
+        """End the network properly. Does nothing if it does not run."""
         if self._process:
             self._process.terminate()
             self._reap()
@@ -142,8 +140,7 @@ class LoopbackNetwork:
             self._control.close()
             self._control = None
 
-    # --- orders; each returns the height after it
-    # --------------------------------------------------------------------
+    # --- orders: each returns the height after it ---
 
     def _order(self, name: str, **order: Any) -> int:
         assert self._control, "the network does not run"
@@ -153,17 +150,18 @@ class LoopbackNetwork:
         return int(answer.json()["height"])
 
     def misbehave(self, **order: Any) -> int:
-        """Let a provider (`provider=0, …`), an LCD (`lcd=0, …`) or the chain misbehave; see
-        `misbehaviour`.
+        """Order a fault of a provider (`provider=0, …`), an LCD (`lcd=0, …`) or the chain.
+
+        See `misbehaviour`.
         """
         return self._order("misbehave", **order)
 
     def well_behaved(self) -> int:
-        """Take all misbehaviour back."""
+        """End all faults."""
         return self._order("well-behaved")
 
     def advance(self, blocks: int) -> int:
-        """Make blocks at once, also on a halted chain."""
+        """Make blocks immediately, even on a halted chain."""
         return self._order("advance", blocks=blocks)
 
     def fund(self, address: str, amount: int) -> int:
@@ -171,7 +169,7 @@ class LoopbackNetwork:
         return self._order("fund", address=address, amount=amount)
 
     def grant(self, address: str, size_bytes: int, days: float = 365) -> int:
-        """Give an address a plan in the place of the one that it has."""
+        """Give an address a plan that replaces its present one."""
         return self._order("grant", address=address, bytes=size_bytes, days=days)
 
     def expire(self, address: str) -> int:
@@ -179,11 +177,11 @@ class LoopbackNetwork:
         return self._order("expire", address=address)
 
     def spend_sequence(self, address: str) -> int:
-        """Let another program use up a sequence of an address in the next block."""
+        """Use up a sequence of an address in the next block, as another program would."""
         return self._order("spend-sequence", address=address)
 
     def drop_proofs(self, merkle_root: bytes, provider: int | None = None) -> int:
-        """Take the proofs of one or all providers off a root's files, for good."""
+        """Remove the proofs of one or all providers from a root's files for good."""
         chosen = {} if provider is None else {"provider": provider}
         return self._order("drop-proofs", merkle=merkle_root.hex(), **chosen)
 
@@ -192,8 +190,9 @@ class LoopbackNetwork:
         return self._order("delete-blob", provider=provider, merkle=merkle_root.hex())
 
     def lose_range(self, provider: int, merkle_root: bytes, start_byte: int, end_byte: int) -> int:
-        """Let a provider lose a range of a root's bytes, as a real one does: it stays listed and
-        sends nothing of the range.
+        """Lose a range of a root's bytes at a provider.
+
+        As with a real one, the chain lists it on, and it sends nothing of the range.
         """
         return self._order(
             "lose-range",
@@ -204,20 +203,17 @@ class LoopbackNetwork:
         )
 
     def kill_provider(self, provider: int) -> int:
-        """Let a provider be gone, its open connections, uploads and jobs with it; its disk
-        stays.
-        """
+        """Kill a provider with its open connections, uploads and jobs. Its disk stays."""
         return self._order("kill-provider", provider=provider)
 
     def start_provider(self, provider: int) -> int:
-        """Let a killed provider be there again."""
+        """Start a killed provider again."""
         return self._order("start-provider", provider=provider)
 
-    # --- questions
-    # --------------------------------------------------------------------------------
+    # --- queries ---
 
     def state(self) -> dict[str, Any]:
-        """Return everything that the network knows; see `control`."""
+        """Return the whole state of the network; see `control`."""
         assert self._control, "the network does not run"
         state: dict[str, Any] = self._control.get("/loopback/state").json()
         return state
@@ -225,14 +221,12 @@ class LoopbackNetwork:
     def wait_for(
         self, condition: Callable[[dict[str, Any]], Any], seconds: float = START_SECONDS
     ) -> dict[str, Any]:
-        """Return the first state that meets a condition; raises TimeoutError where none does in
-        time.
-        """
+        """Return the first state that meets a condition. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while True:
             state = self.state()
             if condition(state):
                 return state
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the network did not come to it: {state}")
+                raise TimeoutError(f"the network did not reach the state: {state}")
             time.sleep(0.02)

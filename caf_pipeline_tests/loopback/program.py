@@ -1,4 +1,4 @@
-"""The whole network, put together: folders, ports, threads."""
+"""The whole network: folders, ports, threads."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ DATABASE: Final = "chain.sqlite"
 
 
 def provider_address(index: int) -> str:
-    """Return a provider's address: the same in every network, and nobody's."""
+    """Return a provider's address. It is the same in every network and belongs to no wallet."""
     return encode_address(hashlib.sha256(b"loopback provider %d" % index).digest()[:20])
 
 
@@ -51,26 +51,33 @@ class Program:
 
     def _can_prove(self, blobs: dict[str, BlobStore], holding: Holding, leaf: int) -> bool:
         conduct = self._orders.provider(self._addresses.index(holding.provider))
-        known = conduct.leaves is None or leaf < conduct.leaves
-        return known and not conduct.never_prove and blobs[holding.provider].has(holding.root)
+        has_leaf = conduct.leaves is None or leaf < conduct.leaves
+        return has_leaf and not conduct.never_prove and blobs[holding.provider].has(holding.root)
 
     def start(self) -> dict[str, Any]:
-        """Open the ports, make blocks; return all addresses."""
+        """Open the ports and start making blocks. Returns all addresses."""
         ports = self._known_ports()
         provider_urls: dict[str, str] = {}
         nodes = [Node(index, self._chain, provider_urls) for index in range(self._options.lcds)]
-        open_one = partial(self._open, ports)
-        providers = [open_one(f"provider {one.index}", one.serve) for one in self._providers]
-        provider_urls.update(zip(self._addresses, (one.url for one in providers), strict=True))
-        lcds = [open_one(f"lcd {node.index}", partial(self._serve_node, node)) for node in nodes]
-        control = open_one("control", self._control.serve)
+        open_listener = partial(self._open, ports)
+        providers = [
+            open_listener(f"provider {provider.index}", provider.serve)
+            for provider in self._providers
+        ]
+        provider_urls.update(
+            zip(self._addresses, (listener.url for listener in providers), strict=True)
+        )
+        lcds = [
+            open_listener(f"lcd {node.index}", partial(self._serve_node, node)) for node in nodes
+        ]
+        control = open_listener("control", self._control.serve)
         self._write_ports(ports)
         self._control.provider_listeners, self._control.lcd_listeners = providers, lcds
         self._control.obey()
         self._chain.start()
         return {
-            "lcd": [one.url for one in lcds],
-            "providers": [one.url for one in providers],
+            "lcd": [listener.url for listener in lcds],
+            "providers": [listener.url for listener in providers],
             "control": control.url,
         }
 
@@ -100,7 +107,5 @@ class Program:
         temporary.replace(self._folder / PORTS)
 
     def stop(self) -> None:
-        """Finish the block under way; ports and threads end with the process, which may be killed
-        at any time anyway.
-        """
+        """Finish the present block. Ports and threads end with the process."""
         self._chain.stop()

@@ -1,10 +1,8 @@
-"""A provider's HTTP: uploads in both versions, jobs, downloads.
+"""A provider's HTTP: both versions of uploads, jobs, downloads.
 
-Every answer is `text/plain`, except downloads and `/api/jobs`, and a JSON text ends with a line
-feed; no route looks at the method. Texts and orders of checks are those of a real provider (sequoia
-017bbee).
-
-What this network adds where no measurement tells: how a full provider says so.
+Every answer is `text/plain`, except downloads and `/api/jobs`. A JSON text ends with a line feed.
+Routes accept any method. Texts and the order of checks are a real provider's (sequoia 017bbee). The
+answer of a full provider is a guess: it was not measured.
 """
 
 import base64
@@ -28,15 +26,13 @@ from caf_pipeline_tests.loopback.uploads import Form, FormError, read_form
 
 HASHED_TYPES: Final = (0, 3)
 LATE_PROOF_BLOCKS: Final = 3
-"""A file of the wrong size is not proven when it comes, but by the round over all that the provider
-has.
-"""
+"""A file of the wrong size is proven late, in the round over all files of the provider."""
 
 NO_SPACE: Final = "no space left on device"
 
 
 class _Failed(Exception):
-    """An upload that does not go on; `stored` where the bytes are kept all the same."""
+    """An upload fails."""
 
     def __init__(
         self, message: str, *, status: int = 500, progress: int = 0, job_status: str = ""
@@ -69,7 +65,7 @@ class _Job:
 
 
 class Provider:
-    """One provider. `address` is its name on the chain."""
+    """A provider. `address` is its name on the chain."""
 
     def __init__(self, index: int, address: str, chain: Chain, blobs: BlobStore) -> None:
         self.index = index
@@ -77,9 +73,7 @@ class Provider:
         self.blobs = blobs
         self._chain = chain
         self._lock = threading.Lock()
-        self._jobs: dict[
-            str, _Job
-        ] = {}  # in memory only: a provider that starts again has forgotten
+        self._jobs: dict[str, _Job] = {}  # in memory only: a restart forgets them
         self._routes: list[tuple[re.Pattern[str], Callable[..., None]]] = [
             (re.compile(r"/"), self._index),
             (re.compile(r"/version"), self._version),
@@ -94,18 +88,18 @@ class Provider:
 
     @property
     def conduct(self) -> ProviderConduct:
-        """How it is to behave."""
+        """Its ordered behaviour."""
         return self._chain.orders.provider(self.index)
 
     def serve(self, request: Request) -> None:
-        """Answer one request; raises Cut."""
+        """Answer a request. Raises Cut."""
         conduct = self.conduct
         if conduct.refuse:
             raise Cut
         if conduct.hang_seconds:
             time.sleep(conduct.hang_seconds)
         if conduct.fail:
-            _answer(request, conduct.fail, {"error": "this provider was told to fail"})
+            _answer(request, conduct.fail, {"error": "this provider fails by order"})
             return
         if conduct.nonsense:
             request.nonsense(conduct.nonsense)
@@ -116,8 +110,7 @@ class Provider:
                 return
         request.answer(404, b"404 page not found\n", TEXT, X_Content_Type_Options="nosniff")
 
-    # --- small answers
-    # --------------------------------------------------------------------------------
+    # --- small answers ---
 
     def _index(self, request: Request) -> None:
         _answer(request, 200, {"status": "online", "address": self.address})
@@ -153,19 +146,18 @@ class Provider:
         _answer(request, 200 if job else 404, answer)
 
     def forget(self) -> None:
-        """Forget all jobs: what stands in memory is gone with a process."""
+        """Forget all jobs, like a killed process."""
         with self._lock:
             self._jobs.clear()
 
     def _forget_jobs(self) -> None:
-        """Forget what went well some time ago; what failed stays."""
+        """Forget old successful jobs. Failed ones stay."""
         before = time.monotonic() - self._chain.options.job_seconds
         for id_, job in list(self._jobs.items()):
             if job.done_at is not None and job.done_at < before:
                 del self._jobs[id_]
 
-    # --- downloads
-    # --------------------------------------------------------------------------------
+    # --- downloads ---
 
     def _download(self, request: Request, name: str) -> None:
         try:
@@ -191,8 +183,7 @@ class Provider:
         )
         serve_file(request, self.blobs.path(root), delivery)
 
-    # --- uploads
-    # --------------------------------------------------------------------------------
+    # --- uploads ---
 
     def _upload(self, request: Request) -> None:
         form = self._read(request)
@@ -244,7 +235,7 @@ class Provider:
         self._reply(request, 202, {"job_id": job_id})
 
     def _read(self, request: Request) -> Form | None:
-        """Read the form, or answer what is wrong with it."""
+        """Read the form, or answer with its fault."""
         conduct, options = self.conduct, self._chain.options
         self._chain.database.count([f"upload begun {self.address}"])
         request.body.deadline = request.began + options.upload_seconds
@@ -262,7 +253,7 @@ class Provider:
         return form
 
     def _posted(self, merkle: bytes, sender: str, start: int) -> PostedFile:
-        """Return the file as the chain has it, where this provider may take it."""
+        """Return the file from the chain if this provider may take it."""
         conduct = self.conduct
         if conduct.error_status:
             self._chain.orders.spoiled(self.index)
@@ -281,7 +272,7 @@ class Provider:
     def _store(
         self, form: Form, file: PostedFile, proof_type: int, *, wrong_size_is_well: bool = False
     ) -> str:
-        """Take the bytes, where they are those that were posted; return the file's content id."""
+        """Store the bytes if they are the posted ones. Returns the file's content id."""
         root = file.merkle.hex()
         if form.fields.get("merkle") != root:
             raise _Failed(
@@ -295,13 +286,13 @@ class Provider:
             )
         size_bytes = form.file.stat().st_size
         self._check_space(size_bytes)
-        found = (
+        actual_root = (
             merkle_root(form.file, proof_type).hex()
             if size_bytes and proof_type in HASHED_TYPES
             else ""
         )
-        if found != root:
-            raise _unwritten(f"merkle does not match {found} != {root}")
+        if actual_root != root:
+            raise _unwritten(f"merkle does not match {actual_root} != {root}")
         self.blobs.put(form.file, root)
         wrong_size = size_bytes != file.size_bytes
         self._chain.hold(self.address, file, delay=LATE_PROOF_BLOCKS if wrong_size else 0)
@@ -321,7 +312,7 @@ class Provider:
             raise _unwritten(NO_SPACE)
 
     def _reply(self, request: Request, status: int, answer: dict[str, Any]) -> None:
-        """Answer, unless it is too late to: then the connection ends, whatever was done."""
+        """Answer, or cut the connection if it is too late."""
         if self.conduct.drop_reply:
             self._chain.orders.spoiled(self.index)
             raise Cut

@@ -1,14 +1,14 @@
-"""Who proves which file at a block.
+"""The proofs of each block.
 
-A provider that has a file and is not listed with it joins at the next block, while places are free:
-that alone writes the height and 0 as the leaf to prove. It proves in the same block, and then once
-in each later window of blocks, counted from the file's start. A proof that is verified writes the
-height and draws the leaf of the next one; one that fails writes nothing. Who missed a whole window
-is dropped, and joins again as soon as it has the bytes and a place.
+A provider that holds an unlisted file joins at the next block if a place is free. Joining writes
+the height and 0 as the next leaf. The provider proves in the same block, and then once in each
+later window of blocks, counted from the file's start. A verified proof writes the height and draws
+the next leaf. A failed one writes nothing. A provider that missed a whole window is dropped. It
+joins again once it has the bytes and a place.
 
-Real: the chain lists a provider before it checks the proof, so one whose proofs all fail stays
-listed for a window, is dropped, and joins again; the last leaf is never drawn. Left out: the proofs
-themselves; having the bytes is proof.
+As on the real chain, a provider is listed before its proof is checked. So a provider whose proofs
+all fail stays listed for a window, is dropped, and joins again. The last leaf is never drawn. The
+proofs themselves are left out: having the bytes counts as a proof.
 """
 
 import hashlib
@@ -22,15 +22,13 @@ from caf_pipeline_tests.loopback.options import Options
 LEAF_BYTES: Final = 10_240
 
 CanProve = Callable[[Holding, int], bool]
-"""Whether a provider has this leaf of a file and is willing."""
+"""Returns whether a provider has this leaf of a file and proves it."""
 
 
 def list_new(
     draft: Draft, waiting: Iterable[Holding], can_prove: CanProve, options: Options, *, height: int
 ) -> list[Holding]:
-    """List providers with what they hold; return what is settled, be it that the file is gone or
-    the provider listed.
-    """
+    """List providers with their files. Returns holdings that are listed, or whose file is gone."""
     settled = []
     for holding in waiting:
         file: PostedFile | None = draft.get("file", holding.file)
@@ -60,10 +58,10 @@ def renew(
     *,
     height: int,
 ) -> list[str]:
-    """Prove again in a file's new window, and drop who has missed the last one.
+    """Prove again in a file's new window, and drop providers that missed the last one.
 
     Returns:
-        Keys of proofs that were dropped.
+        Keys of dropped proofs.
     """
     dropped = []
     window = options.proof_window
@@ -85,16 +83,14 @@ def renew(
 
 
 def _prove(draft: Draft, file: PostedFile, proof: Proof, options: Options, *, height: int) -> None:
-    """Write a proof that the chain can verify."""
+    """Write a proof if the chain can verify it."""
     if options.verifies(file.proof_type):
         to_prove = _drawn(file, f"{height}/{proof.key}", options)
         draft.put("proof", proof.key, replace(proof, last_proven=height, to_prove=to_prove))
 
 
 def _drawn(file: PostedFile, seed: str, options: Options) -> int:
-    """Draw from 0 to the last leaf but one; 0 only where nothing else is left, if the options say
-    so.
-    """
+    """Draw a leaf, never the last one. With `no_zero_draws`, 0 only if there is no other."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     leaves = -(-file.size_bytes // LEAF_BYTES)
     if leaves <= 2:
@@ -103,12 +99,15 @@ def _drawn(file: PostedFile, seed: str, options: Options) -> int:
 
 
 def drop(draft: Draft, proof: Proof) -> None:
-    """Take a provider off a file."""
+    """Remove a provider from a file."""
     draft.put("proof", proof.key, None)
     file: PostedFile | None = draft.get("file", proof.file)
     if file:
         draft.put(
             "file",
             file.key,
-            replace(file, provers=tuple(one for one in file.provers if one != proof.provider)),
+            replace(
+                file,
+                provers=tuple(prover for prover in file.provers if prover != proof.provider),
+            ),
         )

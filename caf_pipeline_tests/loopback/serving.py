@@ -1,8 +1,7 @@
-"""A file over HTTP as Go's `http.ServeContent` gives it: ranges of all kinds, HEAD, no ETag and no
-Last-Modified.
+"""Serves a file like Go's `http.ServeContent`: all ranges, HEAD, no ETag, no Last-Modified.
 
-A reply that takes longer than the server's limit ends short of its Content-Length, and nothing says
-so. Source: RFC 9110, section 14; the behaviour of net/http/fs.go.
+A reply that takes longer than the server's limit silently ends short of its Content-Length. Source:
+RFC 9110, section 14; the behaviour of net/http/fs.go.
 """
 
 import secrets
@@ -15,7 +14,7 @@ from typing import BinaryIO, Final
 
 from caf_pipeline_tests.loopback.http_server import Cut, Request
 
-PIECE: Final = 4 << 20  # sent at once, between two looks at the clock
+PIECE: Final = 4 << 20  # sent between two checks of the clock
 SNIFFED_BYTES: Final = 512
 TEXT: Final = "text/plain; charset=utf-8"
 _NOT_TEXT: Final = frozenset(set(range(0x20)) - {0x09, 0x0A, 0x0C, 0x0D, 0x1B})
@@ -23,14 +22,17 @@ _NOT_TEXT: Final = frozenset(set(range(0x20)) - {0x09, 0x0A, 0x0C, 0x0D, 0x1B})
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How bytes leave.
+    """How bytes are sent.
 
-    Attributes: deadline: by `time.monotonic`, after which the connection is cut. rate: bytes a
-        second at most; 0 for no limit. flip_byte: the byte of the file that is inverted; -1 for
-        all, None for none. cut_after: cut the connection after so many bytes of body.
-        unreadable_bytes: at the beginning of the file, at which the connection is cut. lost: a
-        range of the file, end exclusive. A GET that touches it gets no byte: it hangs until the
-        client leaves. closes: whether such a GET is cut instead.
+    Attributes:
+        deadline: by `time.monotonic`; then the connection is cut.
+        rate: bytes a second at most; 0 for no limit.
+        flip_byte: the byte of the file to invert; -1 for all, None for none.
+        cut_after: cut the connection after so many bytes of body.
+        unreadable_bytes: at the beginning of the file; the connection is cut there.
+        lost: a range of the file, end exclusive. A GET that touches it hangs until the client
+            leaves.
+        closes: cut such a GET instead.
     """
 
     deadline: float
@@ -43,19 +45,19 @@ class Delivery:
 
     @property
     def plain(self) -> bool:
-        """Whether bytes can go from the file to the socket unseen."""
+        """True if bytes can be sent unchanged from the file."""
         return not self.rate and self.flip_byte is None and self.cut_after is None
 
 
 def serve_file(request: Request, path: Path, delivery: Delivery) -> None:
-    """Answer a GET or HEAD with the file or the ranges that are asked for; raises Cut."""
+    """Answer a GET or HEAD with the file or the requested ranges. Raises Cut."""
     with open(path, "rb", buffering=0) as file:
         size_bytes = path.stat().st_size
         content_type = _sniff(file.read(SNIFFED_BYTES))
         # There is neither ETag nor Last-Modified, so no If-Range can match.
-        wanted = "" if "If-Range" in request.headers else request.headers.get("Range", "")
+        range_header = "" if "If-Range" in request.headers else request.headers.get("Range", "")
         try:
-            ranges = parse_ranges(wanted, size_bytes)
+            ranges = parse_ranges(range_header, size_bytes)
         except ValueError as error:
             headers = (
                 {"Content_Range": f"bytes */{size_bytes}"} if isinstance(error, NoOverlap) else {}
@@ -84,12 +86,10 @@ def _touches(ranges: Sequence[tuple[int, int]], lost: tuple[int, int] | None) ->
 
 
 def _hang(request: Request, deadline: float) -> None:
-    """Send nothing until the client closes the connection, or the deadline of the answer has
-    passed.
-    """
+    """Send nothing until the client closes the connection or the deadline passes."""
     while (remaining := deadline - time.monotonic()) > 0:
         readable, _, _ = select.select([request.connection], [], [], min(remaining, 0.2))
-        if readable:  # the end of the connection: nothing else is sent before the answer
+        if readable:  # the client closed the connection: it sends nothing else before the answer
             return
 
 
@@ -97,21 +97,22 @@ class NoOverlap(ValueError):
     """No range lies in the file."""
 
 
-def parse_ranges(wanted: str, size_bytes: int) -> list[tuple[int, int]]:
-    """Return ranges with exclusive ends; none where the whole file is meant.
+def parse_ranges(range_header: str, size_bytes: int) -> list[tuple[int, int]]:
+    """Return ranges with exclusive ends. An empty list means the whole file.
 
     Raises:
-        ValueError: it is no list of byte ranges. NoOverlap: all of them begin behind the end.
+        ValueError: it is not a list of byte ranges.
+        NoOverlap: all ranges begin after the end.
     """
-    if not wanted:
+    if not range_header:
         return []
-    if not wanted.startswith("bytes="):
+    if not range_header.startswith("bytes="):
         raise ValueError("invalid range")
     ranges, outside = [], False
-    for one in (text.strip() for text in wanted.removeprefix("bytes=").split(",")):
-        if not one:
+    for item in (text.strip() for text in range_header.removeprefix("bytes=").split(",")):
+        if not item:
             continue
-        first, dash, last = (part.strip() for part in one.partition("-"))
+        first, dash, last = (part.strip() for part in item.partition("-"))
         if not dash or not _is_number(first or last) or not _is_number(last or first):
             raise ValueError("invalid range")
         if not first:
@@ -174,7 +175,7 @@ def _send_many(
 
 
 class _Sender:
-    """Sends pieces of a file as the delivery says."""
+    """Sends pieces of a file according to the delivery."""
 
     def __init__(self, request: Request, file: BinaryIO, delivery: Delivery) -> None:
         self.request = request
@@ -187,10 +188,10 @@ class _Sender:
         if start < self._delivery.unreadable_bytes:
             raise Cut
         for first, last in _pieces(start, end, self._piece_bytes()):
-            left = self._delivery.deadline - time.monotonic()
-            if left <= 0:
+            remaining = self._delivery.deadline - time.monotonic()
+            if remaining <= 0:
                 raise Cut
-            self.request.connection.settimeout(left)
+            self.request.connection.settimeout(remaining)
             if self._delivery.plain:
                 self.request.connection.sendfile(self._file, first, last - first)
             else:

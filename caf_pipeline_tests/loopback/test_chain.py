@@ -1,6 +1,4 @@
-"""The loopback chain keeps the notes on Jackal's protocol, row by row, and where they are silent a
-real SDK node's words.
-"""
+"""The loopback chain matches the notes on Jackal's protocol, and otherwise a real SDK node."""
 
 import base64
 import json
@@ -27,6 +25,12 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 OTHER_WORDS = "zoo zoo zoo zoo zoo zoo zoo zoo zoo zoo zoo wrong"
 STORAGE = "/jackal/canine-chain/storage"
 
+# Texts of a real chain.
+WRONG_SEQUENCE = "account sequence mismatch, expected {}, got {}: incorrect account sequence"
+UNKNOWN_ACCOUNT = "rpc error: code = NotFound desc = account {} not found: key not found"
+BAD_BASE64 = "illegal base64 data at input byte 0"
+MESSAGE_FAILED = "failed to execute message; message index: {}: "
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
@@ -36,7 +40,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
-    """A user of a chain that makes blocks only when told to."""
+    """A user of a chain that makes blocks only on order."""
     network.misbehave(halted=True)
     network.advance(2)
     return ChainUser(network, client)
@@ -44,10 +48,10 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
-    """A halted network with options of its own."""
-    given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
+    """A halted network with special options."""
+    settings = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
     with (
-        LoopbackNetwork(folder, **given) as network,
+        LoopbackNetwork(folder, **settings) as network,
         httpx.Client(timeout=30, verify=False) as client,
     ):
         network.misbehave(halted=True)
@@ -59,8 +63,7 @@ def some_post(user: ChainUser, **changes: Any) -> ChainMessage:
     return user.post_message(root_of(content), 1000, **changes)
 
 
-# --- broadcasts
-# ------------------------------------------------------------------------------------------
+# --- broadcasts ---
 
 
 def spoiled(raw: bytes) -> bytes:
@@ -145,25 +148,21 @@ def test_an_old_sequence_is_refused_with_the_expected_one(user):
         user.sign(some_post(user), account_number=number, sequence=sequence - 1)
     )
     assert answer["code"] == 32
-    assert answer["raw_log"] == (
-        f"account sequence mismatch, expected {sequence}, got {sequence - 1}: incorrect account "
-        "sequence"
-    )
+    assert answer["raw_log"] == WRONG_SEQUENCE.format(sequence, sequence - 1)
 
 
 def test_an_account_that_was_never_paid_is_unknown(user, client):
     stranger = ChainUser(user.network, client, OTHER_WORDS)
     assert stranger.get(f"/cosmos/auth/v1beta1/accounts/{stranger.address}").json() == {
         "code": 5,
-        "message": f"rpc error: code = NotFound desc = account {stranger.address} not found: key "
-        "not found",
+        "message": UNKNOWN_ACCOUNT.format(stranger.address),
         "details": [],
     }
     answer = stranger.broadcast(stranger.sign(some_post(stranger), account_number=0, sequence=0))
     assert (answer["code"], stranger.balance()) == (9, 0)
 
 
-def test_the_same_bytes_again_are_in_the_cache_before_and_after_inclusion(user):
+def test_repeated_broadcast_is_in_the_mempool_cache(user):
     raw = user.sign(some_post(user))
     assert user.broadcast(raw)["code"] == 0
     assert user.broadcast(raw)["code"] == 19
@@ -180,7 +179,7 @@ def test_a_node_that_started_again_has_forgotten_its_cache(user):
     assert user.broadcast(raw)["code"] == 32
 
 
-def test_transactions_may_wait_one_behind_the_other(user):
+def test_mempool_accepts_consecutive_sequences(user):
     number, sequence = user.account()
     first, second = (
         user.sign(some_post(user), account_number=number, sequence=sequence + n) for n in (0, 1)
@@ -195,34 +194,38 @@ def test_a_broadcast_needs_base64_and_a_mode(user):
     broken = user.client.post(url, json={"tx_bytes": "!!", "mode": "BROADCAST_MODE_SYNC"})
     assert (broken.status_code, broken.json()["message"]) == (
         400,
-        "illegal base64 data at input byte 0",
+        BAD_BASE64,
     )
     assert user.client.post(url, json={"tx_bytes": "AAAA"}).status_code == 500
     assert user.client.post(url, content=b"x").status_code == 400
 
 
-# --- blocks
-# ------------------------------------------------------------------------------------------
+# --- blocks ---
 
 
-def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
+def test_included_transaction_is_found_by_hash(user):
     raw = user.sign(some_post(user))
     assert user.broadcast(raw)["txhash"] == names.transaction_hash(raw)
     unknown = user.get(f"/cosmos/tx/v1beta1/txs/{names.transaction_hash(raw)}")
     assert (unknown.status_code, unknown.json()["code"]) == (404, 5)
     user.network.advance(1)
-    found = user.look_up(raw)
-    assert (found["code"], found["height"], found["gas_used"]) == (0, str(user.height()), "105000")
+    answer = user.look_up(raw)
+    assert (answer["code"], answer["height"], answer["gas_used"]) == (
+        0,
+        str(user.height()),
+        "105000",
+    )
 
 
-def test_the_start_is_the_height_of_inclusion_in_the_data_and_in_the_event(user):
+def test_start_is_the_inclusion_height_in_data_and_event(user):
     done = user.do(some_post(user), some_post(user))
     assert messages.post_starts(done["data"]) == [int(done["height"])] * 2
     events = [
         event for log in done["logs"] for event in log["events"] if event["type"] == "post_file"
     ]
     assert [
-        {one["key"]: one["value"] for one in event["attributes"]}["start"] for event in events
+        {attribute["key"]: attribute["value"] for attribute in event["attributes"]}["start"]
+        for event in events
     ] == [done["height"]] * 2
 
 
@@ -288,7 +291,7 @@ def test_a_message_that_fails_costs_its_fee_and_its_sequence(user, make, code, c
     balance, (_, sequence), files = user.balance(), user.account(), user.network.state()["files"]
     done = user.do(make(user), fee=1000)
     assert (done["code"], done["codespace"], done["data"]) == (code, codespace, "")
-    assert done["raw_log"].startswith("failed to execute message; message index: 0: ")
+    assert done["raw_log"].startswith(MESSAGE_FAILED.format(0))
     assert log in done["raw_log"]
     assert (balance - user.balance(), user.account()[1] - sequence) == (1000, 1)
     assert user.network.state()["files"] == files
@@ -301,14 +304,12 @@ def test_a_transaction_without_enough_gas_fails_in_the_block(user):
 def test_posts_of_one_transaction_happen_all_or_none(user):
     files = user.network.state()["files"]
     done = user.do(some_post(user), some_post(user), some_post(user, note="no"))
-    assert (done["code"], done["raw_log"][:45]) == (
-        17,
-        "failed to execute message; message index: 2: ",
-    )
+    assert done["code"] == 17
+    assert done["raw_log"].startswith(MESSAGE_FAILED.format(2))
     assert user.network.state()["files"] == files
 
 
-def test_without_a_plan_and_after_its_end_nothing_can_be_posted(user, client):
+def test_post_needs_a_running_plan(user, client):
     stranger = ChainUser(user.network, client, OTHER_WORDS)
     user.network.fund(stranger.address, 10**6)
     assert stranger.do(some_post(stranger))["code"] == 22
@@ -317,7 +318,7 @@ def test_without_a_plan_and_after_its_end_nothing_can_be_posted(user, client):
     assert stranger.do(some_post(stranger))["code"] == 0
     user.network.expire(stranger.address)
     expired = stranger.do(some_post(stranger))
-    assert (expired["code"], "storage account is expired" in expired["raw_log"]) == (4, True)
+    assert (expired["code"], "is expired" in expired["raw_log"]) == (4, True)
 
 
 def test_space_is_charged_for_every_copy(user):
@@ -326,12 +327,12 @@ def test_space_is_charged_for_every_copy(user):
     assert user.network.state()["plans"][ADDRESS]["used_bytes"] - before == 5000
 
 
-def test_the_same_root_again_is_a_new_file_and_costs_again(user):
+def test_repeated_root_is_a_new_file_with_new_cost(user):
     content = random_content(500)
     first, second = user.post(content), user.post(content)
     assert second.start > first.start
     listed = user.storage(f"files/merkle/{names.root_in_path(first.root)}").json()["files"]
-    assert sorted(int(one["start"]) for one in listed) == [
+    assert sorted(int(file["start"]) for file in listed) == [
         first.start,
         second.start,
     ]  # keys are text: 100 comes before 99
@@ -355,17 +356,15 @@ def test_space_that_is_bought_takes_the_place_of_the_plan(user, client):
     assert buyer.storage("price_check/60/2000000000").json() == {"price": "100000"}
     assert buyer.do(messages.buy_storage(buyer.address, 2 * 10**9, 60), fee=1000)["code"] == 0
     assert buyer.balance() == 10**9 - 1000 - 100_000
-    left = buyer.balance()
+    balance = buyer.balance()
     buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
-    assert buyer.balance() == left - 1000  # the plan that runs is worth more
+    assert buyer.balance() == balance - 1000  # the running plan is worth more
     plan = buyer.storage(f"payment_info/{buyer.address}").json()["storage_payment_info"]
     assert (plan["spaceAvailable"], plan["spaceUsed"]) == ("1000000000", "0")
     assert plan["end"].endswith("Z")
 
 
-def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_was_paid(
-    user, client
-):
+def test_purchase_deducts_the_running_plan_in_its_events(user, client):
     buyer = ChainUser(
         user.network,
         client,
@@ -373,9 +372,9 @@ def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_
     )
     user.network.fund(buyer.address, 10**9)
     buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
-    left = buyer.balance()
+    balance = buyer.balance()
     done = buyer.do(messages.buy_storage(buyer.address, 3 * 10**9, 30), fee=1000)
-    paid = left - buyer.balance() - 1000
+    paid = balance - buyer.balance() - 1000
     assert 2 * 25_000 <= paid <= 2 * 25_000 + 100  # a block or two of the first plan are used up
     assert (
         answers.parse_transaction(answers.ChainAnswer({"tx_response": done}, "q")).moved[
@@ -385,11 +384,10 @@ def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_
     )
 
 
-# --- time
-# ------------------------------------------------------------------------------------------
+# --- time ---
 
 
-def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
+def test_mempool_drops_transactions_past_their_timeout(user):
     user.network.misbehave(delay_inclusion=10)
     raw = user.sign(some_post(user), timeout_height=user.height() + 3)
     assert user.broadcast(raw)["code"] == 0
@@ -397,10 +395,10 @@ def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
     assert (user.look_up(raw), user.network.state()["mempool"]) == (None, [])
 
 
-def test_what_is_included_a_block_too_late_fails_and_costs_nothing(user):
+def test_transaction_after_its_timeout_fails_without_cost(user):
     raw = user.sign(
         some_post(user), timeout_height=user.height()
-    )  # a node takes it up to this height, no block can
+    )  # a node accepts it up to this height, but no block can include it
     balance, account = user.balance(), user.account()
     assert user.broadcast(raw)["code"] == 0
     user.network.advance(1)
@@ -452,7 +450,7 @@ def test_a_full_mempool_takes_nothing(user):
     assert user.broadcast(user.sign(some_post(user)))["code"] == 20
 
 
-def test_a_node_can_be_behind_in_all_that_it_tells(user):
+def test_lagging_node_answers_everything_from_an_old_state(user):
     user.network.misbehave(lcd=1, lag=3)
     post = user.post(random_content(100))
     assert user.height(lcd=1) == user.height() - 3
@@ -461,7 +459,7 @@ def test_a_node_can_be_behind_in_all_that_it_tells(user):
     assert user.storage(post.path, lcd=1).status_code == 200
 
 
-def test_a_node_can_be_gone_fail_hide_transactions_or_be_of_another_chain(user):
+def test_node_can_misbehave_in_each_way(user):
     node_info = "/cosmos/base/tendermint/v1beta1/node_info"
     user.network.misbehave(lcd=1, chain_id="jackal-1")
     assert user.get(node_info, lcd=1).json()["default_node_info"]["network"] == "jackal-1"
@@ -493,8 +491,8 @@ def test_a_node_can_answer_nonsense(user, kind):
 
 def test_blocks_have_heights_and_times_and_go_on_by_themselves(network, client):
     user = ChainUser(network, client)
-    seen = user.height()
-    network.wait_for(lambda state: state["height"] > seen + 3)
+    first_height = user.height()
+    network.wait_for(lambda state: state["height"] > first_height + 3)
     latest = user.get("/cosmos/base/tendermint/v1beta1/blocks/latest").json()["block"]["header"]
     first = user.get("/cosmos/base/tendermint/v1beta1/blocks/1").json()["block"]["header"]
     assert (latest["chain_id"], first["height"]) == (network.chain_id, "1")
@@ -518,11 +516,10 @@ def test_a_block_that_is_not_there_is_a_bad_request(user, height, message):
     assert message in answer.json()["message"]
 
 
-# --- questions
-# ------------------------------------------------------------------------------------------
+# --- queries ---
 
 
-def test_an_account_a_balance_and_a_node_look_like_a_real_one_s(user):
+def test_account_balance_and_node_match_a_real_chain(user):
     user.do(some_post(user))
     account = user.get(f"/cosmos/auth/v1beta1/accounts/{ADDRESS}").json()["account"]
     assert (account["@type"], account["account_number"]) == (
@@ -563,7 +560,7 @@ def test_a_file_tells_everything_with_base64_and_integers_as_strings(user):
     }
 
 
-def test_a_root_in_a_path_is_url_safe_base64_with_padding(user):
+def test_loopback_takes_roots_in_padded_url_safe_base64(user):
     root = root_with_a_slash()
     user.do(user.post_message(root, 10))
     plain, safe = base64.b64encode(root).decode(), names.root_in_path(root)
@@ -583,21 +580,21 @@ def test_a_root_in_a_path_is_url_safe_base64_with_padding(user):
     assert (unknown["code"], "not found" in unknown["message"]) == (5, True)
 
 
-def test_what_no_path_knows_is_not_implemented(user):
+def test_unknown_path_is_not_implemented(user):
     answer = user.get("/nope")
     assert (answer.status_code, answer.headers["Content-Type"]) == (501, "application/json")
     assert answer.json() == {"code": 12, "message": "Not Implemented", "details": []}
 
 
 def pages(user: ChainUser, path: str, name: str, limit: int) -> list[list[Any]]:
-    found, key = [], ""
+    listed, key = [], ""
     while True:
         query = {"pagination.limit": str(limit)} | ({"pagination.key": key} if key else {})
         answer = user.client.get(f"{user.network.lcd}{STORAGE}/{path}", params=query).json()
-        found.append(answer[name])
+        listed.append(answer[name])
         key = answer["pagination"]["next_key"]
         if key is None:
-            return found
+            return listed
 
 
 def test_lists_are_paged_by_key_and_limit(user):
@@ -605,12 +602,12 @@ def test_lists_are_paged_by_key_and_limit(user):
         user.post(random_content(100))
     listed = pages(user, "files", "files", 2)
     assert all(len(page) == 2 for page in listed[:-1])
-    files = [(one["merkle"], one["start"]) for page in listed for one in page]
+    files = [(file["merkle"], file["start"]) for page in listed for file in page]
     assert len(files) == len(set(files)) == len(user.network.state()["files"])
     assert [len(page) for page in pages(user, "providers", "providers", 3)] == [3, 1]
 
 
-def test_files_of_a_note_come_in_pages_that_may_be_empty_from_any_owner(tmp_path):
+def test_files_by_note_come_in_possibly_empty_pages(tmp_path):
     with own_network(tmp_path, fund={ADDRESS: FUNDS, Wallet(OTHER_WORDS).address: FUNDS}) as user:
         stranger = ChainUser(user.network, user.client, OTHER_WORDS)
         user.network.grant(stranger.address, 10**9)
@@ -618,12 +615,12 @@ def test_files_of_a_note_come_in_pages_that_may_be_empty_from_any_owner(tmp_path
             user.post(random_content(100), note='{"caf_pipeline":"mine"}')
         stranger.post(random_content(100), note='{"caf_pipeline":"theirs","n":1}')
         user.post(random_content(100), note='["caf_pipeline"]')
-        found = pages(user, "files/note/caf_pipeline/theirs", "files", 1)
-        assert (len(found), sorted(map(len, found))) == (7, [0] * 6 + [1])
-        assert [one["owner"] for page in found for one in page] == [stranger.address]
+        listed = pages(user, "files/note/caf_pipeline/theirs", "files", 1)
+        assert (len(listed), sorted(map(len, listed))) == (7, [0] * 6 + [1])
+        assert [file["owner"] for page in listed for file in page] == [stranger.address]
 
 
-def test_on_a_young_chain_no_provider_is_active_and_nobody_may_ask_for_statistics(tmp_path):
+def test_young_chain_has_no_active_providers_or_statistics(tmp_path):
     with own_network(tmp_path, space={}) as user:
         assert user.storage("active_providers").json() == {"providers": []}
         assert len(user.storage("providers").json()["providers"]) == 3
@@ -632,7 +629,7 @@ def test_on_a_young_chain_no_provider_is_active_and_nobody_may_ask_for_statistic
         assert user.storage("storage_stats").json()["purchased"] == str(10**9)
 
 
-def test_a_provider_is_active_by_its_address_alone_and_looked_up_by_it(user):
+def test_active_providers_are_looked_up_by_address(user):
     post = user.post(random_content(100))
     user.upload(post)
     user.network.advance(1)
@@ -651,8 +648,7 @@ def test_a_price_is_for_a_month_at_least(user):
     assert user.storage("price_check/29/1000000000").status_code == 500
 
 
-# --- proofs
-# ------------------------------------------------------------------------------------------
+# --- proofs ---
 
 
 def last_proven(user: ChainUser, post: Post, provider: int = 0) -> int | None:
@@ -660,15 +656,15 @@ def last_proven(user: ChainUser, post: Post, provider: int = 0) -> int | None:
     root = base64.b64encode(post.root).decode()
     return next(
         (
-            int(one["last_proven"])
-            for one in proofs
-            if (one["merkle"], one["start"]) == (root, str(post.start))
+            int(proof["last_proven"])
+            for proof in proofs
+            if (proof["merkle"], proof["start"]) == (root, str(post.start))
         ),
         None,
     )
 
 
-def test_a_proof_is_listed_at_the_next_block_and_renewed_in_every_window(user):
+def test_proof_is_listed_next_block_and_renewed_each_window(user):
     post = user.post(random_content(100))
     user.upload(post)
     assert user.provers(post) == []
@@ -685,7 +681,7 @@ def test_a_proof_is_listed_at_the_next_block_and_renewed_in_every_window(user):
 
 
 @pytest.mark.parametrize("how", ["bytes lost", "unwilling"])
-def test_who_misses_a_window_is_dropped(user, how):
+def test_provider_that_misses_a_window_is_dropped(user, how):
     post = user.post(random_content(100))
     user.upload(post, 0)
     user.upload(post, 1)
@@ -701,11 +697,15 @@ def test_who_misses_a_window_is_dropped(user, how):
 
 
 def proof_of(user: ChainUser, post: Post, provider: int = 0) -> tuple[int, int] | None:
-    """The height and the leaf of the next proof that the chain shows."""
+    """Return the height and the next leaf that the chain shows."""
     proofs = user.storage(f"proofs/{user.network.provider_addresses[provider]}").json()["proofs"]
     root = base64.b64encode(post.root).decode()
-    found = [one for one in proofs if (one["merkle"], one["start"]) == (root, str(post.start))]
-    return (int(found[0]["last_proven"]), int(found[0]["chunk_to_prove"])) if found else None
+    matching = [
+        proof for proof in proofs if (proof["merkle"], proof["start"]) == (root, str(post.start))
+    ]
+    return (
+        (int(matching[0]["last_proven"]), int(matching[0]["chunk_to_prove"])) if matching else None
+    )
 
 
 def version_of(user: ChainUser, lcd: int = 0) -> str:
@@ -714,7 +714,7 @@ def version_of(user: ChainUser, lcd: int = 0) -> str:
     ]
 
 
-def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its_height_and_nothing_else(  # noqa: E501
+def test_rejoining_after_failed_proofs_only_moves_the_height(
     tmp_path,
 ):
     with own_network(tmp_path, proof_window=10, version="5.0.1") as user:
@@ -736,7 +736,7 @@ def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its
         assert proof_of(user, type_0)[0] > type_0.start + 80
 
 
-def test_each_verified_proof_draws_a_leaf_but_never_the_last_one(tmp_path):
+def test_verified_proof_draws_any_leaf_but_the_last(tmp_path):
     drawn = {3: set(), 5: set()}
     with own_network(tmp_path, proof_window=2) as user:
         posts = {leaves: user.post(random_content(leaves * 10_240)) for leaves in drawn}
@@ -753,7 +753,7 @@ def test_each_verified_proof_draws_a_leaf_but_never_the_last_one(tmp_path):
         assert height > small.start + 100
 
 
-def test_who_keeps_one_leaf_joins_proves_it_is_dropped_and_joins_again(tmp_path):
+def test_provider_with_one_leaf_rejoins_after_being_dropped(tmp_path):
     with own_network(tmp_path, proof_window=10, no_zero_draws=1) as user:
         post = user.post(random_content(400_000))
         user.network.misbehave(provider=0, leaves=1)
@@ -772,7 +772,7 @@ def test_a_node_may_name_another_version_than_the_truth(tmp_path):
         assert [version_of(user, lcd) for lcd in (0, 1)] == ["5.1.0", "v5.0.1"]
 
 
-def test_a_strangers_deletion_removes_the_bytes_of_a_post_that_stays_listed(tmp_path):
+def test_deletion_by_a_stranger_removes_bytes_of_listed_posts(tmp_path):
     stranger_address = Wallet(OTHER_WORDS).address
     wealth = {
         "fund": {ADDRESS: FUNDS, stranger_address: FUNDS},
@@ -783,10 +783,10 @@ def test_a_strangers_deletion_removes_the_bytes_of_a_post_that_stays_listed(tmp_
         user.upload(post)
         user.network.advance(1)
         stranger = ChainUser(user.network, user.client, OTHER_WORDS)
-        theirs = stranger.post(post.content)
-        stranger.upload(theirs)
+        other_post = stranger.post(post.content)
+        stranger.upload(other_post)
         user.network.advance(1)
-        stranger.do(stranger.delete_message(theirs))
+        stranger.do(stranger.delete_message(other_post))
         assert user.download(post.root).status_code == 500
         assert len(user.provers(post)) == 1
         user.network.advance(30)
@@ -813,8 +813,7 @@ def test_proofs_can_be_dropped_and_come_back_with_the_bytes(user):
     assert len(user.provers(post)) == 1
 
 
-# --- memory
-# ------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 def test_everything_outlives_sigkill(user):
@@ -844,7 +843,7 @@ def test_a_mempool_can_be_forgotten(user):
     assert user.broadcast(raw)["code"] == 0
 
 
-def test_a_network_ends_in_order_when_told_to_or_when_its_starter_is_gone(tmp_path):
+def test_network_ends_on_order_or_without_its_parent(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -866,14 +865,14 @@ def test_many_posts_and_uploads_at_once_are_all_taken_once(tmp_path):
     with own_network(tmp_path) as user:
         number, sequence = user.account()
         contents = [random_content(50_000) for _ in range(12)]
-        sent = [user.post_message(root_of(one), len(one)) for one in contents]
+        sent = [user.post_message(root_of(content), len(content)) for content in contents]
         signed = [
-            user.sign(one, account_number=number, sequence=sequence + n)
-            for n, one in enumerate(sent)
+            user.sign(message, account_number=number, sequence=sequence + n)
+            for n, message in enumerate(sent)
         ]
         assert {user.broadcast(raw)["code"] for raw in signed} == {0}
         start = user.network.advance(1)
-        posts = [Post(one, root_of(one), ADDRESS, start, 3) for one in contents]
+        posts = [Post(content, root_of(content), ADDRESS, start, 3) for content in contents]
         user.network.misbehave(halted=False)
         with ThreadPoolExecutor(12) as pool:
             jobs = [(post, provider) for post in posts for provider in range(3)]
@@ -888,7 +887,7 @@ def test_many_posts_and_uploads_at_once_are_all_taken_once(tmp_path):
 
 
 def test_orders_that_make_no_sense_are_refused(network):
-    with pytest.raises(ValueError, match="knows no laziness"):
+    with pytest.raises(ValueError, match="has no laziness"):
         network.misbehave(provider=0, laziness=1)
 
 
@@ -901,7 +900,7 @@ def test_a_simulation_tells_the_gas_and_needs_no_fee(user):
     assert answer.json()["gas_info"]["gas_used"] == "105000"
 
 
-def test_a_high_s_is_no_signature(user):
+def test_high_s_is_an_invalid_signature(user):
     raw = user.sign(some_post(user))
     order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
     high = order - int.from_bytes(raw[-32:], "big")
@@ -913,20 +912,19 @@ def test_a_file_is_unknown_by_another_start(user):
     assert user.storage(replace(post, start=post.start + 1).path).status_code == 404
 
 
-# --- the program
-# ------------------------------------------------------------------------------------------
+# --- the program ---
 
 
 TOLD_AT_EVERY_LINE = """
 import signal, sys
-from caf_pipeline_tests.loopback.__main__ import told_to_end
+from caf_pipeline_tests.loopback.__main__ import end_signals
 
 def tell_again(frame, event, value):
     if event == "line":
         handle(signal.SIGTERM, None)
     return tell_again
 
-over = told_to_end()
+over = end_signals()
 handle = signal.getsignal(signal.SIGINT)
 sys.settrace(tell_again)
 handle(signal.SIGINT, None)
@@ -935,5 +933,5 @@ over.get()
 """
 
 
-def test_a_network_that_is_told_to_end_again_while_it_takes_that_in_ends():
+def test_network_ends_when_ordered_twice():
     subprocess.run([sys.executable, "-c", TOLD_AT_EVERY_LINE], timeout=PATIENCE_SECONDS, check=True)

@@ -1,5 +1,6 @@
-"""The loopback providers keep the notes on Jackal's protocol: every row of "Provider HTTP API", by
-raw requests and sockets.
+"""The loopback providers match the table "Provider HTTP API" in the notes on Jackal's protocol.
+
+The tests use raw requests and sockets.
 """
 
 import base64
@@ -23,6 +24,13 @@ from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE
 TEXT = "text/plain; charset=utf-8"
 MIB = 1 << 20
 
+# Answers of a real provider.
+NO_JOB = {"error": "could not job from id"}
+NO_SLOT = {"error": "cannot accept file that I cannot claim"}
+WRONG_SIZE = "cannot accept file that doesn't match the chain data 5000 != 4000"
+UNKNOWN_ROOT = {"error": "cannot get cid mapping from disk: Key not found"}
+DISK_FULL = "Error: Could not write file to disk no space left on device"
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
@@ -32,21 +40,21 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
-    """A user of a chain that makes blocks only when told to."""
+    """A user of a chain that makes blocks only on order."""
     network.misbehave(halted=True)
     return ChainUser(network, client)
 
 
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
-    given = {
+    settings = {
         "fund": {ADDRESS: FUNDS},
         "space": {ADDRESS: SPACE},
         "block_seconds": 0.1,
         "providers": 2,
     }
     with (
-        LoopbackNetwork(folder, **given | options) as network,
+        LoopbackNetwork(folder, **settings | options) as network,
         httpx.Client(timeout=60, verify=False) as client,
     ):
         network.misbehave(halted=True)
@@ -56,7 +64,7 @@ def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
 def upload_body(
     post: Post, *, names: tuple[str, ...] = ("sender", "merkle", "start", "file"), end: bool = True
 ) -> bytes:
-    """Return a form with these parts in this order, its boundary being `cut`."""
+    """Return a form with these parts in this order. Its boundary is `cut`."""
     parts = []
     for name in names:
         head = f'--cut\r\nContent-Disposition: form-data; name="{name}"'
@@ -81,9 +89,7 @@ def send(user: ChainUser, path: str, content: bytes, **headers: str) -> httpx.Re
 
 
 def talk(user: ChainUser, *pieces: bytes, until: bytes = b"") -> bytes:
-    """Send pieces on a socket of their own, and return all that comes back until the end or
-    `until`.
-    """
+    """Send pieces on a new socket, and return the answer up to its end or `until`."""
     address = urlsplit(user.network.providers[0])
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         for piece in pieces:
@@ -99,8 +105,7 @@ def receive(connection: socket.socket, until: bytes = b"") -> bytes:
     return received
 
 
-# --- uploads that are well
-# ------------------------------------------------------------------------------------------
+# --- valid uploads ---
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
@@ -194,7 +199,7 @@ def test_no_route_looks_at_the_method(user):
     )
 
 
-def test_nothing_is_known_of_a_job_before_the_body_is_through(user):
+def test_job_is_unknown_before_the_body_is_complete(user):
     post = user.post(random_content(200_000))
     body = upload_body(post)
     address = urlsplit(user.network.providers[0])
@@ -205,12 +210,12 @@ def test_nothing_is_known_of_a_job_before_the_body_is_through(user):
         )
         connection.sendall(head.encode() + body[:-10])
         unknown = user.status(post)
-        assert (unknown.status_code, unknown.json()) == (404, {"error": "could not job from id"})
+        assert (unknown.status_code, unknown.json()) == (404, NO_JOB)
         connection.sendall(body[-10:])
         assert b" 202 " in receive(connection, b"job_id")
 
 
-def test_a_second_post_of_a_root_needs_an_upload_of_its_own(user):
+def test_second_post_of_a_root_needs_its_own_upload(user):
     post = user.post(random_content(5000))
     user.upload(post)
     again = user.post(post.content)
@@ -221,12 +226,10 @@ def test_a_second_post_of_a_root_needs_an_upload_of_its_own(user):
     assert len(user.provers(again)) == 1
 
 
-# --- uploads that are not
-# ------------------------------------------------------------------------------------------
+# --- invalid uploads ---
 
 REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
-    # what is wrong, the change to the form, and the answer of the first version and job of the
-    # second
+    # fault, change to the form, answer of version 1, job of version 2
     (
         "other owner",
         {"sender": "jkl1somebody"},
@@ -259,7 +262,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
 
 
 def changed(post: Post, changes: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the changes for this post, and the job that they make."""
+    """Return the changed fields for this post, and their job."""
     changes = changes | (
         {"merkle": post.root.hex().upper()} if changes.get("merkle") == "upper" else {}
     )
@@ -309,7 +312,7 @@ def test_the_first_version_alone_reads_the_type(user):
 
 
 @pytest.mark.parametrize("path", ["/upload", "/v2/upload"])
-def test_a_body_that_is_no_whole_form_is_a_bad_request(user, path):
+def test_incomplete_form_is_a_bad_request(user, path):
     post = user.post(random_content(5000))
     plain = user.client.post(user.network.providers[0] + path, content=b"hello")
     fileless = send(user, path, upload_body(post, names=("sender", "merkle", "start")))
@@ -320,26 +323,26 @@ def test_a_body_that_is_no_whole_form_is_a_bad_request(user, path):
     assert truncated.json()["error"].endswith("NextPart: EOF")
 
 
-def test_what_all_places_are_taken_for_is_refused(user):
+def test_upload_without_a_free_slot_is_refused(user):
     post = user.post(random_content(500), copies=1)
     user.upload(post, 0)
     user.network.advance(1)
     answer = user.upload(post, 1, version=1)
     assert (answer.status_code, answer.json()) == (
         500,
-        {"error": "cannot accept file that I cannot claim"},
+        NO_SLOT,
     )
     user.upload(post, 1)
     assert user.status(post, 1).json()["status"] == "Error: Can't claim"
     assert user.upload(post, 0, version=1).status_code == 200
 
 
-def test_a_size_that_differs_from_the_chain_s_is_refused_by_one_version_and_stored_by_both(user):
-    one, other = (user.post(random_content(5000), size_bytes=4000) for _ in range(2))
-    answer = user.upload(one, version=1)
+def test_wrong_size_is_stored_by_both_upload_versions(user):
+    first_post, other = (user.post(random_content(5000), size_bytes=4000) for _ in range(2))
+    answer = user.upload(first_post, version=1)
     assert (answer.status_code, answer.json()["error"]) == (
         500,
-        "cannot accept file that doesn't match the chain data 5000 != 4000",
+        WRONG_SIZE,
     )
     assert user.upload(other).status_code == 202
     assert (user.status(other).json()["progress"], user.status(other).json()["status"]) == (
@@ -347,12 +350,11 @@ def test_a_size_that_differs_from_the_chain_s_is_refused_by_one_version_and_stor
         "done!",
     )
     user.network.advance(5)
-    for post in (one, other):
+    for post in (first_post, other):
         assert (len(user.provers(post)), user.download(post.root).content) == (1, post.content)
 
 
-# --- downloads
-# ------------------------------------------------------------------------------------------
+# --- downloads ---
 
 
 @pytest.fixture(scope="module")
@@ -442,7 +444,7 @@ def test_head_tells_the_length(user, stored):
 def test_an_unknown_root_is_an_error_of_the_server(user):
     answer = user.download(b"\x01" * 32)
     assert (answer.status_code, answer.headers["Content-Type"]) == (500, TEXT)
-    assert answer.json() == {"error": "cannot get cid mapping from disk: Key not found"}
+    assert answer.json() == UNKNOWN_ROOT
     assert user.client.get(f"{user.network.providers[0]}/download/xyz").status_code == 500
 
 
@@ -465,8 +467,7 @@ def test_a_provider_names_itself_and_its_chain(user):
     assert user.client.get(f"{url}/api/client/space").json()["total_space"] == 1 << 40
 
 
-# --- deletion
-# ------------------------------------------------------------------------------------------
+# --- deletion ---
 
 
 def test_deleting_one_of_two_posts_takes_the_bytes_of_both(user):
@@ -484,7 +485,7 @@ def test_deleting_one_of_two_posts_takes_the_bytes_of_both(user):
     assert user.provers(second) == []
 
 
-def test_deleting_a_file_damages_what_begins_like_it_until_that_is_uploaded_again(user):
+def test_deletion_damages_files_with_the_same_beginning(user):
     beginning = random_content(3 * MIB)
     gone, kept = (user.post(beginning + tail) for tail in (b"one", b"other"))
     for post in (gone, kept):
@@ -499,11 +500,10 @@ def test_deleting_a_file_damages_what_begins_like_it_until_that_is_uploaded_agai
     assert user.download(kept.root).content == kept.content
 
 
-# --- limits
-# ------------------------------------------------------------------------------------------
+# --- limits ---
 
 
-def test_an_upload_that_is_read_too_long_is_cut_and_nothing_is_stored(tmp_path):
+def test_too_slow_upload_is_cut_and_not_stored(tmp_path):
     with own_network(tmp_path, upload_seconds=0.5) as user:
         post = user.post(random_content(2 * MIB))
         user.network.misbehave(provider=0, upload_rate=MIB)
@@ -516,7 +516,10 @@ def test_an_upload_that_is_read_too_long_is_cut_and_nothing_is_stored(tmp_path):
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainUser]:
-    """A user of providers that answer within half a second or never, and forget at once."""
+    """A user of providers that answer within half a second or never.
+
+    They forget jobs immediately.
+    """
     with own_network(
         tmp_path_factory.mktemp("impatient"), reply_seconds=0.5, job_seconds=0
     ) as user:
@@ -525,9 +528,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainUser]:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_upload_that_is_through_after_the_reply_s_time_ends_without_an_answer_and_is_stored(
-    impatient, version
-):
+def test_late_upload_is_stored_without_an_answer(impatient, version):
     user = impatient
     post = user.post(random_content(2 * MIB))
     user.network.misbehave(provider=0, upload_rate=2 * MIB)
@@ -551,7 +552,7 @@ def test_a_download_ends_short_after_the_reply_s_time(impatient):
     assert post.content.startswith(body)
 
 
-def test_a_job_that_went_well_is_forgotten_and_one_that_failed_is_not(impatient):
+def test_successful_jobs_are_forgotten_and_failed_ones_kept(impatient):
     user = impatient
     well, failed = (user.post(random_content(100)) for _ in range(2))
     for post, content in ((well, well.content), (failed, b"other")):
@@ -560,11 +561,10 @@ def test_a_job_that_went_well_is_forgotten_and_one_that_failed_is_not(impatient)
     assert [user.status(post).status_code for post in (well, failed)] == [404, 200]
 
 
-# --- misbehaviour
-# ------------------------------------------------------------------------------------------
+# --- misbehaviour ---
 
 
-def test_a_dropped_upload_leaves_nothing_and_is_dropped_as_often_as_told(user):
+def test_dropped_upload_leaves_nothing_for_the_ordered_count(user):
     post = user.post(random_content(3 * MIB))
     user.network.misbehave(provider=0, drop_upload_after=MIB, times=1)
     with pytest.raises(httpx.TransportError):
@@ -584,7 +584,7 @@ def test_an_upload_can_be_stored_and_never_answered(user, version):
     assert user.status(post).status_code == (200 if version == 2 else 404)
 
 
-def test_done_can_be_said_without_a_proof(user):
+def test_job_can_be_done_without_a_proof(user):
     post = user.post(random_content(5000))
     user.network.misbehave(provider=0, never_prove=True)
     user.upload(post)
@@ -615,17 +615,14 @@ def test_a_download_can_end_anywhere(user):
     assert body == post.content[:100_001]
 
 
-def test_a_provider_can_fail_be_full_forget_jobs_or_say_what_it_likes(user):
+def test_provider_can_misbehave_in_each_way(user):
     post = user.post(random_content(5000))
     user.network.misbehave(provider=0, full=True)
     user.upload(post)
-    assert (
-        user.status(post).json()["status"]
-        == "Error: Could not write file to disk no space left on device"
-    )
-    user.network.misbehave(provider=0, full=False, error_status="the dog ate it")
+    assert user.status(post).json()["status"] == DISK_FULL
+    user.network.misbehave(provider=0, full=False, error_status="eaten")
     user.upload(post)
-    assert user.status(post).json()["status"] == "Error: the dog ate it"
+    assert user.status(post).json()["status"] == "Error: eaten"
     user.network.misbehave(provider=0, error_status="", lose_jobs=True)
     user.upload(post)
     assert user.status(post).status_code == 404
@@ -635,7 +632,7 @@ def test_a_provider_can_fail_be_full_forget_jobs_or_say_what_it_likes(user):
     assert user.status(post).text.startswith("<html>")
 
 
-def test_a_provider_can_be_gone_and_come_back_on_its_port(user):
+def test_provider_can_leave_and_return_on_its_port(user):
     user.network.misbehave(provider=0, refuse=True)
     with pytest.raises(httpx.TransportError):
         user.client.get(user.network.providers[0])
@@ -646,7 +643,7 @@ def test_a_provider_can_be_gone_and_come_back_on_its_port(user):
     assert user.client.get(user.network.providers[0]).status_code == 200
 
 
-def test_jobs_are_forgotten_over_a_restart_and_bytes_are_proven_all_the_same(user):
+def test_restart_forgets_jobs_but_proves_bytes(user):
     post = user.post(random_content(5000))
     user.upload(post)
     user.network.kill()

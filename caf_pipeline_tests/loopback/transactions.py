@@ -1,11 +1,11 @@
-"""What a transaction says, whether the chain takes it, and what it does.
+"""Parses, checks and executes transactions.
 
-A transaction goes through the ante checks (fee, timeout, signer, sequence, signature), which pay
-its fee and use up its sequence, and then through its messages, which happen all or not at all. What
-fails in the ante checks costs nothing.
+The ante checks (fee, timeout, signer, sequence, signature) come first. They charge the fee and use
+up the sequence. Then all messages take effect, or none does. A transaction that fails the ante
+checks costs nothing.
 
-Codes and texts are those of Cosmos SDK 0.45 and of canine-chain's storage module, whose errors are
-the SDK's own, so their codespace is "sdk", too.
+Codes and texts come from Cosmos SDK 0.45 and canine-chain's storage module. That module uses the
+SDK's errors, so its codespace is "sdk", too.
 """
 
 import hashlib
@@ -37,23 +37,23 @@ TYPE_URL: Final = "/canine_chain.storage.Msg"
 PUBLIC_KEY: Final = "/cosmos.crypto.secp256k1.PubKey"
 SIGN_MODE_DIRECT: Final = 1
 
-# Of a real chain: one post took about 105,000 gas, eight together about 452,000. The others are
-# guesses.
+# On a real chain, one post took about 105,000 gas, and eight together about 452,000. The other
+# values are guesses.
 BASE_GAS: Final = 55_000
 MESSAGE_GAS: Final = {"PostFile": 50_000, "BuyStorage": 40_000, "DeleteFile": 30_000}
 ANTE_GAS: Final = 40_000
 MEMO_CHARACTERS: Final = 256
 
-# Accounts of the chain's modules, by which money goes.
+# Accounts of the chain's modules that payments go through.
 MODULE: Final = "jkl1778a6x4e6t074ajvs7l76wpa2xd0s4pt0tqq57"
 POOL: Final = "jkl1jv65s3grqf6v6jl3dp4t6c9t9rk99cd84n0sha"
 
-# What an error of no registered code is reported as.
+# Code and codespace of unregistered errors.
 UNREGISTERED: Final = (1, "undefined")
 
 
 class Refused(Exception):
-    """The chain does not do it, with its code."""
+    """The chain refuses a transaction with a code."""
 
     def __init__(self, code: int, log: str, codespace: str = "sdk") -> None:
         super().__init__(log)
@@ -64,7 +64,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PostFile:
-    """Announces a file."""
+    """Posts a file."""
 
     creator: str
     merkle: bytes
@@ -88,7 +88,7 @@ class BuyStorage:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """Takes a file off the chain."""
+    """Deletes a file from the chain."""
 
     creator: str
     merkle: bytes
@@ -100,7 +100,7 @@ Message = PostFile | BuyStorage | DeleteFile
 
 @dataclass(frozen=True, slots=True)
 class SignedTransaction:
-    """A transaction as it came."""
+    """A received transaction."""
 
     raw: bytes
     hash: str
@@ -118,12 +118,12 @@ class SignedTransaction:
 
     @property
     def signer(self) -> str:
-        """The address that has to sign."""
+        """The address that must sign."""
         return self.messages[0].creator
 
     @property
     def gas(self) -> int:
-        """What it takes to do it all."""
+        """The gas that it uses if it succeeds."""
         return BASE_GAS + sum(MESSAGE_GAS[type(message).__name__] for message in self.messages)
 
 
@@ -133,7 +133,7 @@ def transaction_hash(raw: bytes) -> str:
 
 
 def encode_address(account: bytes) -> str:
-    """Return an account's 20 bytes as an address."""
+    """Return the address of an account's 20 bytes."""
     return str(bech32.bech32_encode(PREFIX, bech32.convertbits(account, 8, 5) or []))
 
 
@@ -143,12 +143,11 @@ def address_of(public_key: bytes) -> str:
     return encode_address(digest)
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def parse(raw: bytes) -> SignedTransaction:
-    """Return what the bytes say; raises Refused with code 2."""
+    """Parse a transaction. Raises Refused with code 2."""
     try:
         outer = Fields(raw)
         body, auth = Fields(outer.bytes(1)), Fields(outer.bytes(2))
@@ -161,7 +160,7 @@ def parse(raw: bytes) -> SignedTransaction:
             hash=transaction_hash(raw),
             body=outer.bytes(1),
             auth=outer.bytes(2),
-            messages=tuple(_message(Fields(one)) for one in body.all_bytes(1)),
+            messages=tuple(_message(Fields(message)) for message in body.all_bytes(1)),
             memo=body.text(2),
             timeout_height=body.unsigned(3),
             public_key=Fields(key.bytes(2)).bytes(1) if key.text(1) == PUBLIC_KEY else b"",
@@ -207,8 +206,7 @@ def _coins(coins: list[Fields]) -> int:
     return amount
 
 
-# --- the ante checks
-# ------------------------------------------------------------------------------------------
+# --- the ante checks ---
 
 
 def check(
@@ -219,12 +217,14 @@ def check(
     height: int,
     minimum_fee: bool,
 ) -> None:
-    """Do what comes before the messages: pay the fee, use up the sequence.
+    """Perform the ante checks: charge the fee and use up the sequence.
 
-    Args: transaction: to be checked. draft: changed where all is well; a sequence that is too high
-        or too low is compared with the draft's. options: of the network. height: the last block's
-        where a node decides whether to take it, the block's own in a block. minimum_fee: whether
-        the node's own gas price counts, as it does before the mempool only.
+    Args:
+        transaction: the transaction to check.
+        draft: changed if all checks pass. The sequence is compared with it.
+        options: of the network.
+        height: the block's height, or the last block's at a node before the mempool.
+        minimum_fee: apply the node's gas price, as before the mempool.
 
     Raises:
         Refused.
@@ -259,9 +259,8 @@ def check(
     try:
         account = _paid(account, transaction.fee)
     except Refused as refused:
-        raise Refused(
-            refused.code, f"{refused.log}: insufficient funds"
-        ) from refused  # a real node says it twice
+        # A real node repeats the text.
+        raise Refused(refused.code, f"{refused.log}: insufficient funds") from refused
     _check_signature(transaction, account, options.chain_id)
     draft.put(
         "account",
@@ -346,7 +345,7 @@ def _check_signature(transaction: SignedTransaction, account: Account, chain_id:
 
 
 def _is_signed(signature: bytes, document: bytes, key: bytes) -> bool:
-    """Verify r and s, 32 bytes each; libsecp256k1 takes a low s only, as the chain does."""
+    """Verify r and s of 32 bytes each. libsecp256k1 accepts only a low s, as the chain does."""
     if len(signature) != 64:
         return False
     try:
@@ -356,14 +355,14 @@ def _is_signed(signature: bytes, document: bytes, key: bytes) -> bool:
 
 
 def _out_of_gas(transaction: SignedTransaction, used: int) -> NoReturn:
-    wanted = transaction.gas_limit
+    gas_limit = transaction.gas_limit
     raise Refused(
-        11, f"out of gas in location: WriteFlat; gasWanted: {wanted}, gasUsed: {used}: out of gas"
+        11,
+        f"out of gas in location: WriteFlat; gasWanted: {gas_limit}, gasUsed: {used}: out of gas",
     )
 
 
-# --- the messages
-# ------------------------------------------------------------------------------------------
+# --- the messages ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +375,7 @@ class _Result:
 def deliver(
     transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, time: datetime
 ) -> Included:
-    """Do a transaction in a block: change the draft, and return how it went."""
+    """Execute a transaction in a block: change the draft, and return the result."""
     included = Included(
         hash=transaction.hash,
         body=transaction.raw,
@@ -400,15 +399,16 @@ def deliver(
     except Refused as refused:
         return replace(included, code=refused.code, codespace=refused.codespace, log=refused.log)
     data = b"".join(
-        field(1, field(1, f"{TYPE_URL}{one.name}".encode()) + field(2, one.data)) for one in results
+        field(1, field(1, f"{TYPE_URL}{result.name}".encode()) + field(2, result.data))
+        for result in results
     )
-    return replace(included, data=data, events=tuple(one.events for one in results))
+    return replace(included, data=data, events=tuple(result.events for result in results))
 
 
 def run_messages(
     transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, time: datetime
 ) -> list[_Result]:
-    """Do a transaction's messages, all or none; raises Refused."""
+    """Execute a transaction's messages, all or none. Raises Refused."""
     messages = Draft(draft)
     results = []
     for index, message in enumerate(transaction.messages):
@@ -436,8 +436,8 @@ def _post(
         raise Refused(
             17, f"note is not valid json `{message.note}`: JSON unmarshal error"
         ) from None
-    # That an empty root fails was measured, with which code was not; the other two are this
-    # network's own strictness.
+    # A real chain refuses an empty root, but its code was not measured. The other two checks are
+    # this network's own.
     if not message.merkle or message.size_bytes <= 0 or message.max_proofs <= 0:
         raise Refused(18, "a file needs a root, a size and a number of proofs: invalid request")
     plan: Plan | None = draft.get("plan", message.creator)
@@ -476,9 +476,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _buy(message: BuyStorage, draft: Draft, options: Options, time: datetime) -> _Result:
-    """Sell space: it takes the place of what was bought before, and begins now.
+    """Sell space that replaces the present plan and begins now.
 
-    What is left of that is taken off its price.
+    The rest of the present plan is deducted from the price.
     """
     if message.days < 30:
         raise Refused(UNREGISTERED[0], "duration can't be less than 1 month", UNREGISTERED[1])
@@ -531,10 +531,11 @@ def _delete(message: DeleteFile, draft: Draft) -> _Result:
 
 
 def payment(payer: str, amount: int) -> tuple[Event, ...]:
-    """Return the bank module's events of a payment to a module of the chain, which passes part of
-    it on. 0 is said as "".
+    """Return the bank module's events of a payment to a module, which passes part of it on.
+
+    An amount of 0 appears as "".
     """
-    coins, share = (f"{one}{DENOM}" if one else "" for one in (amount, amount * 2 // 5))
+    coins, share = (f"{value}{DENOM}" if value else "" for value in (amount, amount * 2 // 5))
     return (
         Event(
             "coin_spent",

@@ -1,7 +1,7 @@
-"""A multipart form whose file goes to disk as it comes: memory is the same for any size, parts may
-come in any order.
+"""Parses a multipart form and writes its file to disk in constant memory.
 
-Error texts are those of Go's mime/multipart as a real provider passes them on.
+Parts may come in any order. Error texts are those of Go's mime/multipart, as a real provider passes
+them on.
 """
 
 import os
@@ -16,27 +16,27 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from caf_pipeline_tests.loopback.http_server import Request
 
 FILE_PART: Final = "file"
-FIELD_BYTES: Final = 1 << 20  # a field that is longer is no field of this form
+FIELD_BYTES: Final = 1 << 20  # the longest field
 
 
 class FormError(ValueError):
-    """The body is no form, or lacks its file."""
+    """The body is not a form, or lacks its file."""
 
 
 @dataclass(slots=True)
 class Form:
-    """What came. `file` is the caller's to move or remove."""
+    """A parsed form. The caller moves or removes `file`."""
 
     file: Path
     fields: dict[str, str] = field(default_factory=dict)
 
 
 def read_form(request: Request, folder: Path) -> Form:
-    """Read a request's form; its file becomes a new file in the folder.
+    """Read a request's form. Its file becomes a new file in the folder.
 
     Raises:
-        FormError: no form, no file part, or the body ends too early; nothing is left in the folder.
-        Cut: the connection ended, or has to.
+        FormError: the body is not a form, lacks its file, or ends early; the folder stays empty.
+        Cut: the connection ended, or must end.
     """
     kind, options = parse_options_header(request.headers.get("Content-Type", ""))
     if kind != b"multipart/form-data":
@@ -65,7 +65,7 @@ def read_form(request: Request, folder: Path) -> Form:
 
 
 class _Reader:
-    """Takes the parser's events."""
+    """Handles the parser's events."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out

@@ -1,5 +1,4 @@
-"""Protobuf without a schema: enough to read what clients send, and apart from the code that they
-write it with.
+"""Protobuf without a schema, independent of the code that clients write it with.
 
 Source: protobuf.dev, "Encoding". Groups and packed fields do not occur here.
 """
@@ -16,11 +15,11 @@ Value = int | bytes
 
 
 class WireError(ValueError):
-    """The bytes are no protobuf message."""
+    """The bytes are not a protobuf message."""
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield number and value of each field, in order; raises WireError."""
+    """Yield number and value of each field in order. Raises WireError."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -58,7 +57,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Fields:
-    """A message's fields by number, where the last of a number counts."""
+    """A message's fields by number. The last value of a number counts."""
 
     def __init__(self, data: bytes) -> None:
         self._values: dict[int, list[Value]] = {}
@@ -73,7 +72,7 @@ class Fields:
         return [value for value in values if isinstance(value, bytes)]
 
     def bytes(self, number: int) -> bytes:
-        """Return the value, or b"" where there is none."""
+        """Return the value, or b""."""
         values = self.all_bytes(number)
         return values[-1] if values else b""
 
@@ -108,7 +107,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: Value) -> bytes:
-    """Return a field's bytes; nothing where it has its default, as proto3 writes it."""
+    """Return a field's bytes. As in proto3, a default value gives none."""
     if not value:
         return b""
     if isinstance(value, int):

@@ -29,7 +29,7 @@ from caf_pipeline_tests.support.run_contexts import (
     archive_everything,
     plan,
 )
-from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
+from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedAnswer, ScriptedLcd
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 LOCATED = """
@@ -340,7 +340,7 @@ class ListingNode(ScriptedLcd):
         self.answers[f"files/note/caf_pipeline/{archive_id}"] = lambda params: self.page(
             params, "files", self.file
         )
-        self.answers["params"] = Told({"params": {"proof_window": "50"}})
+        self.answers["params"] = ScriptedAnswer({"params": {"proof_window": "50"}})
         for provider in PROVIDERS:
             self.answers[f"proofs/{provider}"] = lambda params: self.page(
                 params, "proofs", self.proof
@@ -350,7 +350,7 @@ class ListingNode(ScriptedLcd):
         first = int(base64.b64decode(params["pagination.key"])) if "pagination.key" in params else 1
         end = min(first + int(params["pagination.limit"]), self.count + 1)
         following = base64.b64encode(str(end).encode()).decode() if end <= self.count else None
-        return Told(
+        return ScriptedAnswer(
             {
                 name: [entry(number) for number in range(first, end)],
                 "pagination": {"next_key": following},

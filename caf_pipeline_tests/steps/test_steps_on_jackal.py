@@ -202,7 +202,7 @@ def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched
     network.grant(ADDRESS, 100_000)
     (chunk,) = plan(context).chunks
     with pytest.raises(
-        PlanTooSmall, match=f"posted need {re.escape(show_size(3 * chunk.expected_size_bytes))};"
+        PlanTooSmall, match=f"need {re.escape(show_size(3 * chunk.expected_size_bytes))}"
     ):
         archive_chunk(context, chunk.name)
     assert context.objects.reads == []

@@ -18,7 +18,7 @@ from caf_pipeline_tests.contracts.chunk_store import (
     stored,
     to_store,
 )
-from caf_pipeline_tests.system.test_files_below import ordinary_user
+from caf_pipeline_tests.support.ordinary_user import ordinary_user
 
 
 @pytest.fixture
@@ -51,16 +51,16 @@ def test_an_upload_that_breaks_leaves_no_copy(store, tmp_path):
     assert [name for name in os.listdir(store.folder / "chunks")] == []
 
 
-def test_a_copy_of_another_length_is_no_copy(store, tmp_path):
+def test_copy_of_another_length_does_not_count(store, tmp_path):
     posting = stored(store, staged_file(tmp_path, b"x" * 1000))
     (file,) = (store.folder / "chunks").iterdir()
     file.write_bytes(b"x" * 999)
     assert list(store.copies(posting)) == []
 
 
-def test_a_copy_that_this_user_may_not_read_is_not_lost(tmp_path):
+def test_unreadable_copy_is_not_reported_lost(tmp_path):
     tmp_path.chmod(0o755)
-    with contextlib.chdir(tmp_path):  # what is above it may not be searched
+    with contextlib.chdir(tmp_path):  # its parents may not be searchable
         store = DirectoryStore(Path("store"))
         posting = stored(store, staged_file(tmp_path, b"x" * 1000))
         (file,) = Path("store/chunks").iterdir()
@@ -72,36 +72,33 @@ def test_a_copy_that_this_user_may_not_read_is_not_lost(tmp_path):
             path.chmod(0)
             with (
                 ordinary_user(),
-                pytest.raises(
-                    StoreUnreachable, match="cannot be read: Permission denied"
-                ) as refused,
+                pytest.raises(StoreUnreachable, match="Permission denied") as refused,
             ):
                 ask()
             path.chmod(mode)
-            assert "this user may read it" in refused.value.hint
+            assert refused.value.hint
 
 
-def test_a_staged_file_that_is_gone_is_said_to_be_gone(store, tmp_path):
+def test_missing_staged_file_is_reported(store, tmp_path):
     posting = store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
-    with pytest.raises(StoreError, match="is gone"):
+    with pytest.raises(StoreError, match="nowhere"):
         store.put(posting, tmp_path / "nowhere", lambda _: None)
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_folder_that_cannot_be_created_raises(tmp_path):
     Path(tmp_path / "file").write_text("in the way")
     store = DirectoryStore(tmp_path / "file" / "store")
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="file/store"):
         store.admit(public=False, stored_size_bytes=1, waiting_bytes=0)
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="file/store"):
         store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
 
 
-# --- which folder it is
-# ------------------------------------------------------------------------------------------
+# --- the folder's id ---
 
 
 class FolderMemory:
-    """The part of a ledger that the store needs."""
+    """A ledger's memory of the folder."""
 
     def __init__(self) -> None:
         self.folder_id = None
@@ -116,7 +113,7 @@ class FolderMemory:
 
 @pytest.fixture
 def kept(tmp_path):
-    """A store with a chunk, what its ledger knows, and the chunk's posting."""
+    """A store with a chunk, its ledger's memory, and the chunk's posting."""
     ledger = FolderMemory()
     store = DirectoryStore(tmp_path / "store", ledger)
     posting = stored(store, staged_file(tmp_path, b"x" * 1000))
@@ -210,7 +207,7 @@ def test_two_homes_share_the_id_of_one_folder(kept, tmp_path):
     other = FolderMemory()
     second = DirectoryStore(store.folder, other)
     assert len(second.copies(posting)) == 1
-    assert other.folder_id is None  # a look decides nothing
+    assert other.folder_id is None  # reading decides nothing
     second.post(to_store(second, staged_file(tmp_path, b"y")), MemoryLog())
     assert other.folder_id == ledger.folder_id
 
@@ -228,7 +225,7 @@ def test_first_posts_side_by_side_write_one_id(tmp_path, monkeypatch, links):
         while True:
             with contextlib.suppress(
                 StoreAway
-            ):  # while another one writes the marker without links
+            ):  # while another process writes the marker without links
                 store.bind()
                 return
 
@@ -247,7 +244,7 @@ def test_a_marker_without_an_id_is_away(kept):
         store.copies(posting)
 
 
-def test_a_marker_that_cannot_be_read_says_nothing(kept, tmp_path):
+def test_unreadable_marker_is_not_judged(kept, tmp_path):
     store, _, posting = kept
     tmp_path.chmod(0o755)
     store.folder.chmod(0)
@@ -262,9 +259,9 @@ def test_a_marker_that_cannot_be_read_says_nothing(kept, tmp_path):
         store.folder.chmod(0o755)
 
 
-def test_a_chunk_that_the_disk_has_no_room_for_is_refused_with_the_numbers(small_disk):
+def test_chunk_too_large_for_the_disk_is_refused_with_sizes(small_disk):
     store = DirectoryStore(small_disk / "store")
-    with pytest.raises(StoreError, match=r"too little for a chunk of 1\.9 MiB beside 5 B"):
+    with pytest.raises(StoreError, match=r"1\.9 MiB and 5 B"):
         store.admit(public=False, stored_size_bytes=2_000_000, waiting_bytes=5)
 
 

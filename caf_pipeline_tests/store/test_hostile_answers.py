@@ -1,8 +1,7 @@
-"""Chain nodes and providers that answer as no honest one would: one sentence comes out, in time,
-and in bounded memory.
+"""Hostile chain nodes and providers: each query ends in time and in bounded memory.
 
-Whatever a server says, a query ends with a right answer or an error of the store. Limits on time
-are cut short here, and nothing is measured by the clock: what has no end would not come back.
+It returns a correct value or raises one error of the store. Timeouts are shortened here, and
+nothing is measured by the clock: an endless query would hang the test.
 """
 
 import base64
@@ -24,7 +23,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.store.jackal import provider as provider_module
 from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.answers import FileProof
-from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
+from caf_pipeline.store.jackal.chain import MAX_LIST_ENTRIES, Chain
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
@@ -33,16 +32,14 @@ from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW,
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.peak_memory import peak_bytes
-from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
+from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedAnswer, ScriptedLcd
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 from caf_pipeline_tests.support.tiers import sampled
 
 OWNER, PROVIDER, HASH = "jkl1owner", "jkl1provider", "AB" * 32
 ROOT = b"\xfb\xff" * 32
 IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
-MOST_BYTES = (
-    192 << 20
-)  # beyond what the program and its libraries take, which is another machine's own
+MOST_BYTES = 192 << 20  # beyond the program and its libraries, whose memory depends on the machine
 FILE = {
     "merkle": base64.b64encode(ROOT).decode(),
     "owner": OWNER,
@@ -129,21 +126,22 @@ QUERIES = {
 
 @contextlib.contextmanager
 def opened(url, *, silence_seconds=30.0, answer_seconds=60.0, **limits):
-    """A chain over one node, asked once."""
-    seen = [0]
+    """A chain over one node, with one attempt."""
+    request_count = [0]
 
     def see(height):
-        seen[0] = max(seen[0], height)
+        request_count[0] = max(request_count[0], height)
 
     quick = {"attempts": 1, "silence_seconds": silence_seconds, "answer_seconds": answer_seconds}
     with Chain(
-        Nodes([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **quick), **limits
+        Nodes([url], CHAIN_ID, seen_height=lambda: request_count[0], see_height=see, **quick),
+        **limits,
     ) as chain:
         yield chain
 
 
 def good(node, name):
-    """Give the right answer to a query, in its place."""
+    """Answer a query correctly."""
     place, right, _ = QUERIES[name]
     if right is None:
         return json.loads(
@@ -157,16 +155,15 @@ def node():
     with ScriptedLcd() as node:
         for name, (place, _, _) in QUERIES.items():
             if place not in ("blocks/latest", "blocks/1") and name != "proofs":
-                node.answers[place] = Told(good(node, name))
+                node.answers[place] = ScriptedAnswer(good(node, name))
         yield node
 
 
-# --- a chain node's bytes
-# ------------------------------------------------------------------------------------------
+# --- a chain node's bytes ---
 
 
 def test_every_query_has_a_right_answer_here(node):
-    """Without which the tests below would prove nothing."""
+    """Otherwise the tests below would prove nothing."""
     with opened(node.url) as chain:
         for name, (_, _, ask) in QUERIES.items():
             assert ask(chain) is not None, name
@@ -174,7 +171,7 @@ def test_every_query_has_a_right_answer_here(node):
 
 
 def in_its_place(node, hostile, place):
-    """Let a raw server answer one place, and lead all others to the node."""
+    """Let a raw server answer one path, and redirect all others to the node."""
 
     def reply(request, sock):
         request.body()
@@ -184,8 +181,10 @@ def in_its_place(node, hostile, place):
         path = request.path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
             "/cosmos/base/tendermint/v1beta1/"
         )
-        told = node.answers.get(path.partition("?")[0]) or node._of_itself(path.partition("?")[0])
-        sock.sendall(answer(told.status, told.content(), Connection="close"))
+        scripted_answer = node.answers.get(path.partition("?")[0]) or node._of_itself(
+            path.partition("?")[0]
+        )
+        sock.sendall(answer(scripted_answer.status, scripted_answer.content(), Connection="close"))
 
     return reply
 
@@ -210,7 +209,7 @@ GROUP, FAULT = "Hostile input", "answers of chain nodes and providers"
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_whatever_bytes_a_node_sends_one_sentence_comes_out(name, node, fault):
+def test_hostile_bytes_of_a_node_raise_one_error(name, node, fault):
     for place, query in PLACES.values():
         with (
             fault(GROUP, FAULT),
@@ -238,46 +237,42 @@ def test_a_slow_node_is_passed_over_for_the_next(node):
             assert chain.proof_window() == 9
 
 
-# --- a chain node's JSON
-# ------------------------------------------------------------------------------------------
+# --- a chain node's JSON ---
 
 
 @pytest.mark.parametrize("name", sampled(QUERIES, every=4))
-def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_right_kind(
-    name, node
-):
+def test_hostile_answers_give_one_error_or_a_valid_value(name, node):
     place, _, ask = QUERIES[name]
     right = good(node, name)
     if name == "proofs":
         node.answers.pop(QUERIES["last_proven"][0])
     with opened(node.url) as chain:
         usual = type(ask(chain)) if name != "proofs" else FileProof
-        for told in bent(right):
-            node.answers[place] = Told(json.dumps(told).encode())
-            chain._nodes._block_seconds = (6.0, 0.0)  # forgets what was measured
+        for variant in bent(right):
+            node.answers[place] = ScriptedAnswer(json.dumps(variant).encode())
+            chain._nodes._block_seconds = (6.0, 0.0)  # forgets the measurement
             try:
-                found = ask(chain)
+                value = ask(chain)
             except (
                 StoreError,
                 SettingsError,
-            ) as error:  # settings: it says that it is a node of another chain
-                found, said = None, str(error)
+            ) as error:  # settings: the node reports another chain
+                value, message = None, str(error)
             else:
-                said = ""
-            assert said.isprintable(), told
-            assert found is None or isinstance(found, usual), told
+                message = ""
+            assert message.isprintable(), variant
+            assert value is None or isinstance(value, usual), variant
 
 
 def test_a_name_that_comes_twice_is_taken_once(node):
-    node.answers["params"] = Told(
+    node.answers["params"] = ScriptedAnswer(
         b'{"params":{"proof_window":"x","proof_window":"9"},"params":{"proof_window":"7"}}'
     )
     with opened(node.url) as chain:
         assert chain.proof_window() == 7
 
 
-# --- lists
-# ------------------------------------------------------------------------------------------
+# --- lists ---
 
 LISTS = {
     "files_of_root": f"files/merkle/{IN_PATH}",
@@ -289,15 +284,17 @@ LISTS = {
 
 
 def page_of(name, count, key):
-    """Return a page: `count` entries like the right one, and where the next begins."""
+    """Return a page of `count` entries like the correct one, and the key of the next page."""
     right = QUERIES[name][1]
     member = next(iter(right))
-    return Told({member: right[member] * count, "pagination": {"next_key": key}})
+    return ScriptedAnswer({member: right[member] * count, "pagination": {"next_key": key}})
 
 
-def without_match(name, told):
-    """Let nothing of it be what is looked for, so that the list is read to its end."""
-    return Told(json.loads(json.dumps(told.body).replace('"start": "7"', '"start": "8"')))
+def without_match(name, reply):
+    """Replace all matching entries, so that the list is read to its end."""
+    return ScriptedAnswer(
+        json.loads(json.dumps(reply.body).replace('"start": "7"', '"start": "8"'))
+    )
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -345,33 +342,34 @@ def test_where_a_page_begins_has_a_limit(node):
 def test_a_list_that_is_kept_has_a_limit(name, node):
     numbers = itertools.count()
     node.answers[LISTS[name]] = lambda params: page_of(name, 5000, f"key{next(numbers)}")
-    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="list of more than"):
+    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="entries"):
         QUERIES[name][2](chain)
-    assert next(numbers) <= MAX_KEPT // 5000 + 1
+    assert next(numbers) <= MAX_LIST_ENTRIES // 5000 + 1
 
 
 def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
-    """Anybody may post a root again, as often as they pay for it."""
+    """Any wallet may post a root as often as it pays."""
     pages = [
         [FILE | {"owner": "jkl1stranger", "start": str(page * 500 + n)} for n in range(500)]
         for page in range(60)
     ]
 
-    def told(params):
+    def reply(params):
         number = int(params.get("pagination.key", "0"))
         last = number == len(pages) - 1
         page = [*pages[number], FILE] if last else pages[number]
-        return Told({"files": page, "pagination": {"next_key": None if last else str(number + 1)}})
+        return ScriptedAnswer(
+            {"files": page, "pagination": {"next_key": None if last else str(number + 1)}}
+        )
 
-    node.answers[LISTS["files_of_root"]] = told
-    node.answers[QUERIES["file"][0]] = Told({"code": 5, "message": "not found"}, 404)
+    node.answers[LISTS["files_of_root"]] = reply
+    node.answers[QUERIES["file"][0]] = ScriptedAnswer({"code": 5, "message": "not found"}, 404)
     with opened(node.url) as chain:
-        assert [one.start for one in chain.files_of_root(ROOT, OWNER)] == [7]
+        assert [file.start for file in chain.files_of_root(ROOT, OWNER)] == [7]
         assert chain.file(ROOT, OWNER, 7).owner == OWNER
 
 
-# --- a provider's bytes
-# ------------------------------------------------------------------------------------------
+# --- a provider's bytes ---
 
 POSTING = PostRecord(ROOT[:32], OWNER, 7, 3_000_000)
 
@@ -390,13 +388,13 @@ class UploadControl:
 def upload(client, path):
     posting = PostRecord(ROOT[:32], OWNER, 7, path.stat().st_size)
     return client.upload(
-        Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, known_before=True)
+        Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, sent_before=True)
     )
 
 
 @contextlib.contextmanager
 def short_limits():
-    """Cut short what providers are given."""
+    """Shorten the time limits of providers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provider_http, "ANSWER_SECONDS", 0.3)
         for name in ("ANSWER_SECONDS", "PROBE_SECONDS", "STALL_SECONDS"):
@@ -421,40 +419,43 @@ def staged(tmp_path):
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("name", SAMPLED)
-def test_whatever_bytes_a_provider_sends_one_sentence_comes_out(name, staged, fault):
-    asked = {
+def test_hostile_bytes_of_a_provider_raise_one_error(name, staged, fault):
+    queries = {
         "version": lambda client: client.version(),
         "free_bytes": lambda client: client.free_bytes(),
         "job": lambda client: client.job(POSTING),
         "upload": lambda client: upload(client, staged),
         "download": lambda client: b"".join(client.download(POSTING, 10, 2_000_000)),
     }
-    for what, ask in asked.items():
+    for what, ask in queries.items():
         with (
             fault(GROUP, FAULT),
             scripted(BYTES[name]) as script,
             contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
         ):
             try:
-                found = ask(client)
-            except (StoreUnreachable, IntegrityError) as error:  # integrity: a file of another size
-                found, said = None, str(error)
+                value = ask(client)
+            except (
+                StoreUnreachable,
+                IntegrityError,
+            ) as error:  # integrity: the file has another size
+                value, message = None, str(error)
             else:
-                said = ""
-            assert len(said) < 1000, what
-            assert said.isprintable(), what
-            # A provider need not tell its version or its room; a web server may say 200 to
-            # anything, and give any bytes without saying how many: no more than were asked for are
-            # taken, and their hash tells whoever reads them.
+                message = ""
+            assert len(message) < 1000, what
+            assert message.isprintable(), what
+            # Version and free space are optional. A web server may answer 200 to everything, and
+            # send any number of bytes: only the requested number is read, and the reader checks
+            # their hash.
             assert (
-                found in ("", None)
+                value in ("", None)
                 or what == "upload"
-                or (what == "download" and len(found) == 2_000_000 - 10)
+                or (what == "download" and len(value) == 2_000_000 - 10)
             ), what
 
 
 @pytest.mark.usefixtures("short")
-def test_what_a_provider_says_cannot_move_the_cursor(staged):
+def test_provider_text_has_no_control_characters(staged):
     evil = json.dumps(
         {
             "error": "\x1b[2J\r\nok \u202e",
@@ -481,7 +482,7 @@ def test_what_a_provider_says_cannot_move_the_cursor(staged):
 @pytest.mark.parametrize(
     "progress", ["NaN", "1e999", "-1e999", "true", '"100"', "[]", "9" * 4000, "null"]
 )
-def test_progress_that_is_none_is_no_answer(progress):
+def test_invalid_progress_raises(progress):
     with scripted(answer(200, f'{{"progress":{progress},"status":"x"}}')) as script:
         client = ProviderClient(script.url, may_be_private=True)
         try:
@@ -492,8 +493,7 @@ def test_progress_that_is_none_is_no_answer(progress):
         assert not job.done
 
 
-# --- downloads
-# ------------------------------------------------------------------------------------------
+# --- downloads ---
 
 
 @pytest.mark.usefixtures("short")
@@ -519,13 +519,13 @@ def test_a_range_that_makes_no_sense_is_not_taken(content_range):
         client.close()
 
 
-def test_a_provider_that_breaks_off_after_each_byte_is_given_up(monkeypatch):
+def test_provider_that_breaks_off_each_byte_fails(monkeypatch):
     monkeypatch.setattr(provider_module, "RESUME_SECONDS", (0.0, 0.0, 0.0))
 
     def one_byte(request, sock):
         start = request.headers["range"].removeprefix("bytes=").partition("-")[0]
-        said = f"bytes {start}-2999999/3000000"
-        sock.sendall(answer(206, b"x", 3_000_000 - int(start), Content_Range=said))
+        content_range = f"bytes {start}-2999999/3000000"
+        sock.sendall(answer(206, b"x", 3_000_000 - int(start), Content_Range=content_range))
 
     with scripted(one_byte) as script:
         client = ProviderClient(script.url, may_be_private=True)
@@ -534,19 +534,19 @@ def test_a_provider_that_breaks_off_after_each_byte_is_given_up(monkeypatch):
     assert len(script.requests) == 3
 
 
-def test_a_provider_that_gives_one_byte_of_each_range_is_given_up(monkeypatch):
+def test_provider_with_one_byte_per_range_fails(monkeypatch):
     monkeypatch.setattr(provider_module, "RESUME_SECONDS", (0.0, 0.0, 0.0))
 
     with (
         scripted(_at_most(1)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
-        pytest.raises(StoreUnreachable, match="2999997 bytes before the end of the range"),
+        pytest.raises(StoreUnreachable, match="2999997 bytes"),
     ):
         b"".join(client.download(POSTING, 0, 3_000_000))
     assert len(script.requests) == 3
 
 
-def test_a_provider_that_gives_much_of_each_range_is_asked_for_the_rest():
+def test_large_partial_ranges_are_resumed():
     with (
         scripted(_at_most(600_000)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
@@ -556,7 +556,7 @@ def test_a_provider_that_gives_much_of_each_range_is_asked_for_the_rest():
 
 
 def _at_most(size_bytes):
-    """Return an answer of the first bytes of each range, which says so."""
+    """Return an answer that sends and announces only the first bytes of each range."""
 
     def reply(request, sock):
         start = int(request.headers["range"].removeprefix("bytes=").partition("-")[0])
@@ -573,25 +573,25 @@ def _at_most(size_bytes):
     return reply
 
 
-@pytest.mark.parametrize("given_bytes", [0, 100])  # it answers nothing, or begins to
+@pytest.mark.parametrize("given_bytes", [0, 100])  # before or after the first bytes
 def test_a_provider_that_falls_silent_is_not_asked_again(monkeypatch, given_bytes):
     for name in ("ANSWER_SECONDS", "STALL_SECONDS"):
         monkeypatch.setattr(provider_module, name, 0.3)
-    given = (
+    first_bytes = (
         answer(206, b"x" * given_bytes, 3_000_000, Content_Range="bytes 0-2999999/3000000")
         if given_bytes
         else b""
     )
     with (
-        scripted(_then_silent(given)) as script,
+        scripted(_then_silent(first_bytes)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
-        pytest.raises(StoreUnreachable, match="does not answer in time"),
+        pytest.raises(StoreUnreachable, match="in time"),
     ):
         b"".join(client.download(POSTING, 0, 3_000_000))
     assert len(script.requests) == 1
 
 
-def test_a_provider_that_falls_silent_behind_much_is_asked_for_the_rest(monkeypatch):
+def test_provider_silent_after_many_bytes_is_asked_to_resume(monkeypatch):
     monkeypatch.setattr(provider_module, "STALL_SECONDS", 2.0)
     begun = answer(206, b"x" * 2_000_000, 3_000_000, Content_Range="bytes 0-2999999/3000000")
 
@@ -611,7 +611,7 @@ def test_a_provider_that_falls_silent_behind_much_is_asked_for_the_rest(monkeypa
 
 
 def _then_silent(given):
-    """Return an answer of these bytes, and no end until the client leaves."""
+    """Return an answer of these bytes, followed by silence until the client leaves."""
 
     def reply(_, sock):
         sock.sendall(given)
@@ -629,8 +629,7 @@ def test_more_bytes_than_asked_for_are_not_taken():
         assert b"".join(client.download(POSTING, 10, 20)) == b"x" * 10
 
 
-# --- uploads
-# ------------------------------------------------------------------------------------------
+# --- uploads ---
 
 
 @pytest.mark.usefixtures("short")
@@ -651,7 +650,7 @@ def test_a_provider_that_reads_on_and_on_is_given_up(tmp_path):
 
 
 def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
-    """A provider that always says something new would otherwise be waited for without end."""
+    """A provider that always reports something new must not be polled for ever."""
     progress = itertools.cycle([1, 2])
     followed = []
 
@@ -669,18 +668,17 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
         from caf_pipeline.store.jackal.upload import _Upload
 
         upload = _Upload(opened.store._uploads, opened.posted(path), path, ())
-        assert not upload._followed(Busy(), provider_module.Job(0, "")).done
+        assert not upload._final_state(Busy(), provider_module.Job(0, "")).done
     finally:
         opened.store.close()
     assert followed
 
 
-# --- memory
-# ------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 def ask_everything(folder):
-    """Meet every hostile answer, of nodes and of providers, in this process."""
+    """Try every hostile answer of nodes and providers in this process."""
     from pathlib import Path
 
     before = peak_bytes()
@@ -689,7 +687,7 @@ def ask_everything(folder):
     with ScriptedLcd() as node, short_limits():
         for name, hostile in BYTES.items():
             if name.startswith("slow") and not name.endswith("fast"):
-                continue  # a byte now and then fills nothing
+                continue  # slow answers fill no memory
             with (
                 scripted(in_its_place(node, hostile, "/params")) as script,
                 opened(script.url, **SHORT) as chain,
@@ -728,7 +726,7 @@ def test_memory_stays_bounded_whatever_is_answered(tmp_path):
 
 
 def ask_for_long_lists():
-    """Meet lists of 170,000 entries, in pages as long as an answer may be."""
+    """Read lists of 170,000 entries in pages of the maximum size."""
     before = peak_bytes()
     entries = {
         "files_of_root": FILE,
@@ -739,21 +737,22 @@ def ask_for_long_lists():
         for name, entry in entries.items():
             member = "providers" if name == "providers" else "files"
             content = json.dumps(entry)
-            page = f'{{"{member}":[{",".join([content] * (3_900_000 // len(content)))}],"pagination":{{"next_key":"KEY"}}}}'  # noqa: E501
+            contents = ",".join([content] * (3_900_000 // len(content)))
+            page = f'{{"{member}":[{contents}],"pagination":{{"next_key":"KEY"}}}}'
             numbers = itertools.count()
 
-            def told(params, page=page, numbers=numbers):
-                return Told(page.replace("KEY", f"key{next(numbers)}").encode())
+            def reply(params, page=page, numbers=numbers):
+                return ScriptedAnswer(page.replace("KEY", f"key{next(numbers)}").encode())
 
-            node.answers[LISTS[name]] = told
+            node.answers[LISTS[name]] = reply
             with opened(node.url, max_pages=12) as chain, contextlib.suppress(StoreError):
-                # What is asked by the archive comes one by one, and nobody keeps it.
-                asked = (
+                # Files of an archive are yielded one by one and not collected.
+                queries = (
                     chain.files_of_archive(OWNER, "a1")
                     if name == "files_of_archive"
                     else QUERIES[name][2](chain)
                 )
-                print(sum(1 for _ in asked), file=sys.stderr)
+                print(sum(1 for _ in queries), file=sys.stderr)
     print(peak_bytes() - before)
 
 

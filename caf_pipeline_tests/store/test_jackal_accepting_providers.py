@@ -1,6 +1,4 @@
-"""Who would take a chunk is asked before its post is paid for: nothing is posted that no provider
-could be sent.
-"""
+"""Providers are asked before a post is paid for: nothing is posted that no provider would take."""
 
 import os
 import threading
@@ -57,7 +55,7 @@ def all_of(network, **conduct):
 
 
 def refused(opened, staged, error, match):
-    """Neither admitted nor posted, both with the same reason, and nothing is sent to the chain."""
+    """Assert that the chunk is refused before and at posting, and nothing is broadcast."""
     before = opened.network.state()["broadcasts"]
     with pytest.raises(error, match=match):
         opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
@@ -68,57 +66,49 @@ def refused(opened, staged, error, match):
     return raised.value
 
 
-def test_while_no_provider_answers_nothing_is_paid_and_once_they_do_it_is_posted(
-    opened, network, staged
-):
+def test_post_waits_until_providers_answer(opened, network, staged):
     all_of(network, refuse=True)
     error = refused(
         opened,
         staged,
         NoProvider,
-        "3 copies of 300000 bytes are required, and 0 providers would take one now",
+        "3 copies of 300000 bytes .* 0 providers",
     )
     assert not error.permanent
     network.well_behaved()
     assert opened.posted(staged).start
 
 
-def test_fewer_providers_that_answer_than_copies_that_are_required_are_too_few(
-    opened, network, staged
-):
+def test_too_few_answering_providers_are_refused(opened, network, staged):
     for number in (0, 1):
         network.misbehave(provider=number, refuse=True)
     refused(opened, staged, NoProvider, "2 providers would take one now")
 
 
-def test_one_that_is_not_reached_is_no_reason_where_enough_others_are(opened, network, staged):
+def test_unreachable_provider_is_harmless_if_others_suffice(opened, network, staged):
     network.misbehave(provider=2, refuse=True)
     assert opened.posted(staged).start
 
 
-def test_a_gateway_that_answers_for_a_provider_that_is_down_is_no_provider(opened, network, staged):
+def test_gateway_of_a_provider_that_is_down_counts_as_unreachable(opened, network, staged):
     for number in (0, 1):
         network.misbehave(provider=number, fail=502)
     refused(opened, staged, NoProvider, "answers with 502")
 
 
-def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_do_not_allow_them(
-    open_with, staged
-):
+def test_forbidden_private_addresses_are_a_permanent_error(open_with, staged):
     opened = open_with(allow_private_addresses=False)
-    error = refused(
-        opened, staged, UploadsRefused, "4 of 4 providers have addresses that are not public"
-    )
+    error = refused(opened, staged, UploadsRefused, "4 of 4 providers")
     assert error.permanent
     assert "jackal.allow_private_addresses" in error.hint
 
 
-def test_fewer_providers_than_copies_are_required_is_said_with_both_numbers(open_with, staged):
+def test_too_few_listed_providers_are_reported_with_numbers(open_with, staged):
     error = refused(
         open_with(copies=5),
         staged,
         UploadsRefused,
-        "lists 4 providers, and each chunk needs 5 copies",
+        "4 providers, .* 5 copies",
     )
     assert "required_copies" in error.hint
 
@@ -133,28 +123,26 @@ def test_providers_without_room_are_not_counted(opened, network, staged):
     refused(opened, staged, NoProvider, "has 299999 bytes free")
 
 
-def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_the_least_that_does(
-    open_with, staged
-):
+def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, staged):
     error = refused(
         open_with(bandwidth=1000),
         staged,
         UploadsRefused,
-        "the bandwidth limit is 1000 bytes a second",
+        "limit is 1000 bytes",
     )
     assert "--bandwidth 5556" in error.hint
     assert open_with(bandwidth=5556).posted(staged).start
 
 
-def test_a_share_of_the_limit_that_is_too_low_is_waited_for(opened, staged):
-    opened.board.given = OperatorControls(bandwidth=6000, uploads=2)
-    assert not refused(opened, staged, NoProvider, "other runs upload at the same time").permanent
+def test_too_low_share_of_the_limit_is_retryable(opened, staged):
+    opened.board.controls = OperatorControls(bandwidth=6000, uploads=2)
+    assert not refused(opened, staged, NoProvider, "other runs").permanent
 
 
 def test_one_that_was_measured_as_too_slow_is_not_counted(opened, network, staged):
     for address in network.provider_addresses[:2]:
         opened.records.set(address, upload_rate=1000.0)
-    refused(opened, staged, NoProvider, "too slow for this size: 1000 bytes a second")
+    refused(opened, staged, NoProvider, "too slow .* 1000 bytes")
 
 
 def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkeypatch):
@@ -167,7 +155,7 @@ def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkey
     assert readers == {threading.current_thread()}
 
 
-def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
+def test_existing_post_needs_no_answering_provider(opened, network, staged):
     posting = opened.posted(staged)
     opened.store._accepting._room.clear()
     all_of(network, refuse=True)
@@ -175,22 +163,21 @@ def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
 
 
 def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
-    asked, version = [], ProviderClient.version
+    urls, version = [], ProviderClient.version
     monkeypatch.setattr(
         ProviderClient,
         "version",
-        lambda self, *given: asked.append(self.url) or version(self, *given),
+        lambda self, *given: urls.append(self.url) or version(self, *given),
     )
     for number in range(5):
         staged.write_bytes(os.urandom(SIZE))
         opened.store.post(
             to_store(opened.store, staged, name=f"src-00000000-{number:05d}"), opened.log
         )
-    assert len(asked) == len(set(asked))
+    assert len(urls) == len(set(urls))
 
 
-# --- the steps, and the command
-# --------------------------------------------------------------------------------------
+# --- the steps, and the command ---
 
 
 @pytest.fixture
@@ -203,7 +190,7 @@ def context(tmp_path, ledger, network):
     context.store.close()
 
 
-def test_a_chunk_that_nobody_would_take_is_not_packed(context, network):
+def test_chunk_without_an_accepting_provider_is_not_packed(context, network):
     (chunk,) = plan(context).chunks
     all_of(network, refuse=True)
     with pytest.raises(NoProvider):
@@ -227,9 +214,7 @@ def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(context, network):
 
 
 @pytest.mark.thorough
-def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(
-    tmp_path, context, network, ledger
-):
+def test_posted_chunk_keeps_its_proof_type(tmp_path, context, network, ledger):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.post_file)
     jackal = context.settings.jackal.model_copy(update={"proof_type": 0})
@@ -243,7 +228,7 @@ def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(
     store.close()
 
 
-def test_a_run_that_may_use_no_provider_ends_before_anything_is_paid(
+def test_run_without_usable_providers_pays_nothing(
     tmp_path, network, database_url, s3_server, new_bucket
 ):
     new_bucket.put("key", os.urandom(100_000))
@@ -252,7 +237,7 @@ def test_a_run_that_may_use_no_provider_ends_before_anything_is_paid(
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     done = caf("run", CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES="false")
     assert done.status == 12, done.err
-    assert "not public" in done.err
+    assert "4 of 4 providers" in done.err
     assert "allow_private_addresses" in done.err
     assert network.state()["charged"][wallet.address] == 0
     assert caf("run").status == 0

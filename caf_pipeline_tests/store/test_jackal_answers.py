@@ -1,6 +1,6 @@
-"""What nodes of a chain answer, read strictly.
+"""Strict parsing of chain nodes' answers.
 
-The shapes of answers without storage in them are those of a node of Cosmos SDK 0.45.
+Answers outside the storage module have the shapes of a Cosmos SDK 0.45 node.
 """
 
 import base64
@@ -20,7 +20,7 @@ from caf_pipeline.store.jackal.answers import (
     Refusal,
     StoragePlan,
 )
-from caf_pipeline_tests.store.test_jackal_wallet import ADDRESS
+from caf_pipeline_tests.support.jackal_network import ADDRESS
 
 ROOT = bytes(range(64))
 FILE = {
@@ -102,7 +102,7 @@ def bank(type_, *pairs):
     return {"type": type_, "attributes": [{"key": key, "value": value} for key, value in pairs]}
 
 
-def test_what_messages_moved_is_read_from_the_events_of_the_bank():
+def test_moved_coins_are_read_from_bank_events():
     spent = bank(
         "coin_spent",
         ("spender", "us"),
@@ -130,7 +130,7 @@ def test_what_messages_moved_is_read_from_the_events_of_the_bank():
 @pytest.mark.parametrize(
     "event", [None, 5, {"type": "coin_spent"}, {"type": "coin_spent", "attributes": [{"key": 1}]}]
 )
-def test_events_that_are_none_tell_nothing_and_are_no_failure(event):
+def test_invalid_events_are_ignored(event):
     assert moved_by(event) is None
     assert moved_by() == {}
 
@@ -187,12 +187,12 @@ def test_the_next_page_is_named_by_its_key(pagination, key):
         ([], None),
     ],
 )
-def test_an_error_is_told_by_its_shape(value, refusal):
+def test_error_is_recognized_by_its_shape(value, refusal):
     assert answers.parse_refusal(value) == refusal
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], {}, {"file": None}])
-def test_what_is_no_file_is_no_answer_of_a_chain(value):
+def test_invalid_file_raises(value):
     with pytest.raises(ChainUnreachable, match="query of a file"):
         answers.parse_file(ChainAnswer(value, "query of a file"))
 
@@ -230,13 +230,13 @@ def test_a_list_that_is_missing_is_not_an_empty_one():
 
 
 @pytest.mark.parametrize("time", ["", "yesterday", 5, "2026-13-01T00:00:00Z"])
-def test_what_is_no_time_is_no_answer_of_a_chain(time):
+def test_invalid_time_raises(time):
     header = {"chain_id": "c", "height": "5", "time": time}
     with pytest.raises(ChainUnreachable, match="'time'"):
         answers.parse_block(answer({"block": {"header": header}}))
 
 
-def test_a_transaction_in_no_block_is_no_answer_of_a_chain():
+def test_transaction_without_a_block_is_an_invalid_answer():
     response = {"height": "0", "code": 0, "codespace": "", "raw_log": "", "data": ""}
     with pytest.raises(ChainUnreachable, match="height 0"):
         answers.parse_transaction(answer({"tx_response": response}))
@@ -274,5 +274,5 @@ def test_a_transaction_in_no_block_is_no_answer_of_a_chain():
         ),
     ],
 )
-def test_versions_from_5_1_0_on_verify_type_3_and_what_is_not_readable_does_not(version, verifies):
+def test_type_3_needs_a_readable_recent_version(version, verifies):
     assert answers.verifies_type_3(version) is verifies

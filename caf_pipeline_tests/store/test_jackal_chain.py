@@ -1,6 +1,4 @@
-"""Chain nodes that fail, lag, stand still and talk nonsense: what is believed, who is asked next,
-and which error comes out.
-"""
+"""Chain nodes that fail, lag, halt or answer nonsense: failover and errors."""
 
 import base64
 import contextlib
@@ -30,8 +28,8 @@ from caf_pipeline_tests.support.scripted_lcd import (
     CHAIN_ID,
     NOT_FOUND,
     NOT_IMPLEMENTED,
+    ScriptedAnswer,
     ScriptedLcd,
-    Told,
 )
 
 OWNER = "jkl1owner"
@@ -40,7 +38,7 @@ IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
 
 
 class Heights:
-    """The greatest height ever seen, as a ledger keeps it."""
+    """Stores the greatest height, as a ledger does."""
 
     def __init__(self, height=0):
         self.height = height
@@ -56,7 +54,7 @@ def heights():
 
 @pytest.fixture
 def open_chain(heights):
-    """Opens a chain over nodes' addresses, with short waits; it is closed at the end."""
+    """Opens a chain over nodes' addresses with short waits, and closes it at the end."""
     with contextlib.ExitStack() as stack:
 
         def open_chain(*urls, **changes):
@@ -93,7 +91,7 @@ def chain(open_chain, node):
 
 @pytest.fixture
 def nobody():
-    """An address at which nobody listens."""
+    """An address without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -123,16 +121,17 @@ def paged(*pages, name="files"):
         following = (
             base64.b64encode(str(number + 1).encode()).decode() if number + 1 < len(pages) else None
         )
-        return Told({name: pages[number], "pagination": {"next_key": following, "total": "0"}})
+        return ScriptedAnswer(
+            {name: pages[number], "pagination": {"next_key": following, "total": "0"}}
+        )
 
     return answer
 
 
-# --- which node is asked
-# ------------------------------------------------------------------------------------------
+# --- failover ---
 
 
-def test_the_next_node_is_asked_where_one_does_not_answer(open_chain, nobody, node):
+def test_next_node_is_used_without_an_answer(open_chain, nobody, node):
     assert open_chain(nobody, node.url).height() == 100
 
 
@@ -145,15 +144,15 @@ def test_the_first_node_is_preferred(open_chain, nodes):
 
 def test_a_node_that_failed_is_asked_last_for_a_while(open_chain, nodes):
     first, second = nodes
-    first.answers["params"] = Told(b"<html>Bad Gateway</html>", 502)
-    second.answers["params"] = Told({"params": {"proof_window": "50"}})
+    first.answers["params"] = ScriptedAnswer(b"<html>Bad Gateway</html>", 502)
+    second.answers["params"] = ScriptedAnswer({"params": {"proof_window": "50"}})
     chain = open_chain(first.url, second.url)
     assert [chain.proof_window() for _ in range(3)] == [50] * 3
     assert first.asked.count("params") == 1
 
 
 def test_with_no_node_that_answers_the_error_names_them_all(open_chain, nobody, node):
-    node.answers["blocks/latest"] = Told(b"<html>", 502)
+    node.answers["blocks/latest"] = ScriptedAnswer(b"<html>", 502)
     with pytest.raises(ChainUnreachable) as unreachable:
         open_chain(nobody, node.url).height()
     assert nobody in str(unreachable.value)
@@ -164,8 +163,8 @@ def test_with_no_node_that_answers_the_error_names_them_all(open_chain, nobody, 
 
 def test_a_failure_that_passes_is_not_seen(open_chain, node):
     answers = [
-        Told({"code": 14, "message": "try again", "details": []}, 503),
-        Told({"params": {"proof_window": "9"}}),
+        ScriptedAnswer({"code": 14, "message": "try again", "details": []}, 503),
+        ScriptedAnswer({"params": {"proof_window": "9"}}),
     ]
     node.answers["params"] = lambda _: answers.pop(0)
     assert open_chain(node.url).proof_window() == 9
@@ -174,7 +173,7 @@ def test_a_failure_that_passes_is_not_seen(open_chain, node):
 @pytest.mark.parametrize(
     "urls", [[], [""], ["localhost:1317"], ["ftp://a"], ["http://"], ["http://a:b"]]
 )
-def test_what_is_no_address_is_a_settings_error(open_chain, urls):
+def test_invalid_node_address_is_a_settings_error(open_chain, urls):
     with pytest.raises(SettingsError, match=r"jackal\.lcd"):
         open_chain(*urls)
 
@@ -190,26 +189,25 @@ def test_no_address_names_the_page_and_the_folder_store(open_chain):
 def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
     first, second = nodes
     first.chain_id = "other-1"
-    if where == "blocks/latest":  # the server behind the address changed after it was looked at
-        first.answers["node_info"] = Told({"default_node_info": {"network": CHAIN_ID}})
+    if where == "blocks/latest":  # the server behind the address changed after the check
+        first.answers["node_info"] = ScriptedAnswer({"default_node_info": {"network": CHAIN_ID}})
     with pytest.raises(SettingsError, match="of chain 'other-1', not of 'scripted-1'") as refused:
         open_chain(first.url, second.url).height()
     assert refused.value.permanent
 
 
-# --- heights
-# ------------------------------------------------------------------------------------------
+# --- heights ---
 
 
 def test_the_greatest_height_is_remembered(chain, node, heights):
     chain.height()
     node.height = 90
-    with pytest.raises(ChainBehind, match="is at block 90; 100 was seen before"):
+    with pytest.raises(ChainBehind, match=r"block 90, .* block 100 "):
         chain.height()
     assert heights.height == 100
 
 
-def test_what_a_node_that_is_behind_does_not_know_proves_nothing(chain, node, heights):
+def test_not_found_from_a_lagging_node_proves_nothing(chain, node, heights):
     heights.see(101)
     name = f"/cosmos/tx/v1beta1/txs/{'AB' * 32}"
     node.answers[name] = NOT_FOUND
@@ -222,19 +220,21 @@ def test_a_node_that_is_behind_is_passed_over(open_chain, nodes, heights):
     first, second = nodes
     heights.see(150)
     second.height = 150
-    second.answers["files/merkle/" + IN_PATH] = Told({"files": [a_file()], "pagination": None})
+    second.answers["files/merkle/" + IN_PATH] = ScriptedAnswer(
+        {"files": [a_file()], "pagination": None}
+    )
     chain = open_chain(first.url, second.url)
-    assert [one.start for one in chain.files_of_root(ROOT)] == [7]
+    assert [file.start for file in chain.files_of_root(ROOT)] == [7]
     assert f"files/merkle/{IN_PATH}" not in first.asked
 
 
-def test_behind_one_address_an_answer_from_an_older_state_does_not_count(chain, node):
-    node.answers["params"] = Told(
+def test_answer_from_an_older_state_is_refused(chain, node):
+    node.answers["params"] = ScriptedAnswer(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"}
     )
-    with pytest.raises(ChainBehind, match="is at block 99; 100"):
+    with pytest.raises(ChainBehind, match=r"block 99, .* block 100 "):
         chain.proof_window()
-    node.answers["params"] = Told(
+    node.answers["params"] = ScriptedAnswer(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "100"}
     )
     assert chain.proof_window() == 9
@@ -242,12 +242,12 @@ def test_behind_one_address_an_answer_from_an_older_state_does_not_count(chain, 
 
 def test_the_height_of_a_transaction_counts_as_seen(chain, node, heights):
     response = {"height": "104", "code": 0, "codespace": "", "raw_log": "[]", "data": ""}
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"tx_response": response})
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer({"tx_response": response})
     assert chain.transaction("AB").height == 104
     assert heights.height == 104
 
 
-def test_a_newest_block_of_hours_ago_is_a_chain_that_stands_still(open_chain, nodes):
+def test_old_newest_block_means_a_halted_chain(open_chain, nodes):
     first, second = nodes
     first.age = 7300
     with pytest.raises(ChainHalted, match=r"is 7\d{3} s old") as halted:
@@ -257,7 +257,7 @@ def test_a_newest_block_of_hours_ago_is_a_chain_that_stands_still(open_chain, no
 
 
 def test_an_answer_from_a_cache_counts_with_its_age(chain, node):
-    node.answers["blocks/latest"] = Told(node.block(100).body, headers={"Age": "7200"})
+    node.answers["blocks/latest"] = ScriptedAnswer(node.block(100).body, headers={"Age": "7200"})
     with pytest.raises(ChainHalted):
         chain.height()
 
@@ -275,49 +275,50 @@ def test_the_time_between_blocks_is_measured_once(chain, node):
 
 
 @pytest.mark.parametrize("height", [1, 100])
-def test_a_chain_too_young_to_measure_or_without_old_blocks_has_usual_ones(chain, node, height):
+def test_unmeasurable_chain_has_the_default_block_time(chain, node, height):
     node.height = height
-    node.answers["blocks/1"] = Told(
+    node.answers["blocks/1"] = ScriptedAnswer(
         {"code": 3, "message": "height 1 is not available", "details": []}, 400
     )
     assert chain.block_seconds() == 6.0
 
 
-# --- answers
-# ------------------------------------------------------------------------------------------
+# --- answers ---
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        Told(b"<html>moved</html>"),
-        Told(b""),
-        Told(b"\xff\xfe"),
-        Told(b"[" * 100_000),
-        Told(b'{"params":{"proof_window":"9"}}', cut=10),
-        Told(b"{}", status=302, headers={"Location": "/jackal/canine-chain/storage/elsewhere"}),
-        Told({"params": {"proof_window": 9}}),
-        Told({"code": 5, "message": "not found"}, 200),
-        Told({"code": 2, "message": "panic"}, 500),
+        ScriptedAnswer(b"<html>moved</html>"),
+        ScriptedAnswer(b""),
+        ScriptedAnswer(b"\xff\xfe"),
+        ScriptedAnswer(b"[" * 100_000),
+        ScriptedAnswer(b'{"params":{"proof_window":"9"}}', cut=10),
+        ScriptedAnswer(
+            b"{}", status=302, headers={"Location": "/jackal/canine-chain/storage/elsewhere"}
+        ),
+        ScriptedAnswer({"params": {"proof_window": 9}}),
+        ScriptedAnswer({"code": 5, "message": "not found"}, 200),
+        ScriptedAnswer({"code": 2, "message": "panic"}, 500),
     ],
 )
-def test_nonsense_is_no_answer(chain, node, told):
+def test_nonsensical_answer_raises(chain, node, told):
     node.answers["params"] = told
-    node.answers["elsewhere"] = Told({"params": {"proof_window": "9"}})
-    with pytest.raises(ChainUnreachable, match=r"params|broke its answer off"):
+    node.answers["elsewhere"] = ScriptedAnswer({"params": {"proof_window": "9"}})
+    with pytest.raises(ChainUnreachable, match=r"params|broke"):
         chain.proof_window()
     assert "elsewhere" not in node.asked
 
 
 def test_a_long_answer_is_not_read_to_its_end(chain, node, monkeypatch):
     monkeypatch.setattr(nodes_module, "ANSWER_BYTES", 100_000)
-    node.answers["params"] = Told(b"[" + b" " * 200_000 + b"]")
+    node.answers["params"] = ScriptedAnswer(b"[" + b" " * 200_000 + b"]")
     with pytest.raises(ChainUnreachable, match="longer than 100000 bytes"):
         chain.proof_window()
 
 
 def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
-    def held_up(*arguments, **options):  # as on a busy machine, once the limit has begun
+    def held_up(*arguments, **options):  # like a busy machine, after the limit has begun
         limit = Limit(*arguments, **options)
         time.sleep(0.1)
         return limit
@@ -339,7 +340,7 @@ def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.getsockname()[1]}"
-            with pytest.raises(ChainUnreachable, match=r"took longer than 0\.2 s"):
+            with pytest.raises(ChainUnreachable, match=r"within 0\.2 s"):
                 open_chain(url, answer_seconds=0.2, attempts=1).height()
         finally:
             ended.set()
@@ -348,93 +349,90 @@ def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
             thread.join()
 
 
-def test_a_node_that_says_nothing_is_passed_over(open_chain, node):
+def test_silent_node_is_skipped(open_chain, node):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert open_chain(url, node.url, silence_seconds=2).height() == 100
 
 
-def test_an_unknown_file_is_none(chain, node):
+def test_unknown_file_is_none(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
-    node.answers[f"files/{IN_PATH}/{OWNER}/8"] = Told({"file": a_file(8)})
+    node.answers[f"files/{IN_PATH}/{OWNER}/8"] = ScriptedAnswer({"file": a_file(8)})
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(8)])
     assert chain.file(ROOT, OWNER, 7) is None
     assert chain.file(ROOT, OWNER, 8).start == 8
 
 
-def test_not_found_of_a_file_is_not_believed_where_its_root_lists_it(chain, node):
+def test_not_found_needs_the_list_of_the_root(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(6), a_file(7)])
     assert chain.file(ROOT, OWNER, 7).start == 7
 
 
-def test_a_404_that_is_not_the_chains_own_is_no_unknown_file(chain, node):
-    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = Told(b"<html>nginx</html>", 404)
+def test_foreign_404_does_not_count_as_unknown_file(chain, node):
+    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer(b"<html>nginx</html>", 404)
     with pytest.raises(ChainUnreachable):
         chain.file(ROOT, OWNER, 7)
-    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = Told({"error": "no such route"}, 404)
+    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer({"error": "no such route"}, 404)
     with pytest.raises(ChainUnreachable, match="status 404"):
         chain.file(ROOT, OWNER, 7)
 
 
-def test_a_root_that_nobody_posted_has_no_files(chain, node):
+def test_unposted_root_has_no_files(chain, node):
     node.answers[f"files/merkle/{IN_PATH}"] = NOT_FOUND
     assert chain.files_of_root(ROOT) == []
 
 
 def test_an_answer_without_a_list_is_not_an_empty_list(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told({})
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer({})
     with pytest.raises(ChainUnreachable, match="'files'"):
         chain.files_of_root(ROOT)
 
 
 def test_files_of_another_root_do_not_count(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer(
         {"files": [a_file(root=b"x" * 32), a_file(9)], "pagination": None}
     )
-    assert [one.start for one in chain.files_of_root(ROOT)] == [9]
+    assert [file.start for file in chain.files_of_root(ROOT)] == [9]
 
 
 def test_a_wallet_that_never_received_anything_is_empty(chain, node):
     node.answers[f"/cosmos/auth/v1beta1/accounts/{OWNER}"] = NOT_FOUND
-    with pytest.raises(
-        EmptyWallet, match="the wallet jkl1owner has no account on chain scripted-1"
-    ):
+    with pytest.raises(EmptyWallet, match=r"jkl1owner .* scripted-1"):
         chain.account(OWNER)
 
 
-def test_without_a_plan_there_is_none(chain, node):
+def test_missing_plan_is_none(chain, node):
     node.answers[f"payment_info/{OWNER}"] = NOT_FOUND
     assert chain.plan(OWNER) is None
 
 
 def test_less_space_than_is_sold_has_no_price(chain, node):
-    with pytest.raises(StoreError, match="less than the chain sells"):
+    with pytest.raises(StoreError, match=r"for (29|30) days"):
         chain.price(29, 10**9)
-    with pytest.raises(StoreError, match="less than the chain sells"):
+    with pytest.raises(StoreError, match=r"for (29|30) days"):
         chain.price(30, 10**9 - 1)
     assert node.asked == []
-    node.answers["price_check/30/1000000000"] = Told({"price": "15"})
+    node.answers["price_check/30/1000000000"] = ScriptedAnswer({"price": "15"})
     assert chain.price(30, 10**9) == 15
 
 
-# --- lists
-# ------------------------------------------------------------------------------------------
+# --- lists ---
 
 
 def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(1), a_file(2)], [], [a_file(3)])
-    assert [one.start for one in chain.files_of_root(ROOT)] == [1, 2, 3]
+    assert [file.start for file in chain.files_of_root(ROOT)] == [1, 2, 3]
 
 
-def test_a_page_that_is_too_long_is_asked_for_in_smaller_ones(chain, node):
-    """Whoever posts files with long notes must not hide those that stand beside them."""
+def test_too_long_page_is_requested_in_smaller_pages(chain, node):
+    """Files with long notes must not hide other wallets' files."""
     files = [a_file(start) | {"note": "x" * 1_000_000} for start in range(1, 30)]
 
     def pages(params):
         at, limit = int(params.get("pagination.key", "0")), int(params["pagination.limit"])
         following = at + limit if at + limit < len(files) else None
-        return Told(
+        return ScriptedAnswer(
             {
                 "files": files[at : at + limit],
                 "pagination": {"next_key": following and str(following)},
@@ -442,11 +440,11 @@ def test_a_page_that_is_too_long_is_asked_for_in_smaller_ones(chain, node):
         )
 
     node.answers[f"files/merkle/{IN_PATH}"] = pages
-    assert [one.start for one in chain.files_of_root(ROOT)] == list(range(1, 30))
+    assert [file.start for file in chain.files_of_root(ROOT)] == list(range(1, 30))
 
 
 def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer(
         {"files": [a_file(1) | {"note": "x" * 5_000_000}], "pagination": {"next_key": None}}
     )
     with pytest.raises(ChainUnreachable, match="longer than"):
@@ -454,34 +452,34 @@ def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
 
 
 def test_a_list_without_an_end_is_given_up(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+    node.answers[f"files/merkle/{IN_PATH}"] = ScriptedAnswer(
         {"files": [a_file(1)], "pagination": {"next_key": "AAE="}}
     )
     with pytest.raises(ChainUnreachable, match="AAE= came twice"):
         chain.files_of_root(ROOT)
 
 
-def test_a_list_goes_on_at_another_node_where_one_fails(open_chain, nodes):
+def test_list_continues_at_another_node_after_a_failure(open_chain, nodes):
     first, second = nodes
     pages = paged([a_file(1)], [a_file(2)])
     first.answers[f"files/merkle/{IN_PATH}"] = lambda params: (
-        Told(b"", 502) if params.get("pagination.key") else pages(params)
+        ScriptedAnswer(b"", 502) if params.get("pagination.key") else pages(params)
     )
     second.answers[f"files/merkle/{IN_PATH}"] = pages
-    assert [one.start for one in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
+    assert [file.start for file in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
 
 
-def test_an_archives_files_are_those_of_its_note_and_of_our_own(chain, node):
+def test_archive_files_need_its_note_and_our_owner(chain, node):
     foreign = [
         a_file(2, owner="jkl1other"),
         a_file(3, note=archive_note("a2")),
         a_file(4, note="{}"),
     ]
     node.answers["files/note/caf_pipeline/a1"] = paged([a_file(1), *foreign], [], [a_file(5)])
-    assert [one.start for one in chain.files_of_archive(OWNER, "a1")] == [1, 5]
+    assert [file.start for file in chain.files_of_archive(OWNER, "a1")] == [1, 5]
 
 
-NO_HEIGHT = Told(
+NO_HEIGHT = ScriptedAnswer(
     {
         "code": 3,
         "message": "type mismatch, parameter: start, error: a1 is not valid",
@@ -495,7 +493,7 @@ NO_HEIGHT = Told(
 def test_without_a_query_by_note_all_files_are_gone_through(chain, node, refusal):
     node.answers["files/note/caf_pipeline/a1"] = refusal
     node.answers["files"] = paged([a_file(1)], [a_file(2, owner="jkl1other"), a_file(3)])
-    assert [one.start for one in chain.files_of_archive(OWNER, "a1")] == [1, 3]
+    assert [file.start for file in chain.files_of_archive(OWNER, "a1")] == [1, 3]
 
 
 def test_an_archives_name_cannot_leave_its_place_in_the_path(chain, node):
@@ -509,11 +507,11 @@ def test_active_providers_come_with_what_they_registered(chain, node):
         for number in range(3)
     ]
     node.answers["providers"] = paged(registered[:2], registered[2:], name="providers")
-    node.answers["active_providers"] = Told(
+    node.answers["active_providers"] = ScriptedAnswer(
         {"providers": [{"address": "jkl1p2"}, {"address": "jkl1gone"}]}
     )
-    assert [one.url for one in chain.active_providers()] == ["https://p2"]
-    node.answers["active_providers"] = Told({"providers": []})
+    assert [provider.url for provider in chain.active_providers()] == ["https://p2"]
+    node.answers["active_providers"] = ScriptedAnswer({"providers": []})
     assert chain.active_providers() == []
     assert len(chain.providers()) == 3
 
@@ -536,8 +534,8 @@ def test_the_last_proof_is_found_in_the_providers_list(chain, node):
     assert node.asked.count(f"proofs/jkl1p/{IN_PATH}/{OWNER}/9") == 0  # refused once
 
 
-def test_the_last_proof_is_asked_for_alone_where_the_chain_knows_how(chain, node):
-    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": a_proof(7, 88)})
+def test_single_proof_query_is_used_if_supported(chain, node):
+    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer({"proof": a_proof(7, 88)})
     assert chain.proof("jkl1p", ROOT, OWNER, 7).last_proven == 88
 
 
@@ -545,39 +543,34 @@ def test_the_last_proof_is_asked_for_alone_where_the_chain_knows_how(chain, node
     "answer",
     [a_proof(6, 88), a_proof(7, 88, prover="jkl1q"), a_proof(7, 88) | {"owner": "jkl1other"}],
 )
-def test_a_proof_of_another_file_or_provider_is_none_of_the_one_that_was_asked_for(
-    chain, node, answer
-):
-    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": answer})
-    node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
+def test_proof_of_another_file_or_provider_is_ignored(chain, node, answer):
+    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = ScriptedAnswer({"proof": answer})
+    node.answers["proofs/jkl1p"] = ScriptedAnswer({"proofs": [answer]})
     assert chain.proof("jkl1p", ROOT, OWNER, 7) is None
 
 
-def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
+def test_only_a_drawn_leaf_shows_a_verified_proof(chain, node):
     for leaf, verified in (("0", False), ("12", True), (None, False), ("-1", False)):
         answer = {
             name: value
             for name, value in (a_proof(7, 88) | {"chunk_to_prove": leaf}).items()
             if value is not None
         }
-        node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
+        node.answers["proofs/jkl1p"] = ScriptedAnswer({"proofs": [answer]})
         assert chain.proof("jkl1p", ROOT, OWNER, 7).verified is verified
 
 
-# --- the version of the software
-# -------------------------------------------------------------------------------------
+# --- the version of the software ---
 
 
 def runs(node, version):
     software = {"version": version} if version is not None else None
     info = {"default_node_info": {"network": node.chain_id}, "application_version": software}
-    node.answers["node_info"] = Told(info)
+    node.answers["node_info"] = ScriptedAnswer(info)
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "", "main", None, "5.1.0-rc1"])
-def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(
-    chain, node, version
-):
+def test_only_type_3_is_refused_on_old_chains(chain, node, version):
     runs(node, version)
     with pytest.raises(SettingsError, match="proof_type is 3") as refused:
         chain.require_verified(3)
@@ -585,9 +578,7 @@ def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(
     chain.require_verified(0)
 
 
-def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answer_are_passed_over(
-    open_chain, nobody
-):
+def test_oldest_version_of_the_answering_nodes_counts(open_chain, nobody):
     with ScriptedLcd() as old, ScriptedLcd() as new:
         runs(new, "v5.1.0")
         runs(old, "5.0.1")
@@ -598,14 +589,13 @@ def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answe
             open_chain(nobody).require_verified(3)
 
 
-# --- transactions
-# ------------------------------------------------------------------------------------------
+# --- transactions ---
 
 SENT = "/cosmos/tx/v1beta1/txs"
 
 
 def test_a_transaction_is_sent_and_the_answer_is_the_nodes(chain, node):
-    node.answers[SENT] = Told(
+    node.answers[SENT] = ScriptedAnswer(
         {
             "tx_response": {
                 "code": 13,
@@ -618,10 +608,10 @@ def test_a_transaction_is_sent_and_the_answer_is_the_nodes(chain, node):
     assert chain.broadcast(b"bytes").code == 13
 
 
-def test_a_broadcast_that_got_no_answer_is_sent_to_the_next_node(open_chain, nodes):
+def test_unanswered_broadcast_goes_to_the_next_node(open_chain, nodes):
     first, second = nodes
-    first.answers[SENT] = Told(b"{}", cut=0)
-    second.answers[SENT] = Told(
+    first.answers[SENT] = ScriptedAnswer(b"{}", cut=0)
+    second.answers[SENT] = ScriptedAnswer(
         {"tx_response": {"code": 0, "codespace": "", "raw_log": "[]", "data": ""}}
     )
     assert open_chain(first.url, second.url).broadcast(b"bytes").code == 0
@@ -629,22 +619,22 @@ def test_a_broadcast_that_got_no_answer_is_sent_to_the_next_node(open_chain, nod
 
 def test_a_node_without_an_index_knows_no_transaction(chain, node):
     refusal = {"code": 2, "message": "transaction indexing is disabled", "details": []}
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(refusal, 500)
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer(refusal, 500)
     assert chain.transaction("AB") is None
 
 
 def test_another_node_is_asked_where_the_first_keeps_no_index(open_chain, nodes):
     first, second = nodes
-    first.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
+    first.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer(
         {"code": 2, "message": "transaction indexing is disabled"}, 500
     )
     response = {"height": "90", "code": 0, "codespace": "", "raw_log": "[]", "data": ""}
-    second.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"tx_response": response})
+    second.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer({"tx_response": response})
     assert open_chain(first.url, second.url).transaction("AB").height == 90
 
 
-def test_a_transaction_that_no_index_could_tell_of_is_no_answer(chain, node):
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
+def test_transaction_without_a_node_index_is_unknown(chain, node):
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer(
         {"code": 13, "message": "internal", "details": []}, 500
     )
     with pytest.raises(StoreUnreachable):
@@ -652,29 +642,33 @@ def test_a_transaction_that_no_index_could_tell_of_is_no_answer(chain, node):
 
 
 def test_threads_share_a_chain(chain, node):
-    node.answers["params"] = Told({"params": {"proof_window": "9"}})
-    found = []
+    node.answers["params"] = ScriptedAnswer({"params": {"proof_window": "9"}})
+    pages = []
     threads = [
-        threading.Thread(target=lambda: found.extend(chain.proof_window() for _ in range(20)))
+        threading.Thread(target=lambda: pages.extend(chain.proof_window() for _ in range(20)))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [9] * 160
+    assert pages == [9] * 160
 
 
-def test_an_error_names_the_query_and_holds_no_more_than_a_line_of_the_answer(chain, node):
-    node.answers["params"] = Told(json.dumps({"params": {"proof_window": "x" * 10_000}}).encode())
+def test_error_has_the_query_and_a_short_quote(chain, node):
+    node.answers["params"] = ScriptedAnswer(
+        json.dumps({"params": {"proof_window": "x" * 10_000}}).encode()
+    )
     with pytest.raises(ChainUnreachable) as unreachable:
         chain.proof_window()
     assert f"{node.url}/jackal/canine-chain/storage/params" in str(unreachable.value)
     assert len(str(unreachable.value)) < 300
 
 
-def of_plan(end: str) -> Told:
-    return Told({"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "0", "end": end}})
+def of_plan(end: str) -> ScriptedAnswer:
+    return ScriptedAnswer(
+        {"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "0", "end": end}}
+    )
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])
@@ -690,7 +684,7 @@ def test_one_lying_node_changes_no_confirmed_end(open_chain, nodes, liar, lie):
     assert plan.ends_at.year == 2027
 
 
-def test_of_two_ends_the_earlier_one_counts(open_chain, nodes):
+def test_earlier_of_two_ends_counts(open_chain, nodes):
     for node, year in zip(nodes, (2029, 2027), strict=True):
         node.answers[f"payment_info/{OWNER}"] = of_plan(f"{year}-01-02T00:00:00Z")
     plan, _ = open_chain(*(node.url for node in nodes)).confirmed_plan(OWNER)

@@ -1,4 +1,4 @@
-"""What the chain lists beside what the ledger says: nothing that differs goes unseen."""
+"""The difference between the chain's list and the ledger: nothing goes unnoticed."""
 
 import pytest
 
@@ -28,26 +28,33 @@ def compared(files, chunks):
     return compare(files, chunks, owner=OWNER, required_copies=3, expiring_at=500)
 
 
-def test_a_chunk_that_the_chain_lists_is_held_and_nothing_is_wrong():
-    found = compared([a_file()], [a_chunk()])
-    assert [chunk.name for chunk, _ in found.listed] == [a_chunk().name]
-    assert (found.missing, found.foreign, found.expiring, found.short) == ([], [], set(), set())
+def test_listed_chunk_is_held_without_a_fault():
+    difference = compared([a_file()], [a_chunk()])
+    assert [chunk.name for chunk, _ in difference.listed] == [a_chunk().name]
+    assert (difference.missing, difference.foreign, difference.expiring, difference.short) == (
+        [],
+        [],
+        set(),
+        set(),
+    )
 
 
 def test_a_chunk_that_the_chain_does_not_list_is_missing():
     assert compared([], [a_chunk()]).missing == [a_chunk()]
 
 
-def test_where_the_plan_ends_every_file_without_an_end_of_its_own_is_expiring():
+def test_files_without_their_own_end_expire_with_the_plan():
     files = [a_file(), a_file(b"s" * 32, expires=600)]
     chunks = [a_chunk(), a_chunk(name="src-00000000-00002", merkle_root=b"s" * 32)]
-    found = compare(files, chunks, owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True)
-    assert found.expiring == {chunks[0].name}
+    difference = compare(
+        files, chunks, owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True
+    )
+    assert difference.expiring == {chunks[0].name}
 
 
-def test_another_post_of_the_same_root_is_not_the_chunks_file():
-    found = compared([a_file(start=8)], [a_chunk()])
-    assert (len(found.missing), len(found.foreign)) == (1, 1)
+def test_other_post_of_the_root_is_not_the_chunk():
+    difference = compared([a_file(start=8)], [a_chunk()])
+    assert (len(difference.missing), len(difference.foreign)) == (1, 1)
 
 
 @pytest.mark.parametrize("state", [ChunkState.PLANNED, ChunkState.SEALED, ChunkState.POSTING])
@@ -63,12 +70,12 @@ def test_files_of_other_owners_are_left_out():
     assert compared([a_file(owner="jkl1other")], []).foreign == []
 
 
-def test_the_file_of_a_chunk_that_another_wallet_posted_is_listed_and_ends_not_with_this_ones_space():  # noqa: E501
+def test_file_of_another_wallet_outlives_our_plan():
     file, chunk = a_file(owner="jkl1before"), a_chunk(owner="jkl1before")
-    found = compare(
+    difference = compare(
         [file], [chunk], owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True
     )
-    assert (found.listed, found.missing, found.foreign, found.expiring) == (
+    assert (difference.listed, difference.missing, difference.foreign, difference.expiring) == (
         [(chunk, file)],
         [],
         [],
@@ -78,7 +85,7 @@ def test_the_file_of_a_chunk_that_another_wallet_posted_is_listed_and_ends_not_w
 
 
 @pytest.mark.parametrize(("expires", "expiring"), [(0, 0), (500, 1), (501, 0)])
-def test_a_file_with_an_end_of_its_own_is_expiring_up_to_the_height_asked_about(expires, expiring):
+def test_file_with_its_own_end_expires_by_the_given_height(expires, expiring):
     assert len(compared([a_file(expires=expires)], [a_chunk()]).expiring) == expiring
 
 

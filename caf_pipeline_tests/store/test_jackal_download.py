@@ -1,4 +1,4 @@
-"""Stored bytes from whoever holds them, on the loopback network."""
+"""Stored bytes from their providers, on the loopback network."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +16,7 @@ SIZE = len(DATA)
 
 @pytest.fixture(scope="module")
 def kept(network, tmp_path_factory):
-    """A file with copies at three of the four providers: its posting, and their numbers, in
-    order.
-    """
+    """A file with copies at three of the four providers: its posting, and their sorted numbers."""
     path = tmp_path_factory.mktemp("reading") / "chunk.caf"
     path.write_bytes(DATA)
     return store_once(network, path)
@@ -36,14 +34,14 @@ def read(opened, posting, start=0, end=SIZE, **options):
 
 
 def rank(opened, numbers):
-    """Let providers have been measured, the fastest first."""
+    """Record measured rates, the fastest first."""
     for place, number in enumerate(numbers):
         opened.records.set(
             opened.network.provider_addresses[number], download_rate=1e9 / (place + 1)
         )
 
 
-def asked(opened, before):
+def providers_used(opened, before):
     return {number for number, count in opened.downloads().items() if count > before[number]}
 
 
@@ -57,10 +55,10 @@ def test_the_fastest_holder_is_asked(opened, kept):
     rank(opened, (second, third, first))
     before = opened.downloads()
     assert read(opened, posting, 5, 500_000) == DATA[5:500_000]
-    assert asked(opened, before) == {second}
+    assert providers_used(opened, before) == {second}
 
 
-def test_holders_that_failed_of_late_come_last(opened, kept):
+def test_recently_failed_holders_come_last(opened, kept):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     opened.records.failed(opened.network.provider_addresses[first])
@@ -71,7 +69,7 @@ def test_holders_that_failed_of_late_come_last(opened, kept):
 @pytest.mark.parametrize(
     "conduct", [{"refuse": True}, {"fail": 500}, {"nonsense": "html"}, {"nonsense": "short"}]
 )
-def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct):
+def test_next_holder_is_used_after_a_failure(opened, kept, network, conduct):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     network.misbehave(provider=first, **conduct)
@@ -82,7 +80,7 @@ def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct
 @pytest.mark.parametrize(
     "direct_from_bytes", [1, provider.DIRECT_FROM_BYTES], ids=["past httpcore", "by httpcore"]
 )
-def test_a_download_that_is_cut_is_resumed_at_the_same_provider(
+def test_cut_download_resumes_at_the_same_provider(
     opened, kept, network, monkeypatch, direct_from_bytes
 ):
     monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", direct_from_bytes)
@@ -91,10 +89,10 @@ def test_a_download_that_is_cut_is_resumed_at_the_same_provider(
     network.misbehave(provider=first, cut_download_after=700_000)
     before = opened.downloads()
     assert read(opened, posting) == DATA
-    assert asked(opened, before) == {first}
+    assert providers_used(opened, before) == {first}
 
 
-def test_the_next_holder_goes_on_where_one_broke_off(opened, kept, network):
+def test_next_holder_continues_a_broken_read(opened, kept, network):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     network.misbehave(provider=first, cut_download_after=MIB)
@@ -103,7 +101,7 @@ def test_the_next_holder_goes_on_where_one_broke_off(opened, kept, network):
     network.misbehave(provider=first, fail=503)
     before = opened.downloads()
     assert b"".join([*taken, *pieces]) == DATA
-    assert asked(opened, before) == {second}
+    assert providers_used(opened, before) == {second}
 
 
 def test_a_read_from_one_provider_asks_no_other(opened, kept, network):
@@ -114,14 +112,14 @@ def test_a_read_from_one_provider_asks_no_other(opened, kept, network):
     assert read(opened, posting, provider=network.provider_addresses[second]) == DATA
 
 
-def test_a_provider_that_does_not_have_the_file_says_that_it_is_missing(opened, kept, network):
+def test_provider_without_the_file_reports_it_missing(opened, kept, network):
     posting, holders = kept
     (other,) = set(range(4)) - set(holders)
     with pytest.raises(StoredChunkMissing):
         read(opened, posting, provider=network.provider_addresses[other])
 
 
-def test_a_provider_that_the_chain_does_not_list_is_not_reached(opened, kept):
+def test_unlisted_provider_is_not_contacted(opened, kept):
     with pytest.raises(StoreUnreachable, match="no usable address"):
         read(opened, kept[0], provider="jkl1nobody")
 
@@ -148,19 +146,17 @@ def test_past_the_end_nothing_is_asked(opened, kept):
     before = opened.downloads()
     with pytest.raises(IntegrityError):
         read(opened, kept[0], 0, len(DATA) + 1)
-    assert not asked(opened, before)
+    assert not providers_used(opened, before)
 
 
-def test_a_chain_that_is_away_does_not_keep_a_known_file_from_being_read(opened, kept, network):
+def test_known_file_is_readable_while_the_chain_is_away(opened, kept, network):
     posting, _ = kept
     read(opened, posting, 0, 10)
     chain_away(network)
     assert read(opened, posting) == DATA
 
 
-def test_a_file_whose_holders_are_not_known_is_read_from_anybody_while_the_chain_is_away(
-    opened, kept, network
-):
+def test_file_without_known_holders_is_read_from_any_provider(opened, kept, network):
     posting, _ = kept
     opened.store._selection.listed()
     chain_away(network)
@@ -179,12 +175,12 @@ def test_rates_of_long_reads_are_kept(opened, network, tmp_path):
     posting = opened.stored(path)
     read(opened, posting, 0, 5 * MIB)
     read(opened, posting, 0, 100)
-    assert sum(one.download_rate is not None for one in opened.records.all().values()) == 1
+    assert sum(record.download_rate is not None for record in opened.records.all().values()) == 1
 
 
 def test_many_threads_read_at_once(opened, kept):
     posting, _ = kept
     with ThreadPoolExecutor(8) as pool:
         starts = range(0, 2 * MIB, 50_000)
-        found = list(pool.map(lambda start: read(opened, posting, start, start + 1000), starts))
-    assert found == [DATA[start : start + 1000] for start in starts]
+        pieces = list(pool.map(lambda start: read(opened, posting, start, start + 1000), starts))
+    assert pieces == [DATA[start : start + 1000] for start in starts]

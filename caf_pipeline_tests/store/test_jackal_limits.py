@@ -1,5 +1,6 @@
-"""A provider's time limits, scaled down: it reads an upload for 4 s, and can reply for 2 s after a
-request's beginning.
+"""A provider's time limits, scaled down.
+
+It reads an upload for 4 s, and can reply for 2 s after a request's start.
 """
 
 import os
@@ -45,9 +46,7 @@ def slow_down(network, **rate):
 
 
 @pytest.mark.thorough
-def test_an_upload_whose_answer_comes_too_late_is_stored_and_not_sent_again(
-    opened, network, staged
-):
+def test_upload_with_a_late_answer_is_not_repeated(opened, network, staged):
     slow_down(network, upload_rate=SIZE / 3)
     before = opened.begun()
     assert opened.providers_of(opened.stored(staged)) == {0, 1}
@@ -58,14 +57,14 @@ def test_an_upload_whose_answer_comes_too_late_is_stored_and_not_sent_again(
 
 
 @pytest.mark.thorough
-def test_a_download_that_is_cut_after_its_time_is_whole_in_the_end(opened, network, staged):
+def test_download_cut_by_a_timeout_is_completed(opened, network, staged):
     posting = opened.stored(staged)
     slow_down(network, download_rate=SIZE / 5)
     assert b"".join(opened.store.read(posting, 0, SIZE)) == staged.read_bytes()
 
 
 @pytest.mark.thorough
-def test_an_upload_that_is_cut_for_taking_too_long_says_what_would_fit(opened, network, staged):
+def test_upload_cut_for_slowness_reports_a_fitting_size(opened, network, staged):
     slow_down(network, upload_rate=1.2 * MIB)
     posting = opened.posted(staged)
     with pytest.raises(ChunkTooLarge) as raised:

@@ -53,6 +53,6 @@ def test_an_upload_and_a_download_stay_under_200_mebibytes(network, tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
     )
-    told = json.loads(run.stdout)
-    assert told["read"] == SIZE
-    assert told["peak"] < LIMIT
+    output = json.loads(run.stdout)
+    assert output["read"] == SIZE
+    assert output["peak"] < LIMIT

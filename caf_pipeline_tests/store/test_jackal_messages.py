@@ -1,7 +1,7 @@
 """The chain's messages as bytes.
 
-The transactions' bytes were made by mospy-wallet 0.6.0 on protobuf 7.36.2, with messages described
-to it by their field numbers: `Transaction(account=Account(seed_phrase=WORDS, hrp="jkl", slip44=118,
+mospy-wallet 0.6.0 on protobuf 7.36.2 made the expected transactions. Its messages were described by
+field number: `Transaction(account=Account(seed_phrase=WORDS, hrp="jkl", slip44=118,
 account_number=17, next_sequence=…), gas=…, chain_id="jackal-1")`, `set_fee(…, "ujkl")`,
 `add_raw_msg(…)`, `_tx_body.timeout_height = …`, `get_tx_bytes()`.
 """
@@ -32,7 +32,7 @@ from caf_pipeline.store.jackal.names import (
     transaction_hash,
 )
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline_tests.store.test_jackal_wallet import ADDRESS, WORDS
+from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
 
 ROOT = bytes(range(64))
 ONE_POST = (
@@ -77,7 +77,7 @@ def test_a_post_is_signed_as_another_library_signs_it(wallet):
     )
 
 
-def test_a_first_transaction_of_two_messages_is_signed_as_another_library_signs_it(wallet):
+def test_two_message_transaction_matches_another_library(wallet):
     both = [buy_storage(wallet.address, 10**9, 30), a_post(wallet)]
     body = sign_transaction(
         wallet, both, TransactionTerms("jackal-1", 17, 0, 2**40, 1_000_000, 20_000)
@@ -99,17 +99,17 @@ def test_the_starts_of_posts_come_back_in_order():
         for height in (77, 78)
     ]
     other = encode("MsgData", msg_type=messages.BUY_STORAGE)
-    data = b"".join(b"\x0a" + bytes([len(one)]) + one for one in (answers[0], other, answers[1]))
+    data = b"".join(b"\x0a" + bytes([len(part)]) + part for part in (answers[0], other, answers[1]))
     assert post_starts(data.hex().upper()) == [77, 78]
 
 
 @pytest.mark.parametrize("data", ["zz", "0aff"])
-def test_data_that_is_none_of_a_transaction_is_refused(data):
+def test_invalid_transaction_data_is_refused(data):
     with pytest.raises(StoreError):
         post_starts(data)
 
 
-def test_a_root_stands_in_a_path_in_url_safe_base64_with_padding():
+def test_path_has_root_in_padded_url_safe_base64():
     assert root_in_path(b"\xfb\xff\xfe\x00") == "-__-AA=="
 
 

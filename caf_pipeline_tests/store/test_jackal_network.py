@@ -1,13 +1,14 @@
-"""The whole way to a Jackal network and back, against whichever one the environment names: what
-`make test-jackal` runs.
+"""Archives to the Jackal network that the environment names, and reads back: `make test-jackal`.
 
-JACKAL_LCD        REST servers of chain nodes, separated by commas; a loopback network of its own
-where it is not set JACKAL_MNEMONIC   the wallet, with coins for fees and space for some MiB
-JACKAL_CHAIN_ID   JACKAL_PROOF_TYPE   JACKAL_COPIES   as the settings of the same names; copies as
-many as there are providers JACKAL_BUY        bytes to buy first, where the wallet has no space;
-nothing is bought without it
+    JACKAL_LCD         REST servers of chain nodes, separated by commas; default: a new loopback
+                       network
+    JACKAL_MNEMONIC    the wallet, with coins for fees and space for some MiB
+    JACKAL_CHAIN_ID    as the setting of this name
+    JACKAL_PROOF_TYPE  as the setting of this name
+    JACKAL_COPIES      as the setting of this name; default: the number of providers
+    JACKAL_BUY         bytes to buy first if the wallet has no space; default: buy nothing
 
-Nothing here knows which network it is: only the first fixture, which makes one where none is named.
+Only the first fixture knows which network it is.
 """
 
 import json
@@ -29,7 +30,7 @@ from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytestmark = (
     pytest.mark.thorough
-)  # on a loopback network: what is tested here is also tested apart, with faster blocks
+)  # on a loopback network: other tests cover the same with faster blocks
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -39,7 +40,7 @@ KEYS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 MOST_COPIES = 3
-LEAST_PURCHASE = 1_000_000_000  # the chain sells no less
+LEAST_PURCHASE = 1_000_000_000  # the smallest on sale
 WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 STORING = {"posting", "posted", "uploading", "verified", "located"}
 SECONDS = 900  # for one command: a real network has blocks of six seconds
@@ -47,7 +48,7 @@ SECONDS = 900  # for one command: a real network has blocks of six seconds
 
 @dataclass(frozen=True)
 class Named:
-    """The network that the suite runs against, by the environment's names."""
+    """The network of the suite, by the environment's names."""
 
     lcd: str
     mnemonic: str
@@ -98,7 +99,7 @@ def chain(named) -> Iterator[Chain]:
 
 @dataclass(frozen=True)
 class Archive:
-    """A command line whose source `src` has objects, and their bodies."""
+    """A command line with the source `src`, and its objects' bodies."""
 
     caf: CommandLine
     bodies: dict[str, bytes]
@@ -123,7 +124,7 @@ def _environment(named: Named, copies: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory, named, chain, s3_server) -> Archive:
-    """A source on the S3 server, a wallet with space, and nothing archived yet."""
+    """A source on the S3 server and a wallet with space, before archiving."""
     copies = int(os.environ.get("JACKAL_COPIES") or min(MOST_COPIES, len(chain.providers())))
     caf = CommandLine(tmp_path_factory.mktemp("archive"), _environment(named, copies))
     bucket = make_bucket(s3_server)
@@ -153,9 +154,7 @@ def used_before(archive, named, chain) -> int:
 
 @pytest.fixture(scope="module")
 def archived(archive, used_before) -> Archive:
-    """The source after a run that was killed once it had begun to store chunks, and one that
-    finished.
-    """
+    """The source after a run that was killed while it stored chunks, and a complete run."""
     first = archive.caf.start(
         "run", "--source", "src", "--new-archive"
     )  # the wallet may have archives of other tests
@@ -180,7 +179,7 @@ def test_every_object_reads_back(archived):
         assert done.out == archived.bodies[key]
 
 
-def test_the_chain_lists_each_chunk_once_with_the_copies_asked_for(archived, named, chain):
+def test_chain_lists_each_chunk_once_with_all_copies(archived, named, chain):
     address = Wallet(named.mnemonic).address
     for chunk in archived.chunks():
         files = [
@@ -195,8 +194,8 @@ def test_the_chain_lists_each_chunk_once_with_the_copies_asked_for(archived, nam
 def test_the_space_is_charged_once(archived, used_before, named, chain):
     used = chain.plan(Wallet(named.mnemonic).address).used_bytes - used_before
     stored = sum(int(str(chunk["size_bytes"])) for chunk in archived.chunks())
-    # A chain may count each file once from its next window on, instead of once a copy; twice is
-    # what it must never be.
+    # From the next window on, a chain may count each file once instead of once per copy. It must
+    # never count twice.
     assert stored <= used <= archived.copies * stored
 
 

@@ -1,7 +1,6 @@
-"""A chain that verifies no proof of type 3: what is refused unpaid, what was sealed for it, and
-what is never called proven.
+"""A chain that verifies no type 3 proof refuses chunks before payment, and never calls them proven.
 
-Also a stranger, who can make providers remove bytes whose post stays listed.
+Also a stranger who makes providers delete bytes whose post stays listed.
 """
 
 import os
@@ -36,9 +35,7 @@ WINDOW = 20
 
 @pytest.fixture(scope="module")
 def old_network(tmp_path_factory):
-    """A chain of version 5.0.1 with two nodes, which makes a block only when it is told to or asked
-    for a second.
-    """
+    """A chain of version 5.0.1 with two nodes. It makes blocks only on order."""
     folder = tmp_path_factory.mktemp("old")
     options = {
         "providers": 4,
@@ -55,7 +52,7 @@ def old_network(tmp_path_factory):
 
 @pytest.fixture
 def make_context(tmp_path, ledger, old_network):
-    """Makes run_contexts of one source and one ledger, with settings of their own."""
+    """Makes run contexts of one source and one ledger with different settings."""
     old_network.well_behaved()
     opened, source = (
         [],
@@ -78,14 +75,14 @@ def make_context(tmp_path, ledger, old_network):
 
 
 def say(network, version):
-    """Let all nodes name a version; those of the chain's own software do not change."""
+    """Let all nodes report a version. The chain's own version stays the same."""
     for number in range(2):
         network.misbehave(lcd=number, version=version)
 
 
 @pytest.fixture
 def sealed(make_context, old_network):
-    """A run context of type 3 and its chunk, sealed while the nodes said that they verify it."""
+    """A run context of type 3 and its chunk, sealed while the nodes accepted the type."""
     say(old_network, "5.1.0")
     context = make_context(3)
     (chunk,) = plan(context).chunks
@@ -94,9 +91,7 @@ def sealed(make_context, old_network):
 
 
 def let_it_be_posted(context, name):
-    """Bring the chunk to the state in which a run was killed that had not posted it yet, or not
-    found out.
-    """
+    """Put the chunk into the state after a run was killed while posting it."""
     with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
         context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
 
@@ -111,9 +106,7 @@ def every_object_reads_back(context):
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])
-def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(
-    make_context, old_network, version
-):
+def test_type_3_is_refused_before_fetching_and_paying(make_context, old_network, version):
     say(old_network, version)
     context, before = make_context(3), paid(old_network)
     (chunk,) = plan(context).chunks
@@ -124,7 +117,7 @@ def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(
     assert (context.objects.reads, paid(old_network)) == ([], before)
 
 
-def test_a_sealed_chunk_is_not_posted_where_the_type_is_refused_by_any_node(sealed, old_network):
+def test_sealed_chunk_needs_every_node_to_verify_its_type(sealed, old_network):
     context, name = sealed
     old_network.misbehave(lcd=1, version="5.0.1")
     before = paid(old_network)
@@ -138,7 +131,7 @@ def test_a_sealed_chunk_is_not_posted_where_the_type_is_refused_by_any_node(seal
 
 
 @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTING])
-def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is_not_packed_again(
+def test_sealed_chunk_of_refused_type_gets_new_root_from_staging(
     sealed, make_context, old_network, state
 ):
     context, name = sealed
@@ -158,19 +151,17 @@ def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is
     every_object_reads_back(context)
 
 
-def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(
-    sealed, make_context, old_network
-):
+def test_staged_file_unlike_its_seal_is_packed_again(sealed, make_context, old_network):
     context, name = sealed
     chunk = context.ledger.chunks.get(name)
     between = (
         at
         for at in range(chunk.stored_size_bytes)
-        if all(not 0 <= at - one.offset < one.length for one in chunk.samples)
+        if all(not 0 <= at - sample.offset < sample.length for sample in chunk.samples)
     )
     corrupt(chunk_steps.staged_path(context, name), at=next(between))
     old_network.well_behaved()
-    with pytest.raises(IntegrityError, match="not what was sealed"):
+    with pytest.raises(IntegrityError, match=name):
         chunk_steps.post_file(make_context(0), name)
     assert context.ledger.chunks.get(name).merkle_root == chunk.merkle_root
     archive_chunk(make_context(0, run="run-2"), name)
@@ -178,7 +169,7 @@ def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packe
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(
+def test_bad_file_of_unposted_chunk_is_packed_to_its_root(
     sealed, make_context, old_network, is_lost
 ):
     context, name = sealed
@@ -205,9 +196,7 @@ def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(
     every_object_reads_back(context)
 
 
-def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(
-    sealed, make_context, old_network
-):
+def test_posted_chunk_ignores_later_settings(sealed, make_context, old_network):
     context, name = sealed
     let_it_be_posted(context, name)
     context.store.post(
@@ -226,7 +215,7 @@ def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(
     assert old_network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
 
-def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_context, old_network):
+def test_finished_packing_is_sealed_with_its_own_proof_type(make_context, old_network):
     say(old_network, "5.1.0")
     context = make_context(3)
     (chunk,) = plan(context).chunks
@@ -242,15 +231,13 @@ def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_co
 
 
 def window_after(context, network, name):
-    """Make blocks until the chunk's next window is half over."""
+    """Make blocks until the middle of the chunk's next window."""
     at = chunk_steps.posting_of(context.ledger.chunks.get(name))
     height = network.state()["height"]
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
 
 
-def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
-    sealed, old_network, tmp_path
-):
+def test_unverifiable_proofs_are_neither_proven_nor_safe(sealed, old_network, tmp_path):
     context, name = sealed
     archive_chunk(context, name)
     old_network.misbehave(halted=True)
@@ -268,9 +255,7 @@ def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
 
 
 @pytest.mark.thorough
-def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(
-    make_context, old_network, tmp_path
-):
+def test_provider_rejoining_with_one_leaf_is_never_safe(make_context, old_network, tmp_path):
     context = make_context(0)
     (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
@@ -287,9 +272,7 @@ def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_sa
 
 
 @pytest.mark.thorough
-def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(
-    make_context, old_network, tmp_path
-):
+def test_type_0_proofs_make_safe_after_two_consecutive_windows(make_context, old_network, tmp_path):
     context = make_context(0)
     (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
@@ -300,15 +283,15 @@ def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(
     assert find_deletable(context, tmp_path / "list.csv").everything_is_safe
 
 
-# --- a stranger
-# ------------------------------------------------------------------------------------------
+# --- a stranger ---
 
 STRANGER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 
 
 def deleted_by_a_stranger(context, network, name):
-    """Let another wallet post the chunk's root, let all who have it claim that post, and delete it;
-    return who had it.
+    """Let another wallet post the chunk's root, have its providers claim that post, and delete it.
+
+    Returns the providers.
     """
     chunk = context.ledger.chunks.get(name)
     content = b"".join(
@@ -319,19 +302,17 @@ def deleted_by_a_stranger(context, network, name):
         stranger = ChainUser(network, client, STRANGER)
         network.fund(stranger.address, 10**9)
         network.grant(stranger.address, 10**9)
-        theirs = stranger.post(content, proof_type=0)
-        assert theirs.root == chunk.merkle_root
+        other_post = stranger.post(content, proof_type=0)
+        assert other_post.root == chunk.merkle_root
         for holder in holders:
-            stranger.upload(theirs, network.provider_addresses.index(holder))
+            stranger.upload(other_post, network.provider_addresses.index(holder))
         network.advance(1)
-        assert stranger.do(stranger.delete_message(theirs))["code"] == 0
+        assert stranger.do(stranger.delete_message(other_post))["code"] == 0
     return holders
 
 
 @pytest.mark.thorough
-def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_listed_and_is_mended(
-    make_context, old_network, tmp_path
-):
+def test_deletion_by_a_stranger_is_found_and_repaired(make_context, old_network, tmp_path):
     context = make_context(0)
     (name,) = archive_everything(context)
     assert prove_chunk(context, name).proven
@@ -351,9 +332,7 @@ def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_li
 
 
 @pytest.mark.thorough
-def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(
-    make_context, old_network
-):
+def test_bytes_deleted_by_a_stranger_return_from_staging(make_context, old_network):
     context = make_context(0)
     (name,) = archive_everything(context)
     bodies = dict(context.objects.bodies)

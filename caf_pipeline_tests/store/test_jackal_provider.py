@@ -1,4 +1,4 @@
-"""One provider's HTTP, against one that says what a test tells it to."""
+"""The client of one provider, against a scripted one."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def client_of():
 
 
 def named(value):
-    """Name an answer by its status."""
+    """Return an answer's status as its test id."""
     return value.split()[1].decode() if isinstance(value, bytes) else None
 
 
@@ -100,7 +100,7 @@ def status(progress, text):
         ("https://p.example:443/?a=b#c", "https://p.example"),
     ],
 )
-def test_an_address_is_taken_without_what_does_not_belong_to_it(url, plain):
+def test_address_is_parsed_without_extra_parts(url, plain):
     assert str(parse_address(url)) == plain
 
 
@@ -120,7 +120,7 @@ NO_ADDRESSES = [
 
 
 @pytest.mark.parametrize("url", NO_ADDRESSES)
-def test_what_is_no_plain_address_is_refused(url):
+def test_unusual_provider_address_is_refused(url):
     with pytest.raises(StoreError, match="address"):
         parse_address(url)
 
@@ -128,7 +128,7 @@ def test_what_is_no_plain_address_is_refused(url):
 # --- uploads ---
 
 
-def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, staged):
+def test_upload_form_has_known_length_and_file_last(client_of, staged):
     bodies = []
 
     def take(request, sock):
@@ -152,9 +152,7 @@ def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, st
     assert (sum(control.pieces), max(control.pieces)) == (len(DATA), 1 << 20)
 
 
-def test_a_provider_without_the_second_upload_is_sent_the_first_with_the_proof_type(
-    client_of, staged
-):
+def test_provider_without_v2_upload_gets_v1_with_proof_type(client_of, staged):
     bodies = []
 
     def take(request, sock):
@@ -178,7 +176,7 @@ def test_a_provider_without_the_second_upload_is_sent_the_first_with_the_proof_t
         ("failed to find file on chain with merkle: 00", "sees_no_post"),
     ],
 )
-def test_what_the_first_upload_says_in_words_is_understood(client_of, staged, text, kind):
+def test_error_texts_of_v1_uploads_are_understood(client_of, staged, text, kind):
     with scripted(answer(405), answer(500, json.dumps({"error": text}))) as script:
         job = client_of(script).upload(sending(staged))
     assert getattr(job, kind)
@@ -190,13 +188,13 @@ def test_what_the_first_upload_says_in_words_is_understood(client_of, staged, te
     [answer(500, '{"error":"disk"}'), answer(503), answer(302, Location="http://127.0.0.1:1/")],
     ids=named,
 )
-def test_any_other_answer_to_an_upload_is_no_answer(client_of, staged, reply):
+def test_unexpected_answer_to_an_upload_raises(client_of, staged, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         client_of(script).upload(sending(staged))
     assert len(script.requests) == 1
 
 
-def test_an_answer_before_the_end_of_the_body_ends_the_sending(client_of, tmp_path):
+def test_early_answer_ends_the_upload(client_of, tmp_path):
     path = tmp_path / "large"
     path.write_bytes(b"")
     os.truncate(path, 1 << 30)
@@ -217,7 +215,7 @@ def test_an_answer_that_is_lost_is_learned_from_the_status(client_of, staged):
     def take(request, sock):
         if request.path == "/v2/upload":
             request.body()
-            # Nothing is said, until the client has asked elsewhere and leaves.
+            # Silent until the client has polled the job and leaves.
             sock.settimeout(30)
             sock.recv(1)
         else:
@@ -228,7 +226,7 @@ def test_an_answer_that_is_lost_is_learned_from_the_status(client_of, staged):
     assert script.requests[-1].path == f"/v2/status/{job_id(ROOT, 'jkl1owner', 77)}"
 
 
-def test_a_connection_that_breaks_in_the_body_is_no_answer(client_of, staged):
+def test_connection_broken_in_the_body_raises(client_of, staged):
     with scripted(lambda request, sock: sock.recv(1000)) as script, pytest.raises(StoreUnreachable):
         client_of(script).upload(sending(staged))
 
@@ -255,7 +253,7 @@ def test_a_file_that_shrank_ends_the_upload(client_of, staged):
 # --- jobs ---
 
 
-def test_a_job_that_is_not_known_yet_is_none(client_of):
+def test_unknown_job_is_none(client_of):
     with scripted(NOT_YET) as script:
         assert client_of(script).job(POSTING) is None
 
@@ -273,7 +271,7 @@ def test_only_all_of_the_progress_without_an_error_is_done(job, done):
     assert job.done is done
 
 
-def test_an_error_is_told_from_progress_by_its_prefix(client_of):
+def test_error_is_recognized_by_its_prefix(client_of):
     with scripted(status(30, "Error: Can't claim")) as script:
         job = client_of(script).job(POSTING)
     assert (job.finds_no_slot, job.done) == (True, False)
@@ -284,7 +282,7 @@ def test_an_error_is_told_from_progress_by_its_prefix(client_of):
     [answer(200, "no json"), answer(200, '{"progress":"much"}'), answer(500), answer(200, "[1]")],
     ids=named,
 )
-def test_a_status_that_is_none_is_no_answer(client_of, reply):
+def test_invalid_job_status_raises(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         client_of(script).job(POSTING)
 
@@ -314,12 +312,12 @@ def test_an_answer_that_trickles_has_an_end():
         over.set()
 
 
-def test_nobody_there_is_said_in_one_sentence():
-    with pytest.raises(StoreUnreachable, match="is not reached"):
+def test_closed_port_raises_store_unreachable():
+    with pytest.raises(StoreUnreachable, match="cannot be reached"):
         ask(parse_address("http://127.0.0.1:1", may_be_private=True), "/")
 
 
-def test_what_is_no_http_is_said_in_one_sentence():
+def test_server_without_http_raises():
     with (
         scripted(b"220 mail.example ESMTP\r\n") as script,
         pytest.raises(StoreUnreachable, match="broke off"),
@@ -344,7 +342,7 @@ def test_a_provider_may_tell_its_room(client_of, reply, room):
 
 @pytest.fixture(params=["by httpcore", "past it"])
 def each_way(request, monkeypatch):
-    """Small answers are read by httpcore, large ones past it: here both are small."""
+    """httpcore reads small answers, and large ones are read past it: here both are small."""
     if request.param == "past it":
         monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", 1)
 
@@ -373,7 +371,7 @@ def test_a_range_is_read(client_of, start, end):
 
 
 @pytest.mark.usefixtures("each_way")
-def test_a_download_that_is_cut_without_an_error_goes_on_where_it_was_cut(client_of):
+def test_silently_cut_download_resumes_where_it_ended(client_of):
     def cut(request, sock):
         ranged(request, sock, cut=1_000_000)
 
@@ -400,7 +398,7 @@ def test_a_whole_file_instead_of_a_range_is_skipped_over(client_of):
         assert read(client_of(script), 1_500_000, 1_500_010) == DATA[1_500_000:1_500_010]
 
 
-def test_a_range_other_than_the_one_asked_for_is_not_taken(client_of):
+def test_answer_with_another_range_is_refused(client_of):
     with (
         scripted(answer(206, DATA[:10], Content_Range=f"bytes 0-9/{len(DATA)}")) as script,
         pytest.raises(StoreUnreachable),
@@ -417,7 +415,7 @@ def test_more_than_was_asked_for_is_not_taken(client_of):
 
 
 @pytest.mark.usefixtures("each_way")
-def test_what_comes_behind_an_answer_is_not_taken(client_of):
+def test_bytes_after_an_answer_are_ignored(client_of):
     def more(request, sock):
         ranged(request, sock)
         sock.sendall(b"more" * 100_000)
@@ -454,7 +452,7 @@ def test_an_answer_in_chunks_is_read(client_of):
     ],
     ids=named,
 )
-def test_a_file_of_another_size_is_no_copy(client_of, reply):
+def test_file_of_another_size_does_not_count(client_of, reply):
     with scripted(reply) as script, pytest.raises(IntegrityError):
         read(client_of(script), 0, 10)
 
@@ -489,7 +487,7 @@ def test_an_unknown_root_is_missing(client_of, reply):
     ],
     ids=named,
 )
-def test_any_other_answer_to_a_download_is_no_answer(client_of, reply):
+def test_unexpected_answer_to_a_download_raises(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         read(client_of(script))
 
@@ -556,6 +554,6 @@ def test_over_tls_files_go_and_come_in_the_same_way(client_of, staged, tls):
     assert DATA in bodies[0]
 
 
-def test_a_certificate_that_nobody_vouches_for_is_no_provider(client_of, tls):
+def test_provider_with_an_untrusted_certificate_is_refused(client_of, tls):
     with scripted(NOT_YET, tls=tls) as script, pytest.raises(StoreUnreachable, match="certificate"):
         client_of(script).job(POSTING)

@@ -1,4 +1,4 @@
-"""In which order providers are asked."""
+"""The order in which providers are used."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from caf_pipeline_tests.support.jackal_stores import MemoryRecords
 
 
 class Lists:
-    """A chain that lists what a test says."""
+    """A chain with the given lists."""
 
     def __init__(self, *providers, active=()):
         self.everyone, self.active, self.fault, self.looks = list(providers), set(active), None, 0
@@ -24,7 +24,7 @@ class Lists:
         return self.everyone
 
     def active_providers(self):
-        return [one for one in self.providers() if one.address in self.active]
+        return [candidate for candidate in self.providers() if candidate.address in self.active]
 
 
 def provider(address, url="", total_bytes=0):
@@ -40,42 +40,44 @@ def selection(*providers, active=(), seed=1, **rates):
     ), records
 
 
-def test_fast_ones_come_first():
-    found, _ = selection(*map(provider, "abc"), a=1.0, b=3.0, c=2.0)
-    assert list(found.to_upload(1)) == ["b", "c", "a"]
-    assert list(found.to_read("abc")) == ["b", "c", "a"]
+def test_fast_providers_come_first():
+    providers, _ = selection(*map(provider, "abc"), a=1.0, b=3.0, c=2.0)
+    assert list(providers.to_upload(1)) == ["b", "c", "a"]
+    assert list(providers.to_read("abc")) == ["b", "c", "a"]
 
 
-def test_an_unmeasured_one_has_some_chance_of_coming_first():
+def test_unmeasured_provider_sometimes_comes_first():
     first = [
         selection(*map(provider, "ab"), seed=seed, a=5.0)[0].to_upload(1)[0] for seed in range(200)
     ]
     assert 0 < first.count("b") < first.count("a")
 
 
-def test_those_that_failed_of_late_come_last_and_come_back_after_a_while():
-    found, records = selection(*map(provider, "abc"), a=3.0, b=2.0, c=1.0)
+def test_recently_failed_providers_come_last_for_a_while():
+    providers, records = selection(*map(provider, "abc"), a=3.0, b=2.0, c=1.0)
     records.failed("a")
-    assert list(found.to_upload(1)) == ["b", "c", "a"]
+    assert list(providers.to_upload(1)) == ["b", "c", "a"]
     records.set("a", failed_at=datetime.now(UTC) - timedelta(hours=2))
-    assert list(found.to_upload(1)) == ["a", "b", "c"]
+    assert list(providers.to_upload(1)) == ["a", "b", "c"]
 
 
-def test_active_ones_come_before_the_others_and_not_instead_of_them():
-    found, _ = selection(*map(provider, "abc"), active="c", a=3.0, b=2.0, c=1.0)
-    assert list(found.to_upload(1)) == ["c", "a", "b"]
+def test_active_providers_come_first_and_others_follow():
+    providers, _ = selection(*map(provider, "abc"), active="c", a=3.0, b=2.0, c=1.0)
+    assert list(providers.to_upload(1)) == ["c", "a", "b"]
 
 
 def test_hosts_are_spread_before_one_is_taken_twice():
     same = [
         provider(address, f"http://10.0.0.1:{port}") for port, address in enumerate("abc", 3333)
     ]
-    found, _ = selection(*same, provider("d", "http://10.9.9.9:3333"), a=9.0, b=8.0, c=7.0, d=1.0)
-    assert list(found.to_upload(1)) == ["a", "d", "b", "c"]
+    providers, _ = selection(
+        *same, provider("d", "http://10.9.9.9:3333"), a=9.0, b=8.0, c=7.0, d=1.0
+    )
+    assert list(providers.to_upload(1)) == ["a", "d", "b", "c"]
 
 
 def test_hosts_of_one_operator_come_after_those_of_others():
-    found, _ = selection(
+    providers, _ = selection(
         provider("a", "https://one.big.example"),
         provider("b", "https://two.big.example"),
         provider("c", "https://small.other"),
@@ -83,64 +85,64 @@ def test_hosts_of_one_operator_come_after_those_of_others():
         b=8.0,
         c=1.0,
     )
-    assert list(found.to_upload(1)) == ["a", "c", "b"]
+    assert list(providers.to_upload(1)) == ["a", "c", "b"]
 
 
 def test_hosts_that_have_the_file_already_are_avoided():
-    found, _ = selection(
+    providers, _ = selection(
         provider("a", "http://10.0.0.1:1"),
         provider("b", "http://10.0.0.1:2"),
         provider("c", "http://10.2.0.1"),
         b=9.0,
         c=1.0,
     )
-    assert list(found.to_upload(1, after=["a"])) == ["c", "b"]
+    assert list(providers.to_upload(1, after=["a"])) == ["c", "b"]
 
 
 def test_those_that_are_smaller_than_the_file_are_left_out():
-    found, _ = selection(
+    providers, _ = selection(
         provider("a", total_bytes=99), provider("b", total_bytes=100), provider("c")
     )
-    assert set(found.to_upload(100)) == {"b", "c"}
+    assert set(providers.to_upload(100)) == {"b", "c"}
 
 
-def test_what_fits_is_told_by_the_last_of_the_copies():
-    found, _ = selection(a=100.0, b=50.0, c=10.0)
-    assert [found.fitting_bytes(copies, 10) for copies in (1, 2, 3, 4)] == [900, 450, 90, None]
+def test_slowest_required_copy_limits_the_size():
+    providers, _ = selection(a=100.0, b=50.0, c=10.0)
+    assert [providers.fitting_bytes(copies, 10) for copies in (1, 2, 3, 4)] == [900, 450, 90, None]
 
 
-def test_an_address_that_is_none_has_no_client():
-    found, _ = selection(provider("a", "ftp://a.example"), provider("b"))
-    assert found.client("a") is None
-    assert found.client("nobody") is None
-    assert found.client("b").url == "https://b.b-example"
-    assert found.client("b") is found.client("b")
+def test_invalid_address_has_no_client():
+    providers, _ = selection(provider("a", "ftp://a.example"), provider("b"))
+    assert providers.client("a") is None
+    assert providers.client("nobody") is None
+    assert providers.client("b").url == "https://b.b-example"
+    assert providers.client("b") is providers.client("b")
 
 
 def test_the_list_is_kept_while_the_chain_is_away():
-    found, _ = selection(*map(provider, "ab"))
-    found.listed()
-    found._chain.fault = ChainUnreachable("away")
-    assert set(found.listed(fresh=True)) == {"a", "b"}
-    assert set(found.to_upload(1)) == {"a", "b"}
+    providers, _ = selection(*map(provider, "ab"))
+    providers.listed()
+    providers._chain.fault = ChainUnreachable("away")
+    assert set(providers.listed(fresh=True)) == {"a", "b"}
+    assert set(providers.to_upload(1)) == {"a", "b"}
 
 
-def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
-    found, _ = selection(*map(provider, "ab"))
-    found._chain.fault = ChainUnreachable("away")
+def test_missing_provider_list_or_permanent_fault_raises():
+    providers, _ = selection(*map(provider, "ab"))
+    providers._chain.fault = ChainUnreachable("away")
     with pytest.raises(ChainUnreachable):
-        found.listed()
-    found._chain.fault = None
-    found.listed()
-    found._chain.fault = NoStoragePlan("for good")
+        providers.listed()
+    providers._chain.fault = None
+    providers.listed()
+    providers._chain.fault = NoStoragePlan("for good")
     with pytest.raises(NoStoragePlan):
-        found.listed(fresh=True)
+        providers.listed(fresh=True)
 
 
-def test_the_list_is_not_asked_for_each_time_and_who_is_active_only_for_an_upload():
-    found, _ = selection(*map(provider, "ab"))
+def test_provider_list_is_cached_and_active_ones_only_uploaded():
+    providers, _ = selection(*map(provider, "ab"))
     for _ in range(5):
-        found.client("a")
-    assert found._chain.looks == 1
-    found.to_upload(1)
-    assert found._chain.looks == 3
+        providers.client("a")
+    assert providers._chain.looks == 1
+    providers.to_upload(1)
+    assert providers._chain.looks == 3

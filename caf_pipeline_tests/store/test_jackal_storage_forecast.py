@@ -1,4 +1,4 @@
-"""How long the bought space lasts: what comes first, its end or its being full."""
+"""How long the bought space lasts: it ends or is full."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from caf_pipeline.store.jackal.answers import StoragePlan
-from caf_pipeline.store.jackal.storage_forecast import charged_per_day, end_warning, look_ahead
+from caf_pipeline.store.jackal.storage_forecast import (
+    charged_per_day,
+    end_warning,
+    forecast_storage,
+)
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -18,7 +22,7 @@ def plan(free_bytes: int, days: float) -> StoragePlan:
     )
 
 
-def test_the_rate_counts_every_copy_of_what_was_located_in_the_last_week():
+def test_rate_counts_all_copies_of_last_week():
     chunks = [
         replace(a_chunk(), stored_size_bytes=700, located_at=NOW - timedelta(days=days))
         for days in (1, 6, 8)
@@ -27,26 +31,26 @@ def test_the_rate_counts_every_copy_of_what_was_located_in_the_last_week():
 
 
 def test_a_plan_that_ends_before_it_is_full_ends_first():
-    forecast = look_ahead(plan(1_000, days=5), 100, NOW)
+    forecast = forecast_storage(plan(1_000, days=5), 100, NOW)
     assert (forecast.first, forecast.days_left, forecast.fills_in_days) == ("ends", 5, 10)
 
 
 def test_a_plan_that_is_full_before_it_ends_fills_first():
-    forecast = look_ahead(plan(1_000, days=50), 100, NOW)
+    forecast = forecast_storage(plan(1_000, days=50), 100, NOW)
     assert (forecast.first, forecast.days_left, forecast.ends_in_days) == ("fills", 10, 50)
 
 
 def test_a_plan_of_which_nothing_is_used_lately_only_ends():
-    forecast = look_ahead(plan(1_000, days=50), 0, NOW)
+    forecast = forecast_storage(plan(1_000, days=50), 0, NOW)
     assert (forecast.first, forecast.fills_in_days) == ("ends", None)
 
 
 def test_a_full_plan_has_no_day_left_at_any_rate():
-    assert look_ahead(plan(0, days=50), 0, NOW).days_left == 0
+    assert forecast_storage(plan(0, days=50), 0, NOW).days_left == 0
 
 
 def test_a_plan_that_is_over_has_no_day_left():
-    assert look_ahead(plan(1_000, days=-3), 100, NOW).days_left == 0
+    assert forecast_storage(plan(1_000, days=-3), 100, NOW).days_left == 0
 
 
 @pytest.mark.parametrize(
@@ -55,14 +59,14 @@ def test_a_plan_that_is_over_has_no_day_left():
         (50, 0, 0, ""),
         (50, 0, 1_000, ""),
         (-1, 0, 0, "ended on 2026-02-28"),
-        (50, 0, 1_001, "takes 1,001 bytes"),
+        (50, 0, 1_001, "1,001 bytes"),
         (50, 100, 0, "full in 10.0 days"),
         (20, 0, 0, "ends on 2026-03-21, in 20.0 days"),
     ],
 )
-def test_the_warning_says_what_is_wrong_and_nothing_where_the_plan_lasts(days, rate, waiting, said):
+def test_warning_explains_the_fault_or_is_empty(days, rate, waiting, said):
     looked_at = plan(1_000, days)
-    warning = look_ahead(looked_at, rate, NOW).warning(looked_at, 30, waiting)
+    warning = forecast_storage(looked_at, rate, NOW).warning(looked_at, 30, waiting)
     assert said in warning
     assert bool(warning) == bool(said)
 

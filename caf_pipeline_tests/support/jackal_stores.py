@@ -1,4 +1,4 @@
-"""The store on a loopback network, with records and orders that a test sees and sets."""
+"""The store on a loopback network, with records and orders that a test can read and set."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings
 
 
 class MemoryRecords:
-    """Provider records that forget when the test ends: the last rate is the rate."""
+    """Provider records in memory. The last rate counts."""
 
     def __init__(self):
         self.known = {}
@@ -49,15 +49,15 @@ class MemoryRecords:
 class Board:
     """Controls."""
 
-    given: OperatorControls = field(default_factory=OperatorControls)
+    controls: OperatorControls = field(default_factory=OperatorControls)
 
     def current(self):
-        return self.given
+        return self.controls
 
 
 @dataclass
 class Opened:
-    """A store and what it was opened with."""
+    """A store and its parts."""
 
     store: JackalStore
     network: object
@@ -67,8 +67,8 @@ class Opened:
     throttle: Throttle
 
     def pause(self) -> None:
-        """Order a pause, and return when it is known."""
-        self.board.given = OperatorControls(paused="maintenance")
+        """Order a pause, and return when it takes effect."""
+        self.board.controls = OperatorControls(paused="maintenance")
         while not self.throttle.paused():
             time.sleep(0.1)
 
@@ -81,33 +81,36 @@ class Opened:
         return posting
 
     def providers_of(self, posting) -> set[int]:
-        """Return the providers by number that the chain lists."""
+        """Return the numbers of the listed providers."""
         listed = {copy.provider for copy in self.store.copies(posting)}
         return {
-            number for number, one in enumerate(self.network.provider_addresses) if one in listed
+            number
+            for number, provider in enumerate(self.network.provider_addresses)
+            if provider in listed
         }
 
     def begun(self) -> Counter:
-        """Return how many uploads ever began, by provider's number."""
+        """Return how many uploads each provider has ever begun."""
         return Counter(
             {
-                number: one["uploads_begun"]
-                for number, one in enumerate(self.network.state()["providers"])
+                number: provider["uploads_begun"]
+                for number, provider in enumerate(self.network.state()["providers"])
             }
         )
 
     def downloads(self) -> Counter:
         return Counter(
             {
-                number: one["downloads"]
-                for number, one in enumerate(self.network.state()["providers"])
+                number: provider["downloads"]
+                for number, provider in enumerate(self.network.state()["providers"])
             }
         )
 
 
 def store_once(network, path) -> tuple[PostRecord, list[int]]:
-    """Store a file by a store of its own; return its posting, and the numbers of the providers that
-    have it, in order.
+    """Store a file with a temporary store.
+
+    Returns its posting and the sorted numbers of its providers.
     """
     opened = open_store(network)
     posting = opened.stored(path)
@@ -117,7 +120,7 @@ def store_once(network, path) -> tuple[PostRecord, list[int]]:
 
 
 def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Opened:
-    """Open a store on the network, with settings changed."""
+    """Open a store on the network with changed settings."""
     settings = jackal_settings(network, **changes)
     log, records, board = log or MemoryLog(), records or MemoryRecords(), Board()
     wallet = Wallet(words)
@@ -144,7 +147,7 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
 
 
 def open_jackal_store(settings, ledger, holder, waits=None) -> JackalStore:
-    """Open the store on Jackal, whichever store the settings name."""
+    """Open the Jackal store, whichever store the settings name."""
     kept = settings.store.model_copy(update={"kind": "jackal"})
     return run_wiring.open_jackal(
         settings.model_copy(update={"store": kept}), ledger, holder, waits

@@ -1,4 +1,4 @@
-"""A TransactionLog in memory, as strict as the ledger's: what the contract suite holds both to."""
+"""A TransactionLog in memory, as strict as the ledger's. Both pass the contract suite."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
 
 OUTCOMES = {"included", "failed", "expired", "superseded"}
 MAY_HOLD = {None, "included"}
-"""Outcomes under which a post of a transaction is or may be on the chain."""
+"""Outcomes with which a transaction's post is or may be on the chain."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Entry:
 
 @dataclass
 class MemoryLease:
-    """The right to sign for an account, until it is taken away."""
+    """The right to sign for an account until it is taken away."""
 
     name: str
     epoch: int
@@ -37,15 +37,14 @@ class MemoryLease:
 
 @dataclass
 class MemoryLog:
-    """Safe to call from several threads; shared by the runs of one process.
+    """Shared by the runs of one process. Safe for several threads.
 
-    Attributes:
-        posting: names of the chunks that are still to be posted; None for all.
+    `posting` are the names of chunks in state posting; None means all chunks.
     """
 
     posting: set[str] | None = None
     entries: list[_Entry] = field(default_factory=list)
-    asked: dict[tuple[str, str], WaitingPost] = field(default_factory=dict)
+    queued: dict[tuple[str, str], WaitingPost] = field(default_factory=dict)
     heights: dict[str, int] = field(default_factory=dict)
     _leases: dict[str, MemoryLease] = field(default_factory=dict)
     _epoch: int = 0
@@ -66,25 +65,25 @@ class MemoryLog:
                     del self._leases[account]
 
     def take_over(self, account: str) -> None:
-        """Take an account's lease from whoever has it, as after a pause that was too long."""
+        """Take an account's lease from its holder, as after a long pause."""
         with self._lock:
             self._leases.pop(account).lost = True
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
         with self._lock:
             if not self._held(account, chunk):
-                before = self.asked.get((account, chunk))
+                before = self.queued.get((account, chunk))
                 if before is None or before.message != message:
-                    self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
+                    self.queued[account, chunk] = WaitingPost(chunk, message, charged_bytes)
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         with self._lock:
-            for other in [key for key in self.asked if key[0] != account and key[1] == chunk]:
-                del self.asked[other]
+            for other in [key for key in self.queued if key[0] != account and key[1] == chunk]:
+                del self.queued[other]
             posted = {
-                one.transaction.account
-                for one in self.entries
-                if chunk in one.chunks and one.outcome in MAY_HOLD
+                entry.transaction.account
+                for entry in self.entries
+                if chunk in entry.chunks and entry.outcome in MAY_HOLD
             }
             return sorted(posted - {account})
 
@@ -92,7 +91,7 @@ class MemoryLog:
         with self._lock:
             return [
                 post
-                for (owner, chunk), post in self.asked.items()
+                for (owner, chunk), post in self.queued.items()
                 if owner == account
                 and not self._held(account, chunk)
                 and (self.posting is None or chunk in self.posting)
@@ -100,17 +99,19 @@ class MemoryLog:
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         with self._lock:
-            found = [one.transaction for one in self._of(account) if one.outcome is None]
-        return sorted(found, key=lambda one: one.sequence)
+            transactions = [
+                entry.transaction for entry in self._of(account) if entry.outcome is None
+            ]
+        return sorted(transactions, key=lambda one: one.sequence)
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         with self._lock:
             lease.check()
             account = transaction.account
             if any(
-                one.transaction.sequence == transaction.sequence
-                and one.outcome in {None, "included", "failed"}
-                for one in self._of(account)
+                entry.transaction.sequence == transaction.sequence
+                and entry.outcome in {None, "included", "failed"}
+                for entry in self._of(account)
             ):
                 raise LedgerError(
                     f"sequence {transaction.sequence} of account {account} has a transaction "
@@ -118,8 +119,8 @@ class MemoryLog:
                 )
             if held := [chunk for chunk in chunks if self._held(account, chunk)]:
                 raise LedgerError(f"{', '.join(held)} is in a transaction already")
-            if unknown := [chunk for chunk in chunks if (account, chunk) not in self.asked]:
-                raise LedgerError(f"nobody asked for {', '.join(unknown)}")
+            if unknown := [chunk for chunk in chunks if (account, chunk) not in self.queued]:
+                raise LedgerError(f"no message is queued for {', '.join(unknown)}")
             self.entries.append(_Entry(transaction, tuple(chunks)))
 
     def settle(
@@ -133,7 +134,7 @@ class MemoryLog:
     ) -> None:
         with self._lock:
             lease.check()
-            entry = next((one for one in self.entries if one.transaction.hash == hash), None)
+            entry = next((entry for entry in self.entries if entry.transaction.hash == hash), None)
             if entry is None or outcome not in OUTCOMES or entry.outcome not in (None, outcome):
                 raise LedgerError(f"there is no transaction {hash} that could still be '{outcome}'")
             if outcome == "included" and len(starts) != len(entry.chunks):
@@ -144,36 +145,36 @@ class MemoryLog:
 
     def start_of(self, account: str, chunk: str) -> int | None:
         with self._lock:
-            for one in reversed(self._of(account)):
-                if one.outcome == "included" and chunk in one.chunks:
-                    return one.starts[one.chunks.index(chunk)]
+            for entry in reversed(self._of(account)):
+                if entry.outcome == "included" and chunk in entry.chunks:
+                    return entry.starts[entry.chunks.index(chunk)]
         return None
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        return True  # each test's log is a new ledger beside what other tests posted
+        return True  # each test's log is a new ledger, next to other tests' posts
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         return []
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Forget it."""
+        """Do nothing."""
 
     def spent(self, account: str) -> int:
         with self._lock:
             return sum(
-                one.transaction.cost
-                for one in self._of(account)
-                if one.outcome in {None, "included", "failed"}
+                entry.transaction.cost
+                for entry in self._of(account)
+                if entry.outcome in {None, "included", "failed"}
             )
 
     def at_list_price(self, account: str) -> int:
         with self._lock:
             bought = [
-                one
-                for one in self._of(account)
-                if one.transaction.purpose == "buy" and one.outcome in MAY_HOLD
+                entry
+                for entry in self._of(account)
+                if entry.transaction.purpose == "buy" and entry.outcome in MAY_HOLD
             ]
-            return sum(not one.cost_told for one in bought)
+            return sum(not entry.cost_told for entry in bought)
 
     def seen_height(self, chain_id: str) -> int:
         with self._lock:
@@ -184,7 +185,9 @@ class MemoryLog:
             self.heights[chain_id] = max(height, self.heights.get(chain_id, 0))
 
     def _of(self, account: str) -> list[_Entry]:
-        return [one for one in self.entries if one.transaction.account == account]
+        return [entry for entry in self.entries if entry.transaction.account == account]
 
     def _held(self, account: str, chunk: str) -> bool:
-        return any(chunk in one.chunks and one.outcome in MAY_HOLD for one in self._of(account))
+        return any(
+            chunk in entry.chunks and entry.outcome in MAY_HOLD for entry in self._of(account)
+        )

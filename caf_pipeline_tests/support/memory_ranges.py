@@ -1,11 +1,11 @@
-"""A range source in memory that counts its reads, and CAF files put together by hand."""
+"""A range source in memory that counts its reads, and handmade CAF files."""
 
 import json
 import struct
 
 
 class MemoryRanges:
-    """Counts reads; refuses ranges outside the file, as a strict server does."""
+    """Counts reads. Refuses ranges outside of the file, as a strict server does."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -22,7 +22,7 @@ class MemoryRanges:
 
 
 def caf_bytes(bodies: bytes, index: bytes | dict, footer: int | None = None) -> bytes:
-    """Return bodies, index (as it is, or a dict as JSON) and footer (by default the right one)."""
+    """Return bodies, index and footer. A dict becomes JSON; the default footer is correct."""
     raw = index if isinstance(index, bytes) else json.dumps(index).encode()
     return bodies + raw + struct.pack("<I", len(raw) if footer is None else footer)
 

@@ -1,5 +1,4 @@
-"""Wallets, logs and posters on the loopback network, and a run that can be killed at any call it
-makes.
+"""Wallets, logs and posters on the loopback network, and a run that can be killed at any call.
 
 `python -m caf_pipeline_tests.support.paying_runs` reads one line of JSON from its standard input;
 see `main`.
@@ -40,7 +39,7 @@ SIZE = 1_000
 COPIES = 3
 CHARGED = SIZE * COPIES
 QUICK = {"attempts": 3, "first_wait_seconds": 0.01}
-"""Patience of a chain in tests: its blocks take 0.1 s."""
+"""Retries of a chain in tests, whose blocks take 0.1 s."""
 
 _wallets = itertools.count(1)
 
@@ -60,7 +59,7 @@ def chunk(name: str, **changes: Any) -> ChunkToStore:
 
 @dataclass
 class Payer:
-    """A wallet of its own on a network, with coins and space, and its posters."""
+    """A wallet with coins and space on a network, and its posters."""
 
     network: LoopbackNetwork
     words: str
@@ -89,13 +88,13 @@ class Payer:
         return payer
 
     def settings(self, **changes: Any) -> JackalSettings:
-        given = {
+        fields = {
             "lcd": tuple(self.network.lcds),
             "chain_id": self.network.chain_id,
             "copies": COPIES,
             "timeout_blocks": 50,
         }
-        return JackalSettings(**given | {"allow_private_addresses": True} | changes)
+        return JackalSettings(**fields | {"allow_private_addresses": True} | changes)
 
     def chain(self, log: TransactionLog, *urls: str, **changes: Any) -> Chain:
         return self.stack.enter_context(open_chain(self.settings(), log, *urls, **changes))
@@ -113,10 +112,10 @@ class Payer:
         )
 
     def delete(self, posting: PostRecord) -> None:
-        """Delete a file, as no program of ours does."""
+        """Delete a file, which our programs never do."""
         fields = ((1, self.address.encode()), (2, posting.merkle_root), (3, posting.start))
         message = ChainMessage(
-            "/canine_chain.storage.MsgDeleteFile", b"".join(field(*one) for one in fields)
+            "/canine_chain.storage.MsgDeleteFile", b"".join(field(*pair) for pair in fields)
         )
         chain = self.chain(MemoryLog())
         account = chain.account(self.address)
@@ -125,26 +124,26 @@ class Payer:
         )
         assert chain.broadcast(sign_transaction(self.wallet, [message], terms)).code == 0
         self.network.wait_for(
-            lambda state: all(one["start"] != posting.start for one in state["files"])
+            lambda state: all(file["start"] != posting.start for file in state["files"])
         )
 
     # what the network took
 
     def starts(self, name: str) -> list[int]:
-        """The starts of all posts of a chunk that the network has of this wallet."""
+        """Return the starts of all posts of a chunk by this wallet."""
         root = chunk(name).merkle_root.hex()
         return [
-            one["start"]
-            for one in self.network.state()["files"]
-            if (one["merkle"], one["owner"]) == (root, self.address)
+            file["start"]
+            for file in self.network.state()["files"]
+            if (file["merkle"], file["owner"]) == (root, self.address)
         ]
 
     def charged(self) -> int:
-        """Bytes of space that the network charged this wallet."""
+        """Return the bytes of space that the network charged this wallet."""
         return int(self.network.state()["plans"][self.address]["used_bytes"])
 
     def transactions(self) -> int:
-        """Transactions that took a sequence of this wallet."""
+        """Return how many transactions used a sequence of this wallet."""
         return int(self.network.state()["accounts"][self.address]["sequence"])
 
     def balance(self) -> int:
@@ -166,7 +165,7 @@ def open_chain(settings: JackalSettings, log: TransactionLog, *urls: str, **chan
 def then(
     target: object, method: str, action: Callable[[], object], *, before: bool = False
 ) -> None:
-    """Let the next call of a method be followed, or preceded, by an action."""
+    """Run an action after, or before, the next call of a method."""
     original = getattr(target, method)
 
     @functools.wraps(original)
@@ -192,11 +191,11 @@ class FileLog(MemoryLog):
         super().__init__()
         self._path = path
         if path.exists():
-            self.entries, self.asked, self.heights = pickle.loads(path.read_bytes())
+            self.entries, self.queued, self.heights = pickle.loads(path.read_bytes())
 
     def _save(self) -> None:
         new = self._path.with_suffix(".new")
-        new.write_bytes(pickle.dumps((self.entries, self.asked, self.heights)))
+        new.write_bytes(pickle.dumps((self.entries, self.queued, self.heights)))
         new.replace(self._path)
 
     def ask(self, *args: Any) -> None:
@@ -218,9 +217,9 @@ class FileLog(MemoryLog):
 
 @contextlib.contextmanager
 def open_log(where: str) -> Iterator[TransactionLog]:
-    """The ledger's log at a database's address, or one in a file."""
+    """Return the ledger's log at a database's address, or one in a file."""
     if where.startswith("postgresql"):
-        # Imported here: a run with a log in a file begins in a quarter of the time.
+        # Imported here: a run with a log in a file starts four times as fast.
         from caf_pipeline.ledger.database import Database
         from caf_pipeline.ledger.ledger import Ledger
 
@@ -243,13 +242,11 @@ KILLED_AT = (
     "transaction",
     "account",
 )
-"""Calls of a log and a chain before and after which a run can be killed."""
+"""Calls of a log and a chain that a run can be killed before and after."""
 
 
 def _kill_at(moment: int, *targets: object) -> None:
-    """Let this process be killed at a moment: each call above has one before it and one after
-    it.
-    """
+    """Kill this process at a moment. Each call above has one moment before it and one after it."""
     moments = itertools.count(1)
 
     def passing() -> None:
@@ -284,8 +281,9 @@ def _order(payer: Payer, where: str, name: str, moment: int, **what: Any) -> str
 
 
 def start_run(payer: Payer, where: str, name: str, *, moment: int = 0) -> "subprocess.Popen[str]":
-    """Start a process that posts a chunk once its standard input ends, and prints the start; killed
-    at `moment`, 0: never.
+    """Start a process that posts a chunk once its standard input ends, and prints the start.
+
+    It is killed at `moment`; 0 means never.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "caf_pipeline_tests.support.paying_runs"],
@@ -301,16 +299,14 @@ def start_run(payer: Payer, where: str, name: str, *, moment: int = 0) -> "subpr
 
 @dataclass
 class Run:
-    """How a process ended: its exit status, negative for a signal, and what it printed."""
+    """How a process ended: its output and its exit status, negative for a signal."""
 
     status: int
-    told: str
+    output: str
 
 
 class ManyRuns:
-    """A process that has imported everything and makes a process of its own for each run, one after
-    the other.
-    """
+    """A process with all imports done that forks a process for each run in turn."""
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "caf_pipeline_tests.support.paying_runs", "many"]
@@ -327,9 +323,9 @@ class ManyRuns:
         self._process.stdout.close()
 
     def run(self, payer: Payer, where: Path, name: str, *, moment: int, buy: int = 0) -> Run:
-        """Post a chunk, or buy so many bytes; be killed at `moment`.
+        """Post a chunk, or buy space, and be killed at `moment`.
 
-        Returns when that process is gone.
+        Returns when the process has ended.
         """
         assert self._process.stdin
         assert self._process.stdout
@@ -356,14 +352,12 @@ def _do_apart(order: dict[str, Any]) -> Run:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
-        told = file.read()
-    return Run(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told)
+        output = file.read()
+    return Run(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output)
 
 
 def main() -> None:
-    """Do what one line of standard input orders, when that has ended; or, told "many", one line
-    after the other.
-    """
+    """Execute the order in standard input once it ends. With "many", execute one order per line."""
     if sys.argv[1:] == ["many"]:
         import caf_pipeline_tests.support.process_template  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""A real HTTP server for ranges, with the habits of good and bad ones."""
+"""A real HTTP server for ranges, with good and bad habits."""
 
 import contextlib
 import re
@@ -10,14 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Site:
-    """What the server serves at `/file`, and how.
+    """The file at `/file`, and the server's habits.
 
     Attributes:
-        etag: what it says of the file's state; "" where it says nothing.
+        etag: the file's ETag; "" for none.
         knows_ranges: False for a server that always sends the whole file.
-        knows_suffixes: False for one that takes only ranges with a beginning.
+        knows_suffixes: False for a server that refuses suffix ranges.
         break_after: bytes after which each answer's connection is cut, or None.
-        failures: how many requests are answered 503 first.
+        failures: how many requests are answered with 503 first.
     """
 
     content: bytes

@@ -1,6 +1,6 @@
-"""A chain node's REST server that answers what a test wrote down, wrong things included.
+"""A chain node's REST server with scripted answers, including wrong ones.
 
-Strictness is the loopback network's.
+The loopback network is the strict one.
 """
 
 import json
@@ -16,9 +16,10 @@ CHAIN_ID = "scripted-1"
 
 
 @dataclass(frozen=True)
-class Told:
-    """An answer: `body` is JSON unless it is bytes; `cut` ends the connection after so many bytes
-    of it.
+class ScriptedAnswer:
+    """An answer.
+
+    `body` is JSON unless it is bytes. `cut` cuts the connection after so many bytes.
     """
 
     body: Any
@@ -30,22 +31,23 @@ class Told:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
 
 
-NOT_FOUND = Told(
+NOT_FOUND = ScriptedAnswer(
     {"code": 5, "message": "rpc error: code = NotFound desc = not found", "details": []}, 404
 )
-NOT_IMPLEMENTED = Told({"code": 12, "message": "Not Implemented", "details": []}, 501)
+NOT_IMPLEMENTED = ScriptedAnswer({"code": 12, "message": "Not Implemented", "details": []}, 501)
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves in the middle of an answer is what some tests are about."""
+        """Some tests expect clients that leave in the middle of an answer."""
 
 
 class ScriptedLcd:
-    """A node at `height` that also answers what is in `answers`, by path without the module's
-    prefix; `asked` holds the paths.
+    """A node at `height` that also answers the paths in `answers`, without the module's prefix.
+
+    `asked` collects the requested paths.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class ScriptedLcd:
         self.chain_id = CHAIN_ID
         self.age = 0.0
         self.block_seconds = 1.0
-        self.answers: dict[str, Told | Callable[[dict[str, str]], Told]] = {}
+        self.answers: dict[str, ScriptedAnswer | Callable[[dict[str, str]], ScriptedAnswer]] = {}
         self.asked: list[str] = []
         node = self
 
@@ -88,7 +90,7 @@ class ScriptedLcd:
         self._server.shutdown()
         self._server.server_close()
 
-    def block(self, height: int) -> Told:
+    def block(self, height: int) -> ScriptedAnswer:
         time = datetime.now(UTC) - timedelta(
             seconds=self.age + (self.height - height) * self.block_seconds
         )
@@ -97,7 +99,7 @@ class ScriptedLcd:
             "height": str(height),
             "time": f"{time:%Y-%m-%dT%H:%M:%S.%f}123Z",
         }
-        return Told({"block": {"header": header}})
+        return ScriptedAnswer({"block": {"header": header}})
 
     def _answer(self, handler: BaseHTTPRequestHandler, path: str, params: dict[str, str]) -> None:
         name = path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
@@ -106,25 +108,26 @@ class ScriptedLcd:
         self.asked.append(
             name + (f"?{params['pagination.key']}" if "pagination.key" in params else "")
         )
-        told = self.answers.get(name)
-        if told is None:
-            told = self._of_itself(name)
-        if callable(told):
-            told = told(params)
-        content = told.content()
-        handler.send_response(told.status)
+        reply = self.answers.get(name)
+        if reply is None:
+            reply = self._of_itself(name)
+        if callable(reply):
+            reply = reply(params)
+        content = reply.content()
+        handler.send_response(reply.status)
         for header, value in (
-            {"Content-Type": "application/json", "Content-Length": str(len(content))} | told.headers
+            {"Content-Type": "application/json", "Content-Length": str(len(content))}
+            | reply.headers
         ).items():
             handler.send_header(header, value)
         handler.end_headers()
-        handler.wfile.write(content[: told.cut])
-        if told.cut is not None:
+        handler.wfile.write(content[: reply.cut])
+        if reply.cut is not None:
             handler.close_connection = True
 
-    def _of_itself(self, name: str) -> Told:
+    def _of_itself(self, name: str) -> ScriptedAnswer:
         if name == "node_info":
-            return Told({"default_node_info": {"network": self.chain_id}})
+            return ScriptedAnswer({"default_node_info": {"network": self.chain_id}})
         if name == "blocks/latest":
             return self.block(self.height)
         if name.startswith("blocks/"):

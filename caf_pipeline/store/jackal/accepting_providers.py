@@ -1,8 +1,8 @@
-"""Whether enough providers would accept a chunk, before its post is paid for: allowed, answering,
-with room, and fast enough.
+"""Checks that enough providers would accept a chunk, before its post is paid for.
 
-An answer counts for a minute, so that a thousand chunks do not each ask everyone. What was posted
-before is not asked about.
+A provider must be allowed by the settings, online, have room, and be fast enough. An answer is
+valid for a minute, so that thousands of chunks do not query every provider. Chunks that are posted
+already are not checked.
 """
 
 import threading
@@ -20,17 +20,17 @@ from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.system.quantities import counted
 
-ANSWER_COUNTS_SECONDS: Final = 60.0
-"""How long a provider counts as one that answers. What it says of its room is as old at most."""
+ANSWER_VALID_SECONDS: Final = 60.0
+"""How long a provider's answer is valid. Its free space may be this old."""
 
-ASKED_AT_ONCE: Final = 8
-SAID: Final = 5
-"""Providers of which it is said why they would not take a chunk; there are a hundred."""
+PARALLEL_QUERIES: Final = 8
+LISTED_REFUSALS: Final = 5
+"""Refusals that an error lists. There are about a hundred providers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a provider would not take a chunk, and whether the settings alone say so."""
+    """The reason why a provider would not take a chunk. `by_settings`: the settings exclude it."""
 
     provider: str
     why: str
@@ -39,45 +39,26 @@ class _Refusal:
 
 @dataclass
 class AcceptingProviders:
-    """Asks providers whether a chunk would be taken. Safe for several threads."""
+    """Checks whether providers would take a chunk. Safe for several threads."""
 
     settings: JackalSettings
     selection: ProviderSelection
     uploads: Uploads
-    _room: dict[str, tuple[int | None, float]] = field(
-        default_factory=dict
-    )  # free bytes, until when that counts
+    # Free bytes, and until when they are valid.
+    _room: dict[str, tuple[int | None, float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def require(self, size_bytes: int) -> None:
-        """Return where as many providers as copies are required would take a file of this size.
+        """Return if the required number of providers would take a file of this size.
 
-        Raises: UploadsRefused: the settings or the bandwidth limit leave too few of them, so that
-            waiting does not help. NoProvider: too few answer, have room or are fast enough now.
-            StoreUnreachable: the chain does not list them.
+        Raises:
+            UploadsRefused: the settings or the bandwidth limit exclude too many; waiting does not
+                help.
+            NoProvider: too few providers are online, have room and are fast enough now.
+            StoreUnreachable: the chain does not list the providers.
         """
-        self.uploads.side_by_side(size_bytes)
+        self.uploads.parallel_uploads(size_bytes)
         required = self.settings.copies_required
-        if len(self._known_to_accept(size_bytes)) >= required:
-            return
-        listed = self.selection.listed(fresh=True)
-        if len(listed) < required:
-            raise UploadsRefused(
-                f"the chain lists {counted(len(listed), 'provider')}, and each chunk needs "
-                f"{counted(required, 'copy', 'copies')},"
-                " each at another provider: nothing was posted",
-                hint="lower jackal.copies, or jackal.required_copies",
-            )
-        order = self.selection.to_upload(size_bytes)
-        takers, refusals = self._ask(order, size_bytes, required)
-        if takers < required:
-            small = [
-                _Refusal(one, "offers less space than that in all")
-                for one in listed.keys() - set(order)
-            ]
-            raise self._failure([*refusals, *small], takers, len(listed), size_bytes)
-
-    def _known_to_accept(self, size_bytes: int) -> Sequence[str]:
         now = time.monotonic()
         with self._lock:
             room = {
@@ -85,43 +66,64 @@ class AcceptingProviders:
                 for provider, (free_bytes, until) in self._room.items()
                 if now < until
             }
-        return [
-            one
-            for one, free in room.items()
-            if (free is None or free >= size_bytes) and not self._too_slow(one, size_bytes)
+        accepting = [
+            provider
+            for provider, free_bytes in room.items()
+            if (free_bytes is None or free_bytes >= size_bytes)
+            and not self._too_slow(provider, size_bytes)
         ]
+        if len(accepting) >= required:
+            return
+        listed = self.selection.listed(fresh=True)
+        if len(listed) < required:
+            raise UploadsRefused(
+                f"nothing was posted: the chain lists {counted(len(listed), 'provider')}, but each "
+                f"chunk needs {counted(required, 'copy', 'copies')} at different providers",
+                hint="lower jackal.copies, or jackal.required_copies",
+            )
+        order = self.selection.to_upload(size_bytes)
+        takers, refusals = self._query(order, size_bytes, required)
+        if takers < required:
+            small = [
+                _Refusal(provider, "is smaller than the chunk")
+                for provider in listed.keys() - set(order)
+            ]
+            raise self._failure([*refusals, *small], takers, len(listed), size_bytes)
 
-    def _ask(
+    def _query(
         self, order: Sequence[str], size_bytes: int, required: int
     ) -> tuple[int, Sequence[_Refusal]]:
-        """Ask some at a time until enough would take the file; return how many would, and why the
-        others would not.
+        """Query providers in parallel until enough would take the file.
+
+        Returns how many would take it, and the refusals of the others.
         """
         waiting, running = deque(order), dict[Future[_Refusal | None], str]()
         takers, refusals = 0, list[_Refusal]()
-        pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="taker")
+        pool = ThreadPoolExecutor(PARALLEL_QUERIES, thread_name_prefix="taker")
         try:
             while takers < required and (waiting or running):
-                while waiting and len(running) < ASKED_AT_ONCE:
+                while waiting and len(running) < PARALLEL_QUERIES:
                     provider = waiting.popleft()
                     running[pool.submit(self._refusal, provider, size_bytes)] = provider
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     provider = running.pop(future)
-                    refusal = future.result() or self._slowness(provider, size_bytes)
+                    refusal = future.result()
+                    if refusal is None and self._too_slow(provider, size_bytes):
+                        rate = self.selection.upload_rate(provider)
+                        refusal = _Refusal(
+                            provider, f"is too slow for this size: {rate:.0f} bytes a second"
+                        )
                     if refusal is None:
                         takers += 1
                     else:
                         refusals.append(refusal)
         finally:
-            pool.shutdown(
-                wait=False, cancel_futures=True
-            )  # who is still asked has ten seconds to answer
+            pool.shutdown(wait=False, cancel_futures=True)  # open queries end within ten seconds
         return takers, refusals
 
     def _refusal(self, provider: str, size_bytes: int) -> _Refusal | None:
-        # Nothing of the ledger in here: this thread may outlive the question, and the ledger would
-        # be closed under it.
+        # This must not use the ledger, which may be closed before this thread ends.
         try:
             client = self.selection.client(provider)
             if client is None:
@@ -133,18 +135,10 @@ class AcceptingProviders:
         except StoreUnreachable as error:
             return _Refusal(provider, str(error))
         with self._lock:
-            self._room[provider] = free_bytes, time.monotonic() + ANSWER_COUNTS_SECONDS
+            self._room[provider] = free_bytes, time.monotonic() + ANSWER_VALID_SECONDS
         if free_bytes is not None and free_bytes < size_bytes:
             return _Refusal(provider, f"has {free_bytes} bytes free")
         return None
-
-    def _slowness(self, provider: str, size_bytes: int) -> _Refusal | None:
-        if not self._too_slow(provider, size_bytes):
-            return None
-        return _Refusal(
-            provider,
-            f"is too slow for this size: {self.selection.upload_rate(provider):.0f} bytes a second",
-        )
 
     def _too_slow(self, provider: str, size_bytes: int) -> bool:
         rate = self.selection.upload_rate(provider)
@@ -154,23 +148,20 @@ class AcceptingProviders:
         self, refusals: Sequence[_Refusal], takers: int, listed: int, size_bytes: int
     ) -> StoreError:
         required = self.settings.copies_required
-        private = [one for one in refusals if one.by_settings]
+        private = [refusal for refusal in refusals if refusal.by_settings]
         if listed - len(private) < required:
             return UploadsRefused(
-                f"nothing was posted: each chunk needs {counted(required, 'copy', 'copies')}, and "
-                f"{len(private)} of"
-                f" {counted(listed, 'provider')} have addresses that are not public and may not be "
-                "used",
+                f"nothing was posted: each chunk needs {counted(required, 'copy', 'copies')}, but "
+                f"{len(private)} of {counted(listed, 'provider')} have no public address, which "
+                "the settings require",
                 hint="set jackal.allow_private_addresses = true only for a network of your own, "
-                "whose providers are on this"
-                " machine or beside it",
+                "with providers on this machine or next to it",
             )
-        first = sorted(refusals, key=lambda one: one.by_settings)[:SAID]
+        first = sorted(refusals, key=lambda refusal: refusal.by_settings)[:LISTED_REFUSALS]
         more = f"; and {len(refusals) - len(first)} more" if len(refusals) > len(first) else ""
-        why = "; ".join(f"{one.provider}: {one.why}" for one in first)
+        why = "; ".join(f"{refusal.provider}: {refusal.why}" for refusal in first)
         return NoProvider(
             f"nothing was posted: {counted(required, 'copy', 'copies')} of {size_bytes} bytes are "
-            "required, and"
-            f" {counted(takers, 'provider')} would take one now: {why}{more}",
+            f"required, but only {counted(takers, 'provider')} would take one now: {why}{more}",
             hint="check that this machine can reach them; a later run asks all of them again",
         )

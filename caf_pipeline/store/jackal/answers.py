@@ -1,7 +1,6 @@
-"""What a chain's nodes answer, as records: each answer's fields are read strictly, one that is not
-as it must be is an error.
+"""The answers of chain nodes as records, with every field checked. No I/O.
 
-No I/O. Source: the table "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
+Source: the table "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
 
 import base64
@@ -17,27 +16,28 @@ from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.store.jackal.names import DENOM
 
 NOT_FOUND: Final = 5
-"""The gRPC code by which a node says that it has no such thing; over REST with status 404."""
+"""The gRPC code for an unknown object. Over REST it comes with status 404."""
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _COIN: Final = re.compile(r"([0-9]{1,20})([a-zA-Z][a-zA-Z0-9/:._-]*)")
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 TYPE_3: Final = 3
 TYPE_3_SINCE: Final = (5, 1, 0)
-"""The version of the chain that verifies proofs of type 3; earlier ones list them, and all of them
-fail.
+"""The first version of the chain that verifies proofs of type 3.
+
+Earlier versions list such proofs, but all of them fail.
 """
 
 _VERSION: Final = re.compile(
     r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
 )
 _LARGEST: Final = 2**63 - 1
-"""Of int64; the few uint64 among the answers are heights and counts, which never come near it."""
+"""The largest int64. The few uint64 fields are heights and counts, far below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is an error: a gRPC code and its sentence."""
+    """An error answer: a gRPC code and its message."""
 
     code: int
     message: str
@@ -54,9 +54,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a transaction of an account is signed for: its number, and the sequence that its next
-    one must have.
-    """
+    """An account's number, and the sequence of its next transaction. Both are signed."""
 
     number: int
     sequence: int
@@ -64,7 +62,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """The space that an account bought, all copies counted."""
+    """The space that an account bought. All copies count."""
 
     space_bytes: int
     used_bytes: int
@@ -72,15 +70,13 @@ class StoragePlan:
 
     @property
     def free_bytes(self) -> int:
-        """What is left; 0 where more is used than was bought."""
+        """Unused space, at least 0."""
         return max(0, self.space_bytes - self.used_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider as it registered itself: `total_bytes` is what it offers, 0 where it says nothing
-    readable.
-    """
+    """A provider's registration. `total_bytes` is its whole space, 0 if unreadable."""
 
     address: str
     url: str
@@ -89,13 +85,13 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class ChainFile:
-    """A file as the chain lists it: (merkle_root, owner, start) names it.
+    """A file on the chain, identified by (merkle_root, owner, start).
 
     Attributes:
-        expires: a block height; 0 for as long as the owner's plan lasts.
-        proof_interval: blocks of one of its proof windows, which begin with its start.
-        max_proofs: the copies that were paid for.
-        proofs: one for each copy that a provider claims: "<provider>/<owner>/<hex root>/<start>/".
+        expires: a block height. 0 means the end of the owner's plan.
+        proof_interval: blocks of one proof window. Windows begin at `start`.
+        max_proofs: the number of copies paid for.
+        proofs: one "<provider>/<owner>/<hex root>/<start>/" for each claimed copy.
     """
 
     merkle_root: bytes
@@ -111,19 +107,21 @@ class ChainFile:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The addresses of those who claim a copy, in the order of the proofs."""
+        """The addresses that claim a copy, in the order of `proofs`."""
         return tuple(proof.split("/", 1)[0] for proof in self.proofs)
 
 
 @dataclass(frozen=True, slots=True)
 class FileProof:
-    """What the chain keeps of one copy's proofs.
+    """The chain's record of one copy's proofs.
 
-    Attributes: provider: whose copy it is; "" where the answer does not say. last_proven: block
-        height of the last verified proof, or of the provider's joining, which verifies nothing.
-        next_leaf: the leaf that the next proof is to be of, drawn when a proof was verified.
-        Joining writes 0, which may also
-            be drawn.
+    Attributes:
+        provider: the copy's provider; "" if the answer lacks it.
+        last_proven: block height of the last verified proof, or of the provider's joining, which
+            verifies nothing.
+        next_leaf: the leaf of the next proof. A verified proof draws it at random. Joining writes
+            0,
+            which may also be drawn.
     """
 
     merkle_root: bytes
@@ -135,9 +133,7 @@ class FileProof:
 
     @property
     def verified(self) -> bool:
-        """Whether `last_proven` is the height of a verified proof for certain: only such a proof
-        draws a leaf other than 0.
-        """
+        """Whether `last_proven` is certainly a verified proof. Only those draw a leaf above 0."""
         return self.next_leaf > 0
 
 
@@ -145,10 +141,10 @@ class FileProof:
 class IncludedTransaction:
     """A transaction in a block.
 
-    `code` 0: all its messages took effect; `data` is hex, see `post_starts`.
-
-    `moved` is what its messages gave each account in ujkl, less what they took; its fee is not in
-    it. None where no node tells.
+    Attributes:
+        code: 0 if all messages took effect.
+        data: hex; see `post_starts`.
+        moved: the net ujkl that its messages gave each account, fee excluded. None if unknown.
     """
 
     height: int
@@ -161,7 +157,7 @@ class IncludedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """A node's answer to a transaction: `code` 0, it is in the mempool."""
+    """A node's answer to a broadcast. `code` 0: the transaction is in the mempool."""
 
     code: int
     codespace: str
@@ -169,112 +165,104 @@ class Broadcast:
 
 
 class ChainAnswer:
-    """One JSON object of an answer, read strictly: what is not as a chain would say it raises
-    ChainUnreachable with the query.
+    """One JSON object of an answer.
+
+    A field of a wrong type raises ChainUnreachable with the query.
     """
 
     def __init__(self, value: object, query: str) -> None:
         if not isinstance(value, dict):
-            raise _no_answer(query, f"an object was expected, not {_shown(value)}")
+            raise _invalid(query, f"expected an object, not {_shown(value)}")
         self._value: Mapping[str, object] = value
         self.query = query
 
     def has(self, name: str) -> bool:
-        """Whether there is a member of that name that is not null."""
+        """Return whether the member exists and is not null."""
         return self._value.get(name) is not None
 
-    def _member(self, name: str, kind: type, wanted: str) -> Any:  # noqa: ANN401 - of `kind`
-        found = self._value.get(name)
-        if not isinstance(found, kind) or isinstance(found, bool):
-            raise _no_answer(self.query, f"'{name}' should be {wanted}, not {_shown(found)}")
-        return found
+    def _member(self, name: str, kind: type, kind_name: str) -> Any:  # noqa: ANN401 - of `kind`
+        value = self._value.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise _invalid(self.query, f"'{name}' should be {kind_name}, not {_shown(value)}")
+        return value
 
     def object(self, name: str) -> "ChainAnswer":
-        """Return a member that is an object."""
+        """Return an object."""
         return ChainAnswer(self._member(name, dict, "an object"), self.query)
 
     def objects(self, name: str) -> "list[ChainAnswer]":
-        """Return a member that is a list of objects; a missing list is no empty one."""
-        return [ChainAnswer(one, self.query) for one in self._member(name, list, "a list")]
+        """Return a list of objects. Raises if it is missing."""
+        return [ChainAnswer(item, self.query) for item in self._member(name, list, "a list")]
 
     def text(self, name: str) -> str:
-        """Return a member that is text."""
+        """Return a string."""
         return self._plain(name, str(self._member(name, str, "text")))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a member that is a list of texts."""
-        found = self._member(name, list, "a list")
-        if not all(isinstance(one, str) for one in found):
-            raise _no_answer(self.query, f"'{name}' should hold texts only")
-        return tuple(self._plain(name, one) for one in found)
+        """Return a list of strings."""
+        texts = self._member(name, list, "a list")
+        if not all(isinstance(text, str) for text in texts):
+            raise _invalid(self.query, f"'{name}' should hold texts only")
+        return tuple(self._plain(name, text) for text in texts)
 
     def _plain(self, name: str, text: str) -> str:
-        # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text
-        # takes.
+        # JSON can contain a lone surrogate, which cannot be encoded.
         if not text.isascii() and _HALF_PAIR.search(text):
-            raise _no_answer(self.query, f"'{name}' is not text: {_shown(text)}")
+            raise _invalid(self.query, f"'{name}' is not text: {_shown(text)}")
         return text
 
     def number(self, name: str) -> int:
-        """Return a 32-bit integer, which comes as a JSON number."""
-        found = int(self._member(name, int, "a number"))
-        if not 0 <= found < 1 << 32:
-            raise _no_answer(
-                self.query, f"'{name}' should be a number of 32 bits, not {_shown(found)}"
+        """Return a 32-bit integer, which is sent as a JSON number."""
+        number = int(self._member(name, int, "a number"))
+        if not 0 <= number < 1 << 32:
+            raise _invalid(
+                self.query, f"'{name}' should be a number of 32 bits, not {_shown(number)}"
             )
-        return found
+        return number
 
     def integer(self, name: str) -> int:
-        """Return a 64-bit integer, which comes as text: JSON's own numbers are too short for it
-        elsewhere.
-        """
-        found = self.text(name)
-        if not _INTEGER.fullmatch(found) or abs(int(found)) > _LARGEST:
-            raise _no_answer(self.query, f"'{name}' should be an integer, not {_shown(found)}")
-        return int(found)
+        """Return a 64-bit integer, which is sent as a string."""
+        text = self.text(name)
+        if not _INTEGER.fullmatch(text) or abs(int(text)) > _LARGEST:
+            raise _invalid(self.query, f"'{name}' should be an integer, not {_shown(text)}")
+        return int(text)
 
     def data(self, name: str) -> bytes:
-        """Return bytes, which come in ordinary base64."""
-        found = self.text(name)
+        """Return bytes, which are sent in ordinary base64."""
+        text = self.text(name)
         try:
-            return base64.b64decode(found, validate=True)
+            return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise _no_answer(
-                self.query, f"'{name}' should be base64, not {_shown(found)}"
-            ) from error
+            raise _invalid(self.query, f"'{name}' should be base64, not {_shown(text)}") from error
 
     def time(self, name: str) -> datetime:
-        """Return a time, which comes in RFC 3339 with up to nine decimals."""
-        found = self.text(name)
+        """Return a time, which is sent in RFC 3339 with up to nine decimals."""
+        text = self.text(name)
         try:
-            time = datetime.fromisoformat(found)
+            time = datetime.fromisoformat(text)
             return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
         except (ValueError, OverflowError) as error:
-            raise _no_answer(
-                self.query, f"'{name}' should be a time, not {_shown(found)}"
-            ) from error
+            raise _invalid(self.query, f"'{name}' should be a time, not {_shown(text)}") from error
 
 
 def quoted(text: str, most: int = 200) -> str:
-    """Return an untrusted server's text, fit for a sentence: short, on one line, and without
-    control characters.
-    """
+    """Return an untrusted server's text, cut to `most` characters, on one line."""
     return "".join(character if character.isprintable() else " " for character in text[:most])
 
 
-def _no_answer(query: str, fault: str) -> ChainUnreachable:
+def _invalid(query: str, fault: str) -> ChainUnreachable:
     return ChainUnreachable(
-        f"{query}: the answer is not one of a chain: {fault}",
-        hint="check that jackal.lcd names REST servers of nodes",
+        f"{query}: not a valid answer of a chain node: {fault}",
+        hint="check that jackal.lcd names REST servers of chain nodes",
     )
 
 
 def _shown(value: object) -> str:
-    return reprlib.repr(value)[:60]  # of a deep or large value, only what is shown
+    return reprlib.repr(value)[:60]  # reprlib visits only a few members of a large value
 
 
 def parse_refusal(value: object) -> Refusal | None:
-    """Return the error that an answer is; None where it is not of that shape."""
+    """Return the error in an answer, or None if it has another shape."""
     if not isinstance(value, dict):
         return None
     code, message = value.get("code"), value.get("message")
@@ -284,7 +272,7 @@ def parse_refusal(value: object) -> Refusal | None:
 
 
 def parse_version(answer: ChainAnswer) -> str:
-    """Read the version of the chain's software out of `node_info`; "" where it names none."""
+    """Return the version of the chain's software from `node_info`, or ""."""
     if not answer.has("application_version"):
         return ""
     software = answer.object("application_version")
@@ -292,11 +280,9 @@ def parse_version(answer: ChainAnswer) -> str:
 
 
 def verifies_type_3(version: str) -> bool:
-    """Tell whether software of this version verifies proofs of type 3; False for one that is not
-    readable.
+    """Return whether this version verifies proofs of type 3. False for an unreadable version.
 
-    What follows the numbers makes it an earlier one (5.1.0-rc1), except where it names a build
-    (5.1.0+1).
+    A suffix marks an earlier version (5.1.0-rc1), unless it is a build number (5.1.0+1).
     """
     match = _VERSION.fullmatch(version.strip())
     if match is None:
@@ -306,13 +292,13 @@ def verifies_type_3(version: str) -> bool:
 
 
 def parse_block(answer: ChainAnswer) -> Block:
-    """Read a block, of which only the header matters here."""
+    """Parse a block's header."""
     header = answer.object("block").object("header")
     return Block(header.text("chain_id"), header.integer("height"), header.time("time"))
 
 
 def parse_account(answer: ChainAnswer) -> Account:
-    """Read an account; those that vest or belong to a module wrap the plain one."""
+    """Parse an account. Vesting and module accounts wrap a plain one."""
     account = answer.object("account")
     for wrapping in ("base_vesting_account", "base_account"):
         if account.has(wrapping):
@@ -321,53 +307,49 @@ def parse_account(answer: ChainAnswer) -> Account:
 
 
 def parse_plan(answer: ChainAnswer) -> StoragePlan:
-    """Read `payment_info`, whose members are in camel case."""
+    """Parse `payment_info`, whose members are in camel case."""
     plan = answer.object("storage_payment_info")
     return StoragePlan(plan.integer("spaceAvailable"), plan.integer("spaceUsed"), plan.time("end"))
 
 
-def parse_file(one: ChainAnswer) -> ChainFile:
-    """Read one file."""
+def parse_file(answer: ChainAnswer) -> ChainFile:
+    """Parse a file."""
     return ChainFile(
-        merkle_root=one.data("merkle"),
-        owner=one.text("owner"),
-        start=one.integer("start"),
-        expires=one.integer("expires"),
-        proof_interval=one.integer("proof_interval") if one.has("proof_interval") else 0,
-        size_bytes=one.integer("file_size"),
-        proof_type=one.integer("proof_type"),
-        max_proofs=one.integer("max_proofs"),
-        note=one.text("note"),
-        proofs=one.texts("proofs"),
+        merkle_root=answer.data("merkle"),
+        owner=answer.text("owner"),
+        start=answer.integer("start"),
+        expires=answer.integer("expires"),
+        proof_interval=answer.integer("proof_interval") if answer.has("proof_interval") else 0,
+        size_bytes=answer.integer("file_size"),
+        proof_type=answer.integer("proof_type"),
+        max_proofs=answer.integer("max_proofs"),
+        note=answer.text("note"),
+        proofs=answer.texts("proofs"),
     )
 
 
-def parse_provider(one: ChainAnswer) -> Provider:
-    """Read one provider. What it registered as its space is its own text and need not be a
-    number.
-    """
-    space = one.text("totalspace")
+def parse_provider(answer: ChainAnswer) -> Provider:
+    """Parse a provider. It registers its space as free text, which may not be a number."""
+    space = answer.text("totalspace")
     return Provider(
-        one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0
+        answer.text("address"), answer.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0
     )
 
 
-def parse_proof(one: ChainAnswer) -> FileProof:
-    """Read one proof."""
+def parse_proof(answer: ChainAnswer) -> FileProof:
+    """Parse a proof."""
     return FileProof(
-        one.data("merkle"),
-        one.text("owner"),
-        one.integer("start"),
-        one.integer("last_proven"),
-        provider=one.text("prover") if one.has("prover") else "",
-        next_leaf=one.integer("chunk_to_prove") if one.has("chunk_to_prove") else 0,
+        answer.data("merkle"),
+        answer.text("owner"),
+        answer.integer("start"),
+        answer.integer("last_proven"),
+        provider=answer.text("prover") if answer.has("prover") else "",
+        next_leaf=answer.integer("chunk_to_prove") if answer.has("chunk_to_prove") else 0,
     )
 
 
 def parse_next_key(answer: ChainAnswer) -> str | None:
-    """Read where the next page begins, in the form that the query takes back; None after the last
-    page.
-    """
+    """Parse the key of the next page, as the query takes it. None after the last page."""
     if not answer.has("pagination"):
         return None
     pagination = answer.object("pagination")
@@ -375,17 +357,17 @@ def parse_next_key(answer: ChainAnswer) -> str | None:
 
 
 def parse_broadcast(answer: ChainAnswer) -> Broadcast:
-    """Read the answer to a transaction that was sent."""
+    """Parse the answer to a broadcast."""
     response = answer.object("tx_response")
     return Broadcast(response.number("code"), response.text("codespace"), response.text("raw_log"))
 
 
 def parse_transaction(answer: ChainAnswer) -> IncludedTransaction:
-    """Read a transaction that is in a block."""
+    """Parse a transaction that is in a block."""
     response = answer.object("tx_response")
     height = response.integer("height")
     if height < 1:
-        raise _no_answer(answer.query, f"height {height} is none of a block")
+        raise _invalid(answer.query, f"a block cannot have the height {height}")
     return IncludedTransaction(
         height,
         response.number("code"),
@@ -397,38 +379,35 @@ def parse_transaction(answer: ChainAnswer) -> IncludedTransaction:
 
 
 _MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)}
-"""Events of the bank module: who is named by which attribute, and the sign of the amount that comes
-after it.
+"""Events of the bank module: the attribute that names the account, and the amount's sign.
+
+The amount follows the account.
 """
 
 
 def _moved(response: ChainAnswer) -> Mapping[str, int] | None:
-    """Read what messages moved from their logs; the list of all events has the fee's, too.
+    """Return the ujkl that messages moved, from their logs. None if a log cannot be read.
 
-    A log that is none tells nothing.
+    The list of all events is no use: it includes the fee.
     """
     moved: dict[str, int] = {}
     try:
         for log in response.objects("logs"):
             for event in log.objects("events"):
-                if event.text("type") in _MOVES:
-                    _add_moves(moved, event, *_MOVES[event.text("type")])
+                if event.text("type") not in _MOVES:
+                    continue
+                account_key, sign = _MOVES[event.text("type")]
+                account = ""
+                # The attributes of all events of this type follow each other.
+                for attribute in event.objects("attributes"):
+                    key = attribute.text("key")
+                    value = attribute.text("value") if attribute.has("value") else ""
+                    if key == account_key:
+                        account = value
+                    elif key == "amount":
+                        coins = (_COIN.fullmatch(coin) for coin in value.split(","))
+                        amount = sum(int(coin[1]) for coin in coins if coin and coin[2] == DENOM)
+                        moved[account] = moved.get(account, 0) + sign * amount
     except ChainUnreachable:
         return None
     return moved
-
-
-def _add_moves(moved: dict[str, int], event: ChainAnswer, names: str, sign: int) -> None:
-    account = ""
-    for attribute in event.objects("attributes"):  # of all events of the type, one after the other
-        key, value = (
-            attribute.text("key"),
-            attribute.text("value") if attribute.has("value") else "",
-        )
-        if key == names:
-            account = value
-        elif key == "amount":
-            coins = (_COIN.fullmatch(coin) for coin in value.split(","))
-            moved[account] = moved.get(account, 0) + sign * sum(
-                int(coin[1]) for coin in coins if coin and coin[2] == DENOM
-            )

@@ -1,8 +1,6 @@
-"""The difference between what the chain lists for an archive and what the ledger says of its
-chunks. Pure, over records.
+"""The difference between the chain's list of an archive and the ledger's chunks. Pure.
 
-A file of the chain is (root, owner, start); a chunk of the ledger has the same three once it is
-posted.
+A file on the chain is (root, owner, start). A posted chunk has the same three.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -13,7 +11,7 @@ from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.store.jackal.answers import ChainFile
 
-KEPT: Final = frozenset(
+ON_CHAIN: Final = frozenset(
     {
         ChunkState.POSTED,
         ChunkState.UPLOADING,
@@ -22,19 +20,19 @@ KEPT: Final = frozenset(
         ChunkState.DAMAGED,
     }
 )
-"""States in which the ledger says that the chain has the chunk's file."""
+"""States in which the chain should have the chunk's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainDiff:
-    """An archive on the chain beside the ledger.
+    """The difference between the chain and the ledger.
 
     Attributes:
         listed: chunks that the chain has, each with its file.
-        missing: chunks that the ledger says are posted, and the chain does not list.
-        foreign: files of the wallet and archive that no kept chunk names, e.g. of an abandoned one.
-        expiring: names of listed ones whose file ends at or before the height asked about.
-        short: names of located ones whose file has fewer providers than copies are required.
+        missing: posted chunks that the chain does not list.
+        foreign: the wallet's files in this archive without a chunk, e.g. of an abandoned chunk.
+        expiring: names of listed chunks whose file ends by the requested height.
+        short: names of located chunks whose file has fewer providers than required copies.
     """
 
     listed: Sequence[tuple[Chunk, ChainFile]]
@@ -53,20 +51,22 @@ def compare(
     expiring_at: int,
     plan_ends: bool = False,
 ) -> ChainDiff:
-    """Hold the chain's files against the ledger's chunks.
+    """Compare the chain's files with the ledger's chunks.
 
-    Args: files: what the chain lists for the archive, of the wallet and of those that the chunks
-        were posted by. chunks: the ledger's, of any state. owner: the wallet's address.
-        required_copies: providers that a located chunk should have. expiring_at: a block height; a
-        file with an end of its own at or before it is expiring. plan_ends: the wallet's space ends
-        by then, and with it each of its files that has no end of its own.
+    Args:
+        files: the archive's files on the chain, of the wallet and of other owners of its chunks.
+        chunks: the ledger's chunks in any state.
+        owner: the wallet's address.
+        required_copies: how many providers a located chunk needs.
+        expiring_at: a block height. Files with their own end at or before it are expiring.
+        plan_ends: True if the wallet's space ends by then. Files without their own end end with it.
     """
     files_by_post = {(file.merkle_root, file.owner, file.start): file for file in files}
     listed: list[tuple[Chunk, ChainFile]] = []
     missing: list[Chunk] = []
     for chunk in chunks:
         if (
-            chunk.state not in KEPT
+            chunk.state not in ON_CHAIN
             or chunk.merkle_root is None
             or chunk.owner is None
             or chunk.start is None

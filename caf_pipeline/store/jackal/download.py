@@ -1,6 +1,4 @@
-"""Reads stored bytes from the providers that hold them: the fastest first, the next one where it
-fails.
-"""
+"""Reads stored bytes from providers, the fastest first, with failover."""
 
 import threading
 import time
@@ -15,14 +13,12 @@ from caf_pipeline.store.protocol import PostRecord, ProviderRecords
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 HOLDERS_SECONDS: Final = 60.0
-"""How old the chain's word on who holds a file may be: thousands of objects are read from one chunk
-in a row.
-"""
+"""Maximum age of a file's cached holders. Thousands of objects are read from one chunk in a row."""
 
-MAX_REMEMBERED: Final = 4096
+MAX_CACHED: Final = 4096
 
 MEASURED_FROM_BYTES: Final = 4 << 20
-"""A shorter read tells of the way there and back, not of a rate."""
+"""Shorter reads measure the round trip, not a rate."""
 
 
 class Downloads:
@@ -35,23 +31,42 @@ class Downloads:
         selection: ProviderSelection,
         waits: Waits | None = None,
     ) -> None:
-        self._chain = chain
+        self.chain = chain
         self._records = records
         self._selection = selection
         self._waits = waits or Waits()
         self._lock = threading.Lock()
-        self._remembered: OrderedDict[tuple[bytes, str, int], tuple[float, Sequence[str]]] = (
+        self._cached_holders: OrderedDict[tuple[bytes, str, int], tuple[float, Sequence[str]]] = (
             OrderedDict()
         )
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the providers that the chain lists, the best first; as last known while no chain
-        node answers.
+        """Return the providers that the chain lists, the best first.
+
+        Uses the last known holders while no chain node answers.
         """
-        return self._selection.to_read(self._holders(posting))
+        key = (posting.merkle_root, posting.owner, posting.start)
+        with self._lock:
+            cached = self._cached_holders.get(key)
+        if cached and time.monotonic() - cached[0] < HOLDERS_SECONDS:
+            return self._selection.to_read(cached[1])
+        try:
+            file = self.chain.file(*key)
+        except StoreUnreachable:
+            if cached:
+                return self._selection.to_read(cached[1])
+            raise
+        holders = tuple(file.providers) if file else ()
+        if holders:  # a file without holders may get one any moment
+            with self._lock:
+                self._cached_holders[key] = (time.monotonic(), holders)
+                self._cached_holders.move_to_end(key)
+                if len(self._cached_holders) > MAX_CACHED:
+                    self._cached_holders.popitem(last=False)
+        return self._selection.to_read(holders)
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """See `ChunkStore.urls`."""
+        """See `ChunkReader.urls`."""
         clients = {address: self._selection.client(address) for address in self.holders(posting)}
         return {
             address: client.download_url(posting) for address, client in clients.items() if client
@@ -60,30 +75,48 @@ class Downloads:
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """See `ChunkStore.read`."""
+        """See `ChunkReader.read`."""
+        root = posting.merkle_root.hex()
         if end_byte > posting.stored_size_bytes:
             raise IntegrityError(
-                f"file {posting.merkle_root.hex()} has {posting.stored_size_bytes} bytes and ends "
-                f"before byte {end_byte}"
+                f"file {root} has {posting.stored_size_bytes} bytes and ends before byte {end_byte}"
             )
+        if provider:
+            candidates: Sequence[str] = [provider]
+        else:
+            try:
+                candidates = self.holders(posting)
+            except StoreUnreachable:  # the chain does not answer: try every provider
+                candidates = self._selection.to_read(self._selection.listed())
         position, errors = start_byte, list[CafError]()
-        for address in [provider] if provider else self._candidates(posting):
+        for address in candidates:
             if position >= end_byte:
                 return
             try:
-                for piece in self._from_one(address, posting, position, end_byte):
+                for piece in self._read_from(address, posting, position, end_byte):
                     position += len(piece)
                     yield piece
             except (StoreUnreachable, StoredChunkMissing, IntegrityError) as error:
                 self._records.failed(address)
                 errors.append(error)
-        if position < end_byte:
-            raise _worst(posting, errors)
+        if position >= end_byte:
+            return
+        reasons = "; ".join(str(error) for error in errors)
+        if all(isinstance(error, StoredChunkMissing) for error in errors):
+            raise StoredChunkMissing(
+                f"no provider has file {root}{f': {reasons}' if reasons else ''}"
+            )
+        if not any(isinstance(error, StoreUnreachable) for error in errors):
+            raise IntegrityError(f"no provider has the posted bytes of file {root}: {reasons}")
+        raise StoreUnreachable(
+            f"file {root} cannot be read: {reasons}",
+            hint="try again later; 'caf jackal files' lists its providers",
+        )
 
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
     ) -> bool:
-        """See `ChunkStore.has_lost`."""
+        """See `ChunkReader.has_lost`."""
         try:
             client = self._selection.client(provider)
         except StoreUnreachable:
@@ -91,76 +124,31 @@ class Downloads:
         if client is None:
             return False
         with self._waits.waiting(
-            f"provider {client.url}, which gave nothing of a range and is asked again",
-            ends_by="the range, or its time limit ends it",
+            f"provider {client.url}, which returned nothing of a range and is tried again",
+            ends_by="ends with the range, or a timeout",
             grace=UNANSWERED_SECONDS,
         ):
             return client.has_lost(posting, start_byte, end_byte)
 
-    def _from_one(
+    def _read_from(
         self, address: str, posting: PostRecord, start_byte: int, end_byte: int
     ) -> Iterator[bytes]:
         client = self._selection.client(address)
         if client is None:
             raise StoreUnreachable(f"provider {address} has no usable address")
         waited = 0.0
-        asked = time.monotonic()
         pieces = iter(client.download(posting, start_byte, end_byte))
-        while (piece := self._next(pieces, client.url)) is not None:
-            waited += time.monotonic() - asked
+        while True:
+            asked_at = time.monotonic()
+            with self._waits.waiting(
+                f"provider {client.url}, which sends no bytes",
+                ends_by="ends with a byte or a timeout; then another provider is tried",
+                grace=UNANSWERED_SECONDS,
+            ):
+                piece = next(pieces, None)
+            if piece is None:
+                break
+            waited += time.monotonic() - asked_at  # without the caller's work on a piece
             yield piece
-            asked = time.monotonic()  # what is done with a piece is not the provider's time
         if end_byte - start_byte >= MEASURED_FROM_BYTES and waited > 0:
             self._records.downloaded(address, end_byte - start_byte, waited)
-
-    def _next(self, pieces: Iterator[bytes], url: str) -> bytes | None:
-        """Return the next piece, None at the end."""
-        with self._waits.waiting(
-            f"provider {url}, which gives no bytes",
-            ends_by="a byte ends it, or its time limit: then another provider is asked",
-            grace=UNANSWERED_SECONDS,
-        ):
-            return next(pieces, None)
-
-    def _candidates(self, posting: PostRecord) -> Sequence[str]:
-        """Return the providers to read from: the holders, or all while the chain does not say who
-        they are.
-        """
-        try:
-            return self.holders(posting)
-        except StoreUnreachable:
-            return self._selection.to_read(self._selection.listed())
-
-    def _holders(self, posting: PostRecord) -> Sequence[str]:
-        key = (posting.merkle_root, posting.owner, posting.start)
-        with self._lock:
-            known = self._remembered.get(key)
-        if known and time.monotonic() - known[0] < HOLDERS_SECONDS:
-            return known[1]
-        try:
-            file = self._chain.file(*key)
-        except StoreUnreachable:
-            if known:
-                return known[1]
-            raise
-        holders = tuple(file.providers) if file else ()
-        if holders:  # an unproven file may be proven any moment
-            with self._lock:
-                self._remembered[key] = (time.monotonic(), holders)
-                self._remembered.move_to_end(key)
-                if len(self._remembered) > MAX_REMEMBERED:
-                    self._remembered.popitem(last=False)
-        return holders
-
-
-def _worst(posting: PostRecord, errors: Sequence[CafError]) -> CafError:
-    """Return the error to raise where no provider gave the bytes: missing only where all say so."""
-    root, said = posting.merkle_root.hex(), "; ".join(str(error) for error in errors)
-    if all(isinstance(error, StoredChunkMissing) for error in errors):
-        return StoredChunkMissing(f"no provider has file {root}{f': {said}' if said else ''}")
-    if not any(isinstance(error, StoreUnreachable) for error in errors):
-        return IntegrityError(f"no provider has file {root} as it was posted: {said}")
-    return StoreUnreachable(
-        f"file {root} is not read: {said}",
-        hint="its providers may be back later; 'caf jackal files' names them",
-    )

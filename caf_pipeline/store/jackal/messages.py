@@ -1,10 +1,8 @@
-"""What goes to the chain, as bytes: messages, signed transactions and what they answer with.
+"""The chain's messages and signed transactions as bytes. No I/O.
 
-No I/O.
-
-The protobuf types are described here by their field numbers, in a pool of their own, so that no
-generated code is needed. Source: the tables "Messages" and "Transactions" in the notes on Jackal's
-protocol; cosmos.tx.v1beta1 of SDK 0.45.
+The protobuf types are described here by field number, so no generated code is needed. Source: the
+tables "Messages" and "Transactions" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK
+0.45.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ BUY_STORAGE: Final = "/canine_chain.storage.MsgBuyStorage"
 PUBLIC_KEY: Final = "/cosmos.crypto.secp256k1.PubKey"
 
 _TYPES: Final[dict[str, dict[str, tuple[int, str]]]] = {
-    # name: {field: (number, type)}; "*" before a type: repeated; a capital: another message
+    # name: {field: (number, type)}. "*" means repeated; a capitalized type is a message.
     "PostFile": {
         "creator": (1, "string"),
         "merkle": (2, "bytes"),
@@ -92,11 +90,11 @@ def _message_classes() -> Mapping[str, type[Message]]:
         for field, (number, type_name) in fields.items():
             kind = type_name.removeprefix("*")
             label = kinds.LABEL_REPEATED if type_name.startswith("*") else kinds.LABEL_OPTIONAL
-            one = described.field.add(name=field, number=number, label=label)
+            descriptor = described.field.add(name=field, number=number, label=label)
             if kind in scalars:
-                one.type = scalars[kind]
+                descriptor.type = scalars[kind]
             else:
-                one.type, one.type_name = kinds.TYPE_MESSAGE, f".wire.{kind}"
+                descriptor.type, descriptor.type_name = kinds.TYPE_MESSAGE, f".wire.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -110,31 +108,27 @@ def _message(type_name: str, **fields: Any) -> Message:  # noqa: ANN401 - a fiel
 
 
 def encode(type_name: str, **fields: Any) -> bytes:  # noqa: ANN401 - as above
-    """Return a message's bytes; fields of their default value are left out, as proto3 does."""
+    """Return a message's bytes. Fields with default values are left out, as in proto3."""
     return _message(type_name, **fields).SerializeToString(deterministic=True)
 
 
 def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes are made at run time
-    """Return a message of this type.
+    """Parse a message.
 
     Raises:
-        StoreError: these are not its bytes.
+        StoreError: these are not the bytes of such a message.
     """
     message = _message(type_name)
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise StoreError(f"{len(data)} bytes are no {type_name}: {error}") from error
+        raise StoreError(f"cannot parse {len(data)} bytes as {type_name}: {error}") from error
     return message
-
-
-# --- messages and transactions
-# ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ChainMessage:
-    """A message as a transaction carries it."""
+    """A message in a transaction."""
 
     type_url: str
     value: bytes
@@ -142,9 +136,9 @@ class ChainMessage:
 
 @dataclass(frozen=True, slots=True)
 class TransactionTerms:
-    """What a transaction is signed for.
+    """The terms that a transaction signs.
 
-    `fee` in ujkl; the last block that may include it is `timeout_height`.
+    `fee` is in ujkl. `timeout_height` is the last block that may include the transaction.
     """
 
     chain_id: str
@@ -158,8 +152,9 @@ class TransactionTerms:
 def post_file(
     creator: str, merkle_root: bytes, size_bytes: int, *, copies: int, proof_type: int, note: str
 ) -> ChainMessage:
-    """Return the message that announces a file and takes space for all its copies, as long as the
-    plan lasts.
+    """Return the message that posts a file, for as long as the plan lasts.
+
+    All copies take space.
     """
     value = encode(
         "PostFile",
@@ -189,10 +184,12 @@ def buy_storage(creator: str, size_bytes: int, days: int) -> ChainMessage:
 def sign_transaction(
     wallet: Wallet, messages: Sequence[ChainMessage], terms: TransactionTerms
 ) -> bytes:
-    """Return the bytes to send (TxRaw), signed in SIGN_MODE_DIRECT."""
+    """Return the signed transaction (TxRaw) in SIGN_MODE_DIRECT."""
     body = encode(
         "TxBody",
-        messages=[_message("Any", type_url=one.type_url, value=one.value) for one in messages],
+        messages=[
+            _message("Any", type_url=message.type_url, value=message.value) for message in messages
+        ],
         timeout_height=terms.timeout_height,
     )
     signer = _message(
@@ -222,16 +219,16 @@ def sign_transaction(
 
 
 def transaction_messages(body: bytes) -> list[ChainMessage]:
-    """Return the messages of a transaction's bytes, in order."""
+    """Return the messages of a transaction in their order."""
     raw = decode("TxRaw", body)
-    return [
-        ChainMessage(one.type_url, one.value) for one in decode("TxBody", raw.body_bytes).messages
-    ]
+    messages = decode("TxBody", raw.body_bytes).messages
+    return [ChainMessage(message.type_url, message.value) for message in messages]
 
 
 def transaction_fee(body: bytes) -> int:
-    """Return the fee in ujkl that a transaction's bytes offer, which is paid also where it fails in
-    its block.
+    """Return a transaction's fee in ujkl.
+
+    The fee is paid even if the transaction fails in its block.
     """
     raw = decode("TxRaw", body)
     return sum(
@@ -242,18 +239,19 @@ def transaction_fee(body: bytes) -> int:
 
 
 def post_starts(data: str) -> list[int]:
-    """Return the start of each post of an included transaction, from its `data` (hex TxMsgData), in
-    order.
+    """Return the start of each post from the `data` (hex TxMsgData) of an included transaction.
+
+    The order is that of the posts.
 
     Raises:
-        StoreError: the data is not that.
+        StoreError: the data has another format.
     """
     try:
         results = decode("TxMsgData", bytes.fromhex(data)).data
     except ValueError as error:
         raise StoreError(f"the transaction's data is not hex: {data[:40]!r}") from error
     return [
-        int(decode("PostFileResponse", one.data).start_block)
-        for one in results
-        if one.msg_type == POST_FILE
+        int(decode("PostFileResponse", result.data).start_block)
+        for result in results
+        if result.msg_type == POST_FILE
     ]

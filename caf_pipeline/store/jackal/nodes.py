@@ -1,9 +1,8 @@
-"""REST servers of chain nodes ("LCD"): requests go to one, and to the next where it fails, lags, or
-no longer makes blocks.
+"""REST servers of chain nodes ("LCD"), with failover.
 
-What a node does not know proves something only where the node is as far as any was ever seen. So
-each look-up asks the node's height first, and below the greatest height seen its answers count for
-nothing.
+A request goes to the next node if a node fails, lags, or no longer makes blocks. A "not found"
+proves something only if the node is as far as any node was ever seen. So each query first reads the
+node's height, and ignores nodes below the greatest height seen.
 
 Source: "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
@@ -44,46 +43,42 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 ATTEMPTS: Final = 5
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 8.0
-"""One call goes through all nodes so often, with waits that double at random up to the greatest:
-together longer than a block of six seconds, by which one node may be ahead of another, and shorter
-than what a run can wait with nothing to show.
+"""Attempts of a call, and the random, doubling waits between them.
+
+Together they outlast a block of six seconds, the usual difference between nodes.
 """
 
 SILENCE_SECONDS: Final = 10.0
-"""A node that says nothing for so long is passed over; answers from its own state take it
-milliseconds.
-"""
+"""Timeout for a node that sends nothing. Nodes answer from their own state within milliseconds."""
 
 ANSWER_SECONDS: Final = 60.0
 ANSWER_BYTES: Final = 4 * 2**20
-"""The most that an answer may take, from the question to its last byte.
+"""Limits of a whole exchange.
 
-A page of files is below 1 MiB; a longer answer is none: JSON of 4 MiB may stand for 100 MB in
-memory.
+A page of files is below 1 MiB. JSON of 4 MiB may need 100 MB of memory.
 """
 
 HALTED_SECONDS: Final = 300.0
 HALTED_BLOCKS: Final = 50
-"""A newest block older than both is one of a chain that has stopped, or of a node that is far
-behind. Blocks take about six seconds; an upgrade of the network stops it for longer than five
-minutes, an ordinary delay does not.
+"""If the newest block is older than both, the chain has stopped or the node is far behind.
+
+Blocks take about six seconds. Network upgrades stop the chain for more than five minutes, ordinary
+delays do not.
 """
 
 BLOCK_SECONDS: Final = 6.0
-"""Between two blocks, where the chain is too young to measure it: what Jackal's main network aims
-at.
-"""
+"""The target of Jackal's main network, used while the chain is too young to measure."""
 
 _MEASURED_BLOCKS: Final = 100
 _MEASURE_AGAIN_SECONDS: Final = 600.0
-_AVOID_SECONDS: Final = 30.0  # a node that failed is asked last for so long
+_AVOID_SECONDS: Final = 30.0  # a failed node comes last for so long
 
 _HEIGHT: Final = re.compile(r"[0-9]{1,18}")  # below 2^63
 
 _HEIGHT_HEADER: Final = "Grpc-Metadata-X-Cosmos-Block-Height"
-"""Names the height of the state that an answer was read from; not every answer has it.
+"""The height of the state that an answer was read from. Some answers lack it.
 
-Behind one address may be several nodes, so that the height asked first need not be this one.
+Several nodes may share one address, so this height may differ from the one read before.
 """
 
 _TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
@@ -92,23 +87,23 @@ T = TypeVar("T")
 
 
 class Refused(ChainUnreachable):
-    """A node answered with an error of its own; the caller decides whether that is an answer."""
+    """A node answered with an error. The caller decides what the error means."""
 
     def __init__(self, query: str, status: int, refusal: Refusal) -> None:
         foreign = status == httpx.codes.NOT_IMPLEMENTED
         super().__init__(
             f"{query}: refused with status {status}, code {refusal.code}: "
             f"{quoted(refusal.message)}",
-            hint="the node knows no such query: check that jackal.lcd names nodes of Jackal"
+            hint="the node does not support this query: check that jackal.lcd names Jackal nodes"
             if foreign
-            else "wait, or name another node",
+            else "wait, or set another node in jackal.lcd",
         )
         self.status = status
         self.refusal = refusal
 
     @property
     def not_found(self) -> bool:
-        """Whether the node says that there is no such thing."""
+        """Whether the node reports that the object does not exist."""
         return self.status == httpx.codes.NOT_FOUND and self.refusal.code == NOT_FOUND
 
     @property
@@ -118,7 +113,7 @@ class Refused(ChainUnreachable):
 
     @property
     def final(self) -> bool:
-        """Whether it would say the same again."""
+        """Whether a retry would get the same answer."""
         at_fault = (
             httpx.codes.is_client_error(self.status)
             and self.status != httpx.codes.TOO_MANY_REQUESTS
@@ -127,26 +122,26 @@ class Refused(ChainUnreachable):
 
 
 class TooLong(ChainUnreachable):
-    """An answer that is longer than one may be."""
+    """An answer exceeds `ANSWER_BYTES`."""
 
 
 class NeverAnswers(ChainUnreachable):
-    """A server whose error lasts until the setting or the server is changed."""
+    """The error lasts until the setting or the server is changed."""
 
     permanent = True
 
 
 class Node:
-    """One REST server, and for how long it is better asked last."""
+    """One REST server. It comes last until `avoid_until`."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.known = False  # that it is of the right chain
+        self.on_right_chain = False  # True once it was checked
         self.avoid_until = 0.0
 
 
 class Nodes:
-    """The nodes of one chain. May be asked by several threads at once."""
+    """The nodes of one chain. Safe for several threads."""
 
     def __init__(
         self,
@@ -162,32 +157,34 @@ class Nodes:
         halted_seconds: float = HALTED_SECONDS,
         waits: Waits | None = None,
     ) -> None:
-        """Name the nodes, the best first; no request is sent yet.
+        """Configure the nodes, the best first. Sends no request.
 
         Args:
             urls: `http(s)://host[:port]`.
-            chain_id: a node of another chain is refused.
-            seen_height: returns the greatest height ever seen of this chain, by whomever.
-            see_height: remembers one.
-            attempts: how often a call goes through all nodes.
-            first_wait_seconds: the wait after the first time, about; it doubles.
-            silence_seconds: for how long a node may say nothing.
-            answer_seconds: how long an exchange may take, to the answer's last byte.
-            halted_seconds: the age of a newest block from which on the chain may have stopped.
-            waits: where it is said while no node answers.
+            chain_id: nodes of other chains are refused.
+            seen_height: returns the greatest height that any process has seen of this chain.
+            see_height: stores a height.
+            attempts: how often a call tries all nodes.
+            first_wait_seconds: approximate wait after the first attempt; it doubles.
+            silence_seconds: timeout for a node that sends nothing.
+            answer_seconds: timeout for a whole exchange.
+            halted_seconds: age of the newest block from which the chain may have stopped.
+            waits: reports long waits.
 
         Raises:
-            SettingsError: no URL, or one that is none.
+            SettingsError: a URL is missing or invalid.
         """
         if not urls:
             raise SettingsError(
-                "jackal.lcd names no REST server",
-                hint='name one, e.g. jackal.lcd = ["https://…:1317"] (docs/jackal.md), or keep '
-                "chunks in a folder: "
-                'kind = "directory" in [store]',
+                "jackal.lcd is empty",
+                hint='set a REST server, e.g. jackal.lcd = ["https://…:1317"] (docs/jackal.md), or '
+                'keep chunks in a folder: kind = "directory" in [store]',
             )
         for url in urls:
-            if not url.startswith(("http://", "https://")) or not _host_of(url):
+            host = ""
+            with suppress(httpx.InvalidURL):
+                host = httpx.URL(url).host
+            if not host or not url.startswith(("http://", "https://")):
                 raise SettingsError(
                     f"jackal.lcd: '{url}' is not the address of a REST server",
                     hint="write http(s)://host[:port]",
@@ -202,9 +199,8 @@ class Nodes:
         self._answer_seconds = answer_seconds
         self._halted_seconds = halted_seconds
         self._waits = waits or Waits()
-        self._block_seconds = (BLOCK_SECONDS, 0.0)  # measured, until when it counts
-        # A redirect could lead a signed transaction, or the belief in an answer, to a server that
-        # nobody named.
+        self._block_seconds = (BLOCK_SECONDS, 0.0)  # the measured value, and until when it is valid
+        # A redirect could send a signed transaction to a server that is not configured.
         self._client = httpx.Client(
             transport=GuardedTransport(),
             follow_redirects=False,
@@ -215,141 +211,145 @@ class Nodes:
         """Close the connections."""
         self._client.close()
 
-    def asked(self, ask: Callable[[Node, Block], T]) -> T:
-        """Return what the first good node answers.
+    def query_first(self, ask: Callable[[Node, Block], T]) -> T:
+        """Return the first good node's answer.
 
-        Raises: StoreUnreachable: after all attempts, as one of its kinds. SettingsError: a node is
-            of another chain.
+        Raises:
+            StoreUnreachable: all attempts failed; the subclass gives the reason.
+            SettingsError: a node belongs to another chain.
         """
-        return self._retrying(lambda: self._asked_once(ask))
 
-    def each(self, ask: Callable[[Node, Block], T]) -> list[T]:
-        """Return what each good node answers; at least one, or raises as `asked`."""
+        def ask_once() -> T:
+            faults: list[StoreUnreachable] = []
+            now = time.monotonic()
+            for node in sorted(self._nodes, key=lambda node: node.avoid_until > now):
+                try:
+                    return ask(node, self._newest_block(node))
+                except StoreUnreachable as error:
+                    faults.append(error)
+                    if not isinstance(error, Refused | ChainBehind):
+                        node.avoid_until = time.monotonic() + _AVOID_SECONDS
+            raise _main_fault(faults)
+
+        return self._retrying(ask_once)
+
+    def query_all(self, ask: Callable[[Node, Block], T]) -> list[T]:
+        """Return the answers of all good nodes. Raises like `query_first` if there is none."""
         answers = []
         for node in self._nodes:
             with suppress(StoreUnreachable):
                 answers.append(ask(node, self._newest_block(node)))
-        return answers or [self.asked(ask)]
+        return answers or [self.query_first(ask)]
 
     def versions(self) -> list[tuple[str, str]]:
         """Return the address and the version of each node that answers.
 
-        Raises: StoreUnreachable: none does, after all attempts. SettingsError: a node is of another
-            chain.
+        Nodes that failed recently are asked only if no other node answers.
+
+        Raises:
+            StoreUnreachable: no node answers after all attempts.
+            SettingsError: a node belongs to another chain.
         """
-        return self._retrying(self._versions_once)
+
+        def ask_once() -> list[tuple[str, str]]:
+            versions: list[tuple[str, str]] = []
+            faults: list[StoreUnreachable] = []
+            now = time.monotonic()
+            for node in sorted(self._nodes, key=lambda node: node.avoid_until > now):
+                if versions and node.avoid_until > now:
+                    continue
+                try:
+                    versions.append((node.url, parse_version(self._info(node))))
+                except StoreUnreachable as error:
+                    faults.append(error)
+                    node.avoid_until = time.monotonic() + _AVOID_SECONDS
+            if not versions:
+                raise _main_fault(faults)
+            return versions
+
+        return self._retrying(ask_once)
 
     def block_seconds(self) -> float:
-        """Return the time between two blocks, over the last hundred of them; measured every ten
-        minutes.
+        """Return the time between two blocks, averaged over the last hundred.
+
+        Measured every ten minutes.
         """
         seconds, until = self._block_seconds
         if time.monotonic() < until:
             return seconds
-        seconds = self.asked(self._measured_block_seconds)
+        seconds = self.query_first(self._measured_block_seconds)
         self._block_seconds = (seconds, time.monotonic() + _MEASURE_AGAIN_SECONDS)
         return seconds
 
-    def _retrying(self, asked: Callable[[], T]) -> T:
-        """Return what `asked` does, trying again while the fault may pass; the wait is reported
-        after some seconds.
-        """
+    def _retrying(self, ask_once: Callable[[], T]) -> T:
         retrying = Retrying(
-            retry=retry_if_exception(_may_pass),
+            retry=retry_if_exception(
+                lambda error: (
+                    isinstance(error, StoreUnreachable)
+                    and not isinstance(error, TooLong | NeverAnswers)
+                    and not (isinstance(error, Refused) and error.final)
+                )
+            ),
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(multiplier=self._first_wait_seconds, max=MAX_WAIT_SECONDS),
             reraise=True,
         )
         nodes = ", ".join(node.url for node in self._nodes)
-        times = f"{self._attempts} attempts" if self._attempts > 1 else "one attempt"
+        attempts = f"{self._attempts} attempts" if self._attempts > 1 else "one attempt"
         with self._waits.waiting(
-            f"an answer of the chain at {nodes}, which is asked again and again",
-            ends_by=f"an answer ends it, or {times} without one",
+            f"an answer of the chain at {nodes}; the request is retried",
+            ends_by=f"ends with an answer, or after {attempts}",
             grace=UNANSWERED_SECONDS,
         ):
-            answer: T = retrying(asked)
+            answer: T = retrying(ask_once)
         return answer
 
-    def _asked_once(self, ask: Callable[[Node, Block], T]) -> T:
-        faults: list[StoreUnreachable] = []
-        now = time.monotonic()
-        for node in sorted(self._nodes, key=lambda one: one.avoid_until > now):
-            try:
-                return ask(node, self._newest_block(node))
-            except StoreUnreachable as error:
-                faults.append(error)
-                if not isinstance(error, Refused | ChainBehind):
-                    node.avoid_until = time.monotonic() + _AVOID_SECONDS
-        raise _the_fault(faults)
-
-    def _versions_once(self) -> list[tuple[str, str]]:
-        """Return the version that each node names which answers; one that failed a moment ago is
-        asked only if no other does.
-        """
-        found: list[tuple[str, str]] = []
-        faults: list[StoreUnreachable] = []
-        now = time.monotonic()
-        for node in sorted(self._nodes, key=lambda one: one.avoid_until > now):
-            if found and node.avoid_until > now:
-                continue
-            try:
-                found.append((node.url, parse_version(self._info(node))))
-            except StoreUnreachable as error:
-                faults.append(error)
-                node.avoid_until = time.monotonic() + _AVOID_SECONDS
-        if not found:
-            raise _the_fault(faults)
-        return found
-
     def _info(self, node: Node) -> ChainAnswer:
-        """Return what a node of this chain says of itself."""
         info = self.answer("GET", node, f"{_TENDERMINT}/node_info")[0]
         self._check_chain(node, info.object("default_node_info").text("network"))
-        node.known = True
+        node.on_right_chain = True
         return info
 
     def _newest_block(self, node: Node) -> Block:
-        """Return the node's newest block; raise where the node lags, halts or is of another
-        chain.
-        """
-        if not node.known:
+        if not node.on_right_chain:
             self._info(node)
         answer, _, answered_at = self.answer("GET", node, f"{_TENDERMINT}/blocks/latest")
         block = parse_block(answer)
         self._check_chain(node, block.chain_id)
-        seen = self._seen_height()
-        if block.height < seen:
-            raise _behind(node, block.height, seen)
+        greatest = self._seen_height()
+        if block.height < greatest:
+            raise _behind(node, block.height, greatest)
         age = (answered_at - block.time).total_seconds()
         if age > self._halted_seconds and age > HALTED_BLOCKS * self._measured_block_seconds(
             node, block
         ):
             raise ChainHalted(
                 f"{node.url}: the newest block, {block.height}, is {age:.0f} s old",
-                hint="no block is made, the node is far behind, or its clock is wrong: wait, or "
-                "name another node in jackal.lcd",
+                hint="the chain makes no blocks, the node is far behind, or its clock is wrong: "
+                "wait, or set another node in jackal.lcd",
             )
-        self.saw(block.height, seen)
+        self.saw(block.height, greatest)
         return block
 
-    def saw(self, height: int, seen: int | None = None) -> None:
-        """Remember a height that a node was seen at; `seen` is the greatest one where the caller
-        has just asked for it.
+    def saw(self, height: int, greatest: int | None = None) -> None:
+        """Store a height that a node reported.
+
+        `greatest` is the greatest height so far, if the caller has it. It saves a query.
         """
-        if height > (self._seen_height() if seen is None else seen):
+        if height > (self._seen_height() if greatest is None else greatest):
             self._see_height(height)
 
-    def _check_chain(self, node: Node, found: str) -> None:
-        if found != self.chain_id:
+    def _check_chain(self, node: Node, chain_id: str) -> None:
+        if chain_id != self.chain_id:
             raise SettingsError(
-                f"jackal.lcd: {node.url} is a node of chain '{quoted(found, 60)}', not of "
+                f"jackal.lcd: {node.url} is a node of chain '{quoted(chain_id, 60)}', not of "
                 f"'{self.chain_id}'",
                 hint="correct jackal.lcd or jackal.chain_id",
             )
 
     def _measured_block_seconds(self, node: Node, block: Block) -> float:
         earlier = max(1, block.height - _MEASURED_BLOCKS)
-        # A node may have dropped its old blocks; then the figure is what the network aims at.
+        # A node may have pruned its old blocks.
         with suppress(Refused):
             first = parse_block(self.answer("GET", node, f"{_TENDERMINT}/blocks/{earlier}")[0])
             if first.height < block.height and first.time < block.time:
@@ -364,7 +364,7 @@ class Nodes:
         parse: Callable[[ChainAnswer], T],
         params: Mapping[str, str] | None,
     ) -> T:
-        """Return a node's answer, from a state not below the block."""
+        """Return a node's answer, read from a state that is not older than the block."""
         answer, height, _ = self.answer("GET", node, path, params=params)
         if height is not None and height < block.height:
             raise _behind(node, height, block.height)
@@ -378,10 +378,11 @@ class Nodes:
         *,
         params: Mapping[str, str] | None = None,
         content: bytes | None = None,
-        named: str = "",
+        query_name: str = "",
     ) -> tuple[ChainAnswer, int | None, datetime]:
-        """Return an answer, which errors call `named`, the height of its state if the node reports
-        it, and the node's time.
+        """Send a request and return the answer, the height of its state, and the node's time.
+
+        The height is None if the node does not report it. Errors call the query `query_name`.
         """
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
@@ -398,9 +399,9 @@ class Nodes:
                 body = _body(response, query)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
             if limit.is_over:
-                told = f"{query}: no answer: it took longer than {self._answer_seconds:g} s"
                 raise ChainUnreachable(
-                    told, hint="check jackal.lcd and the network, or wait"
+                    f"{query}: no complete answer within {self._answer_seconds:g} s",
+                    hint="check jackal.lcd and the network, or wait",
                 ) from error
             raise _unreachable(node, reason_of(error, node.url)) from error
         try:
@@ -409,33 +410,32 @@ class Nodes:
             if response.status_code == httpx.codes.BAD_REQUEST and speaks_only_tls(node.url):
                 raise _unreachable(node, Reason.ONLY_TLS) from error
             raise ChainUnreachable(
-                f"{query}: status {response.status_code} and no JSON: {body[:60]!r}: what answers "
-                "is not the REST server of a"
-                " chain's node, or is out of order",
-                hint="check jackal.lcd (nodes have this server, LCD, often at port 1317), or wait",
+                f"{query}: status {response.status_code} and no JSON: {body[:60]!r}. The server is "
+                "out of order, or not the REST server of a chain node",
+                hint="check jackal.lcd (the REST server, LCD, often has port 1317), or wait",
             ) from error
         if response.status_code != httpx.codes.OK:
             raise Refused(
                 query, response.status_code, parse_refusal(value) or Refusal(-1, f"{body[:100]!r}")
             )
-        told_height = response.headers.get(_HEIGHT_HEADER, "")
-        height = int(told_height) if _HEIGHT.fullmatch(told_height) else None
-        return ChainAnswer(value, named or query), height, _answered_at(response.headers)
+        height_header = response.headers.get(_HEIGHT_HEADER, "")
+        height = int(height_header) if _HEIGHT.fullmatch(height_header) else None
+        return ChainAnswer(value, query_name or query), height, _answered_at(response.headers)
 
 
 def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
     kind = NeverAnswers if reason.lasts else ChainUnreachable
     return kind(
         f"{node.url} {reason}",
-        hint=hint_for(reason, "jackal.lcd") or "name a node with a certificate that is valid here",
+        hint=hint_for(reason, "jackal.lcd") or "set a node with a certificate that is valid here",
     )
 
 
 def _answered_at(headers: httpx.Headers) -> datetime:
-    """Return the time of an answer by the node's clock, since this machine's clock may be wrong;
-    this machine's without a Date.
+    """Return the time of an answer by the node's clock. This machine's clock may be wrong.
 
-    A cache sends the Date of the original answer, and its age in seconds as Age (RFC 9111, 5.1).
+    It is this machine's time if there is no Date header. Caches send the original Date, and the
+    answer's age in seconds as Age (RFC 9111, 5.1).
     """
     with suppress(KeyError, ValueError, OverflowError):
         return parsedate_to_datetime(headers["Date"]).astimezone(UTC) + timedelta(
@@ -445,11 +445,11 @@ def _answered_at(headers: httpx.Headers) -> datetime:
 
 
 def _body(response: httpx.Response, query: str) -> bytes:
-    """Return the answer's bytes as they are sent: what a few of them unpack to has no limit."""
+    """Return the answer's raw bytes. A decompressed body would have no size limit."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise ChainUnreachable(
-            f"{query}: the answer is encoded as {encoding[:40]!a}, which was not asked for"
+            f"{query}: the answer has the unrequested encoding {encoding[:40]!a}"
         )
     body = bytearray()
     for piece in response.iter_raw():
@@ -459,36 +459,18 @@ def _body(response: httpx.Response, query: str) -> bytes:
     return bytes(body)
 
 
-def _may_pass(error: BaseException) -> bool:
-    return (
-        isinstance(error, StoreUnreachable)
-        and not isinstance(error, TooLong | NeverAnswers)
-        and not (isinstance(error, Refused) and error.final)
-    )
-
-
-def _host_of(url: str) -> str:
-    try:
-        return httpx.URL(url).host
-    except httpx.InvalidURL:
-        return ""
-
-
 def _behind(node: Node, height: int, seen: int) -> ChainBehind:
     return ChainBehind(
-        f"{node.url} is at block {height}; {seen} was seen before",
-        hint="wait until it has caught up, or name another node in jackal.lcd",
+        f"{node.url} is at block {height}, behind block {seen} that was seen before",
+        hint="wait until it has caught up, or set another node in jackal.lcd",
     )
 
 
-def _the_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
-    """Return the most telling fault: what a node refused, an answer that is too long, a chain that
-    has stopped, nodes behind.
-    """
+def _main_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
     for kind in (Refused, TooLong, ChainHalted, ChainBehind):
         for fault in faults:
             if isinstance(fault, kind):
                 return fault
     if len(faults) == 1:
         return faults[0]
-    return ChainUnreachable("; ".join(str(one) for one in faults), hint=faults[0].hint)
+    return ChainUnreachable("; ".join(str(fault) for fault in faults), hint=faults[0].hint)

@@ -1,17 +1,16 @@
-"""Posts a chunk and pays once: a transaction is logged, sent until its outcome is known, and only
-then signed again.
+"""Posts chunks and buys space. Each post is paid for once, whatever breaks.
 
-    ask      a chunk's message waits in the log own      one run at a time has the account's
-    sequence; it settles what is pending before it signs sign     all messages that wait, up to
-    eight, in one transaction, which is committed to the log settle   the same bytes are sent again
-    until the transaction is in a block, or cannot come into one any more
+    queue    a chunk's message is queued in the log
+    sign     the run that leases the account's sequence settles pending transactions, signs up to
+             eight queued messages in one transaction, and commits it to the log
+    settle   the same bytes are sent until the transaction is in a block, or can no longer be
 
-A transaction is given up only where a node past its timeout height says that its sequence is
-unused, or where the sequence is used and, some blocks later, the node knows neither the transaction
-nor what it would have done.
+A transaction is given up only in two cases. Either a node past its timeout height reports that its
+sequence is unused. Or the sequence is used and, some blocks later, the node knows neither the
+transaction nor its effect.
 
-A wallet that takes the place of another one settles what that one signed for a chunk before it
-signs anything for it.
+After a change of wallet, the new wallet settles what the old one signed for a chunk before it signs
+for that chunk.
 
 Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and
 errors.go of Cosmos SDK 0.45.
@@ -43,7 +42,7 @@ from caf_pipeline.errors import (
     TransactionRefused,
 )
 from caf_pipeline.settings import JackalSettings
-from caf_pipeline.store.jackal.answers import ChainFile, IncludedTransaction, StoragePlan
+from caf_pipeline.store.jackal.answers import ChainFile, IncludedTransaction
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import (
     BUY_STORAGE,
@@ -73,54 +72,47 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
 MOST_POSTS: Final = 8
-"""In one transaction: as many as were measured.
+"""Posts in one transaction; the largest batch that was measured.
 
-A transaction of more saves little and fails as a whole.
+A larger one saves little and fails as a whole.
 """
 
 GAS_BASE: Final = 55_500
 GAS_POST: Final = 49_600
-"""By the measured 105,000 for one post and 452,000 for eight."""
+"""Measured: 105,000 for one post and 452,000 for eight."""
 
 GAS_BUY: Final = 200_000
-"""Not measured: it writes a plan, a payment gauge and some transfers of coins.
+"""Not measured. If it is not enough, the purchase is signed again with more."""
 
-Out of gas, it is signed again with more.
-"""
-
-GAS_MARGIN: Final = Fraction(
-    3, 2
-)  # longer notes, larger accounts; what is not used is paid for all the same
+GAS_MARGIN: Final = Fraction(3, 2)
+"""For longer notes and larger accounts. Unused gas is paid for, too."""
 
 TAKEN_BLOCKS: Final = 5
-"""For so many blocks after a sequence is seen used, its transaction may still be missing in a
-node's index, which is written after the block.
+"""Blocks after which an included transaction must be in a node's index.
+
+Nodes write the index after the block.
 """
 
 EXPIRY_BLOCKS: Final = 1  # past the timeout height
 
 SIGNINGS: Final = 10
-"""In one call.
+"""Transactions that one call may sign.
 
-Each one more means that the last was superseded, expired or failed; where nothing is learnt of why,
-every further one would only cost its fee.
+Each new signing means that the last transaction was superseded, expired or failed. More would only
+cost fees.
 """
 
-_MOST_GAS_FACTOR: Final = (
-    8  # three times twice as much: what needs still more is something else than a post
-)
+_MOST_GAS_FACTOR: Final = 8  # after three doublings, something else is wrong
 
 LEAST_WAIT_SECONDS: Final = 0.05
 MOST_WAIT_SECONDS: Final = 2.0
-"""Between two looks at a transaction, and at a log that another run writes: a quarter of a block,
-within these.
-"""
+"""Bounds of the wait between two polls of a transaction or a log: a quarter of a block."""
 
 _CLOCK_SLACK: Final = timedelta(hours=1)
-"""By how much the time of an earlier block may be misjudged from its number."""
+"""The error of a block's time when it is estimated from its height."""
 
-# Codes of the codespace "sdk", except where another is named.
-_UNAUTHORIZED: Final = 4  # also the storage module's answer where a plan is too small or has ended
+# Codes of the codespace "sdk", unless noted.
+_UNAUTHORIZED: Final = 4  # also from the storage module, if a plan is too small or has ended
 _INSUFFICIENT_FUNDS: Final = 5
 _UNKNOWN_ADDRESS: Final = 9
 _OUT_OF_GAS: Final = 11
@@ -133,19 +125,22 @@ _PAST_TIMEOUT: Final = 30
 _WRONG_SEQUENCE: Final = 32
 
 _WAITED_OUT: Final = frozenset({0, _IN_MEMPOOL, _MEMPOOL_FULL, _PAST_TIMEOUT, _WRONG_SEQUENCE})
-"""Answers to a broadcast after which the transaction may be, or come to be, in a block, or its
-timeout height decides.
+"""Broadcast answers that are not final.
+
+The transaction may be in a block now or later, or its timeout height decides.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """Space that was bought.
+    """Bought space.
 
-    Attributes: hash: of the transaction. cost: ujkl, fee included. height: of its block, or of the
-        block by which it was found in effect. earlier: it was sent by an earlier call whose end was
-        not seen; this call bought nothing. cost_told: the cost is what the chain took, and not the
-        list price, which is the most that it can have taken.
+    Attributes:
+        hash: the transaction's hash.
+        cost: in ujkl, fee included.
+        height: its block, or the height at which its effect was seen.
+        earlier: True if an earlier call sent it and did not see its end. This call bought nothing.
+        cost_told: True if `cost` was charged. Otherwise it is the list price, an upper bound.
     """
 
     hash: str
@@ -157,12 +152,13 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class TransactionOutcome:
-    """What became of a transaction.
+    """The outcome of a transaction.
 
-    `answer` is the chain's, where it is in a block and the node told.
-
-    `cost` is what it came to in ujkl, where that is known to differ from what was feared, or to be
-    just that.
+    Attributes:
+        outcome: "included", "failed", "expired" or "superseded".
+        height: its block, or the height at which the outcome was seen.
+        answer: the chain's record, if a node reported it.
+        cost: the amount charged in ujkl. None if unknown.
     """
 
     transaction: SignedTransaction
@@ -174,8 +170,6 @@ class TransactionOutcome:
 
 @dataclass(slots=True)
 class _Attempts:
-    """What one call learnt from the transactions that it signed."""
-
     signings: int = 0
     gas_factor: int = 1
     alone: bool = False
@@ -184,7 +178,7 @@ class _Attempts:
 class Poster:
     """Posts chunks and buys space for one wallet on one chain.
 
-    `wait_while_paused` keeps it from signing during a pause.
+    `wait_while_paused` blocks until the operator's pause ends. It is called before signing.
     """
 
     def __init__(
@@ -211,33 +205,34 @@ class Poster:
 
     @property
     def account(self) -> str:
-        """What the log knows it by: "<chain id>/<address>"."""
+        """The log's name of the account: "<chain id>/<address>"."""
         return f"{self._chain.chain_id}/{self._address}"
-
-    # what is asked of it
 
     def post(
         self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None
     ) -> PostRecord:
-        """Post the chunk, or find that it is posted; returns once the post is in a block.
+        """Post the chunk unless it is posted. Returns once the post is in a block.
 
-        `ready` is called before anything is signed, and raises what stands against paying now.
+        `ready` is called before anything is signed. It raises if nothing should be paid now.
 
-        Raises: NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed.
-            SettingsError: nor here; the chain may
-                not verify proofs of the chunk's type. StoredAlready: nor here; the ledger does not
-                know a post of the archive.
-            TransactionRefused: by a code that no other error stands for.
-            StoreError: the root is posted by us in a way that does not serve. StoreUnreachable.
-            LeaseLost.
+        Raises:
+            NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed.
+            SettingsError: the chain may not verify proofs of the chunk's type; nothing was signed.
+            StoredAlready: the ledger does not know a post of the archive; nothing was signed.
+            TransactionRefused: the chain refused it with a code that no other error covers.
+            StoreError: our post of this root has another size or too few copies.
+            StoreUnreachable, LeaseLost.
         """
-        found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
-        if found is not None:
-            self._settle_post(chunk.merkle_root, log)
-            return found
-        found = self._found_of_others(chunk, log)
-        if found is not None:
-            return found
+        posting = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
+        if posting is not None:
+            # The chain lists the file, so a pending transaction that posts this root is in a block.
+            if self._is_pending(chunk.merkle_root, log):
+                with suppress(HeldByOther):  # the holder of the sequence settles it
+                    self.settle(log)
+            return posting
+        posting = self._post_of_other_wallet(chunk, log)
+        if posting is not None:
+            return posting
         message = post_file(
             self._address,
             chunk.merkle_root,
@@ -246,49 +241,51 @@ class Poster:
             proof_type=chunk.proof_type,
             note=archive_note(chunk.archive_id),
         ).value
-        mine = WaitingPost(chunk.name, message, chunk.stored_size_bytes * self._settings.copies)
-        log.ask(self.account, mine.chunk, mine.message, mine.charged_bytes)
+        waiting_post = WaitingPost(
+            chunk.name, message, chunk.stored_size_bytes * self._settings.copies
+        )
+        log.ask(self.account, waiting_post.chunk, message, waiting_post.charged_bytes)
         attempts = _Attempts()
         with ExitStack() as waiting:
-            waiting.enter_context(self._for_turn())
+            waiting.enter_context(self._waiting_for_turn())
             while True:
                 try:
                     with log.lease(self.account) as lease:
                         waiting.close()
                         self._settle_pending(lease, log)
-                        found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
-                        if found is None:
+                        posting = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
+                        if posting is None:
                             self._chain.require_verified(chunk.proof_type)
                             ready()
-                            self._sign_posts(mine, lease, log, attempts)
+                            self._sign_posts(waiting_post, lease, log, attempts)
                 except HeldByOther:
                     self._wait()
-                found = found or self._posted_by_other(chunk, log)
-                if found is not None:
-                    return found
+                if posting is None:
+                    # Another run's transaction, or our last one, may have posted the chunk.
+                    start = log.start_of(self.account, chunk.name)
+                    if start is not None and self._chain.file(
+                        chunk.merkle_root, self._address, start
+                    ):
+                        posting = PostRecord(
+                            chunk.merkle_root, self._address, start, chunk.stored_size_bytes
+                        )
+                if posting is not None:
+                    return posting
 
-    def found(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post where the chain has it, once none is pending that may become one;
-        signs nothing.
+    def find(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
+        """Return the chunk's post from the chain, once no pending transaction may post it.
 
-        Raises:
-            What `post` raises of a chain and of posts that do not serve.
+        Signs nothing. Raises the errors of `post` about the chain and unsuitable posts.
         """
-        return self._found_of_others(chunk, log) or self._found(chunk, log)
+        return self._post_of_other_wallet(chunk, log) or self._find_own(chunk, log)
 
     def unknown_posts(
         self, archive_id: str, log: TransactionLog, *, sequence: int | None = None
     ) -> Sequence[bytes]:
-        """Return the Merkle roots of the wallet's posts of an archive that the ledger does not
-        know.
+        """Return the roots of the wallet's posts of an archive that the ledger does not know.
 
-        The chain's list is read only if the account's sequence is another than the ledger's
-        transactions explain.
-
-        Args:
-            archive_id: of the archive.
-            log: of the ledger.
-            sequence: the account's, if it is known already.
+        Reads the chain's list only if the log does not explain the account's sequence. `sequence`
+        is the account's sequence, if the caller knows it.
         """
         if sequence is None:
             try:
@@ -297,27 +294,26 @@ class Poster:
                 return []
         if log.explains(self.account, archive_id, sequence):
             return []
-        # The list comes second: it has every post of a sequence that was used before.
-        listed = [
+        # Read after the sequence, the list has every post of the sequences used before.
+        roots = [
             file.merkle_root for file in self._chain.files_of_archive(self._address, archive_id)
         ]
-        unknown = log.unknown_roots(listed, signed=True)
+        unknown = log.unknown_roots(roots, signed=True)
         log.record_look(self.account, archive_id, sequence, len(unknown))
         return unknown
 
-    def _found(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
+    def _find_own(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         while self._is_pending(chunk.merkle_root, log):
             try:
                 self.settle(log)
-            except HeldByOther:  # who has the sequence does just that
+            except HeldByOther:  # the holder of the sequence settles it
                 self._wait()
         return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
 
-    def _found_of_others(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post by a wallet that was used before, once none of its transactions
-        may become one.
+    def _post_of_other_wallet(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
+        """Return the chunk's post by a wallet that was used before.
 
-        What was signed is sent again and looked for, which takes no key.
+        First settles that wallet's transactions. Sending and looking them up again needs no key.
         """
         for account in log.other_accounts(chunk.name, self.account):
             chain_id, _, address = account.rpartition("/")
@@ -325,111 +321,89 @@ class Poster:
                 continue
             other = copy(self)
             other._other_address = address
-            with other._for_turn():
-                found = other._found(chunk, log)
-            if found is not None:
-                return found
+            with other._waiting_for_turn():
+                posting = other._find_own(chunk, log)
+            if posting is not None:
+                return posting
         return None
 
     def buy(self, size_bytes: int, days: int, log: TransactionLog) -> Purchase:
-        """Buy space for the wallet; a purchase whose fate was not known is settled first, and if it
-        came through, is the answer.
+        """Buy space for the wallet.
 
-        Raises: EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain
-            may not verify proofs of the type
-                that is set. TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
+        An earlier purchase with an unknown outcome is settled first. If it was included, it is
+        returned and nothing is bought.
+
+        Raises:
+            EmptyWallet, SpendCapReached: nothing was signed.
+            SettingsError: the chain may not verify proofs of the set type; nothing was signed.
+            TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
         """
         attempts = _Attempts()
         message = buy_storage(self._address, size_bytes, days)
         with ExitStack() as waiting:
-            waiting.enter_context(self._for_turn())
+            waiting.enter_context(self._waiting_for_turn())
             while True:
                 try:
                     with log.lease(self.account) as lease:
                         waiting.close()
-                        for fate in self._settle_pending(lease, log):
-                            if fate.transaction.purpose == "buy" and fate.outcome == "included":
-                                return _purchase(fate, earlier=True)
+                        for result in self._settle_pending(lease, log):
+                            if result.transaction.purpose == "buy" and result.outcome == "included":
+                                return _purchase(result, earlier=True)
                         while True:
-                            if bought := self._buy_once(
+                            if purchase := self._buy_once(
                                 message, lease, log, attempts, size_bytes=size_bytes, days=days
                             ):
-                                return bought
+                                return purchase
                 except HeldByOther:
                     self._wait()
 
     def settle(self, log: TransactionLog) -> None:
-        """Wait until the fate of every pending transaction of the account is known, and write it.
+        """Wait for the outcome of every pending transaction of the account, and store it.
 
         Raises:
-            HeldByOther: a live run does that already. StoreUnreachable, LeaseLost.
+            HeldByOther: a live run does this already.
+            StoreUnreachable, LeaseLost.
         """
         with log.lease(self.account) as lease:
             self._settle_pending(lease, log)
 
-    def _settle_post(self, merkle_root: bytes, log: TransactionLog) -> None:
-        """Settle what is pending where a post of this root is in it, which is in a block as the
-        chain's list shows.
-        """
-        if self._is_pending(merkle_root, log):
-            with suppress(HeldByOther):  # who has the sequence does just that
-                self.settle(log)
-
     def _is_pending(self, merkle_root: bytes, log: TransactionLog) -> bool:
-        """Tell whether a transaction whose fate is not known posts this root."""
-        bodies = [one.body for one in log.pending(self.account)]
-        posted = {
-            _root_of(one.value)
-            for body in bodies
-            for one in transaction_messages(body)
-            if one.type_url == POST_FILE
-        }
-        return merkle_root in posted
+        return any(
+            message.type_url == POST_FILE and _root_of(message.value) == merkle_root
+            for transaction in log.pending(self.account)
+            for message in transaction_messages(transaction.body)
+        )
 
-    # what the chain has
-
-    def _ours(self, merkle_root: bytes) -> list[ChainFile]:
-        """Return our posts of a root that last as long as the plan, the first first."""
-        listed = self._chain.files_of_root(merkle_root, self._address)
-        return sorted((one for one in listed if not one.expires), key=lambda one: one.start)
+    def _own_files(self, merkle_root: bytes) -> list[ChainFile]:
+        """Return our posts of a root that last as long as the plan, by start."""
+        files = self._chain.files_of_root(merkle_root, self._address)
+        return sorted((file for file in files if not file.expires), key=lambda file: file.start)
 
     def _posted(self, merkle_root: bytes, size_bytes: int) -> PostRecord | None:
-        """Return our post of a root that the chain has, which costs nothing more.
+        """Return our post of a root from the chain.
 
         Raises:
-            StoreError: it asks for fewer copies than required, or for another size.
+            StoreError: all our posts have another size or too few copies.
         """
-        ours = self._ours(merkle_root)
+        files = self._own_files(merkle_root)
         required = self._settings.copies_required
-        fit = [one for one in ours if one.size_bytes == size_bytes and one.max_proofs >= required]
-        if fit:
-            return PostRecord(merkle_root, self._address, fit[0].start, size_bytes)
-        if ours:
-            first = ours[0]
+        for file in files:
+            if file.size_bytes == size_bytes and file.max_proofs >= required:
+                return PostRecord(merkle_root, self._address, file.start, size_bytes)
+        if files:
+            first = files[0]
             raise StoreError(
-                f"root {merkle_root.hex()[:16]}… is posted already at block {first.start}, with"
-                f" {counted(first.max_proofs, 'copy', 'copies')} of"
-                f" {first.size_bytes} bytes; {required} of {size_bytes} bytes are wanted",
-                hint="lower jackal.required_copies, or delete that post with whatever made it",
+                f"root {merkle_root.hex()[:16]}… was posted at block {first.start} with"
+                f" {counted(first.max_proofs, 'copy', 'copies')} of {first.size_bytes} bytes, but"
+                f" {required} of {size_bytes} bytes are required",
+                hint="lower jackal.required_copies, or delete that post with its own program",
             )
         return None
 
-    def _posted_by_other(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post where another run's transaction, or our last, made it and the
-        chain still has it.
-        """
-        start = log.start_of(self.account, chunk.name)
-        if start is None or self._chain.file(chunk.merkle_root, self._address, start) is None:
-            return None
-        return PostRecord(chunk.merkle_root, self._address, start, chunk.stored_size_bytes)
-
-    # signing
-
     def _sign_posts(
-        self, mine: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts
+        self, own: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts
     ) -> None:
-        """Sign one transaction with our post and others that wait, and settle it."""
-        posts = self._batch(mine, [] if attempts.alone else log.waiting(self.account))
+        posts = self._batch(own, [] if attempts.alone else log.waiting(self.account))
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
         self._wait_while_paused(lease.check)
@@ -447,40 +421,17 @@ class Poster:
         except LedgerError:
             if len(posts) == 1:
                 raise
-            attempts.alone = True  # another chunk was withdrawn, or its own run was quicker
+            attempts.alone = True  # another chunk was withdrawn, or its own run was faster
             return
-        fate = self._settled(transaction, lease, log, ours=True)
-        self._learn(fate, attempts, batch=len(posts) > 1)
+        result = self._settled(transaction, lease, log, ours=True)
+        self._learn(result, attempts, batch=len(posts) > 1)
 
-    def _batch(self, mine: WaitingPost, waiting: Iterable[WaitingPost]) -> list[WaitingPost]:
-        """Return our post and those that go with it: what fits the space and is not on the chain
-        yet.
+    def _batch(self, own: WaitingPost, waiting: Iterable[WaitingPost]) -> list[WaitingPost]:
+        """Return our post and the queued posts that fit into the space and are not on the chain.
 
         Raises:
-            NoStoragePlan, PlanExpired, PlanTooSmall: for ours.
+            NoStoragePlan, PlanExpired, PlanTooSmall: our post has no space.
         """
-        free_bytes = self._usable_plan().free_bytes - mine.charged_bytes
-        if free_bytes < 0:
-            raise PlanTooSmall(
-                f"chunk {mine.chunk} takes {mine.charged_bytes} bytes in all; "
-                f"{free_bytes + mine.charged_bytes} are free",
-                hint="buy more space with `caf jackal buy`",
-            )
-        posts, roots = [mine], {_root_of(mine.message)}
-        for post in waiting:
-            if len(posts) == MOST_POSTS:
-                break
-            root = _root_of(post.message)
-            # Its own run finds a root that is posted; and two posts of one would be one too many.
-            # Whether the chain verifies another type of proof is for that run to ask.
-            fits = post.charged_bytes <= free_bytes and len(root) == len(_root_of(mine.message))
-            if fits and root not in roots and not self._ours(root):
-                posts.append(post)
-                roots.add(root)
-                free_bytes -= post.charged_bytes
-        return posts
-
-    def _usable_plan(self) -> StoragePlan:
         plan = self._chain.plan(self._address)
         if plan is None:
             raise NoStoragePlan(
@@ -491,7 +442,26 @@ class Poster:
                 f"the space of {self._address} ended on {plan.ends_at:%Y-%m-%d %H:%M} UTC",
                 hint="buy again with `caf jackal buy`",
             )
-        return plan
+        free_bytes = plan.free_bytes - own.charged_bytes
+        if free_bytes < 0:
+            raise PlanTooSmall(
+                f"the copies of chunk {own.chunk} need {own.charged_bytes} bytes, but only "
+                f"{plan.free_bytes} are free",
+                hint="buy more space with `caf jackal buy`",
+            )
+        posts, roots = [own], {_root_of(own.message)}
+        for post in waiting:
+            if len(posts) == MOST_POSTS:
+                break
+            root = _root_of(post.message)
+            # Two posts of one root would pay twice. A root that is on the chain is found by its own
+            # run. A root of another proof type needs its own run's check of the chain's version.
+            fits = post.charged_bytes <= free_bytes and len(root) == len(_root_of(own.message))
+            if fits and root not in roots and not self._own_files(root):
+                posts.append(post)
+                roots.add(root)
+                free_bytes -= post.charged_bytes
+        return posts
 
     def _signed(
         self,
@@ -503,23 +473,31 @@ class Poster:
         purpose: str,
         price: int = 0,
     ) -> SignedTransaction:
-        """Sign with the sequence that the chain names, once nothing of the account is pending.
+        """Sign with the account's current sequence; nothing of the account is pending.
 
-        The transaction can only be included if this sequence is the account's. So no post of the
-        account comes between the look at the archives' posts and this transaction.
-
-        Raises: SpendCapReached, EmptyWallet: it would cost too much. StoreError: this call signed
-            too often. StoredAlready: the
-                ledger does not know a post of one of the archives.
+        The transaction can only be included with this sequence. So no other post of the account
+        comes between the check of the archives' posts and this transaction.
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
                 f"{SIGNINGS} transactions of {self._address} in a row had no effect",
-                hint="another program may be using the same wallet: stop it, or give it a wallet "
-                "of its own",
+                hint="another program may use the same wallet: stop it, or give it another wallet",
             )
         fee = ceil(gas * Fraction(str(self._settings.gas_price)))
-        self._check_money(fee + price, log)
+        cost = fee + price
+        cap, spent = self._spend_cap(), log.spent(self.account)
+        if cap is not None and spent + cost > cap:
+            raise SpendCapReached(
+                f"{cost} ujkl more would make {spent + cost} ujkl; the limit is {cap} ujkl, and "
+                f"{spent} ujkl are spent",
+                hint="raise the limit with `caf limit` or jackal.spend_cap",
+            )
+        balance = self._chain.balance(self._address)
+        if balance < cost:
+            raise EmptyWallet(
+                f"{self._address} has {balance} ujkl, but {cost} ujkl are needed",
+                hint=f"send at least {cost - balance} ujkl to it",
+            )
         account = self._chain.account(self._address)
         notes = {
             decode("PostFile", message.value).note
@@ -541,24 +519,8 @@ class Poster:
             account.sequence,
             timeout_height,
             purpose=purpose,
-            cost=fee + price,
+            cost=cost,
         )
-
-    def _check_money(self, cost: int, log: TransactionLog) -> None:
-        cap = self._spend_cap()
-        spent = log.spent(self.account)
-        if cap is not None and spent + cost > cap:
-            raise SpendCapReached(
-                f"{cost} ujkl more would come to {spent + cost} ujkl; the limit is {cap} ujkl and "
-                f"{spent} ujkl are spent",
-                hint="raise it with `caf limit` or jackal.spend_cap",
-            )
-        balance = self._chain.balance(self._address)
-        if balance < cost:
-            raise EmptyWallet(
-                f"{self._address} has {balance} ujkl, and {cost} ujkl are needed",
-                hint=f"send at least {cost - balance} ujkl to it",
-            )
 
     def _buy_once(
         self,
@@ -570,102 +532,95 @@ class Poster:
         size_bytes: int,
         days: int,
     ) -> Purchase | None:
-        """Sign and settle one purchase; None where it came to nothing and may be tried again."""
+        """Sign and settle one purchase. None if it had no effect and may be tried again."""
         self._chain.require_verified(self._settings.proof_type)
         gas = ceil(GAS_BUY * GAS_MARGIN) * attempts.gas_factor
         price = self._chain.price(days, size_bytes)
         plan = self._chain.plan(self._address)
         if plan is not None and size_bytes < plan.used_bytes:
             raise PlanTooSmall(
-                f"{size_bytes} bytes are fewer than the {plan.used_bytes} that are used",
-                hint="a purchase is the whole plan from then on, not an addition to the one "
-                "before: buy at least what is used",
+                f"{size_bytes} bytes are less than the {plan.used_bytes} bytes in use",
+                hint="a purchase replaces the plan and adds nothing to it: buy at least what is "
+                "in use",
             )
         self._wait_while_paused(lease.check)
         transaction = self._signed([message], log, attempts, gas=gas, purpose="buy", price=price)
         log.commit(lease, transaction, [])
-        fate = self._settled(transaction, lease, log, ours=True)
-        self._learn(fate, attempts, batch=False)
-        return _purchase(fate) if fate.outcome == "included" else None
+        result = self._settled(transaction, lease, log, ours=True)
+        self._learn(result, attempts, batch=False)
+        return _purchase(result) if result.outcome == "included" else None
 
-    def _learn(self, fate: TransactionOutcome, attempts: _Attempts, *, batch: bool) -> None:
-        """Change the next attempt by why this one failed: more gas, or no batch.
-
-        Raise what only a person can mend.
-        """
-        if fate.outcome != "failed" or fate.answer is None:
+    def _learn(self, result: TransactionOutcome, attempts: _Attempts, *, batch: bool) -> None:
+        if result.outcome != "failed" or result.answer is None:
             return
-        if fate.answer.code == _OUT_OF_GAS and attempts.gas_factor < _MOST_GAS_FACTOR:
+        if result.answer.code == _OUT_OF_GAS and attempts.gas_factor < _MOST_GAS_FACTOR:
             attempts.gas_factor *= 2
         elif batch:
             attempts.alone = True
         else:
-            raise _failure(fate.answer.code, fate.answer.codespace, fate.answer.log)
-
-    # settling
+            raise _failure(result.answer.code, result.answer.codespace, result.answer.log)
 
     def _settle_pending(self, lease: Lease, log: TransactionLog) -> list[TransactionOutcome]:
-        """Settle what earlier calls left, by sequence."""
-        return [self._settled(one, lease, log, ours=False) for one in log.pending(self.account)]
+        return [
+            self._settled(transaction, lease, log, ours=False)
+            for transaction in log.pending(self.account)
+        ]
 
     def _settled(
         self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool
     ) -> TransactionOutcome:
-        """Send a transaction until its fate is known, and write it.
+        """Send a committed transaction until its outcome is known, and store the outcome.
 
-        Args: transaction: committed, not settled. lease: of the account. log: where it stands.
-            ours: whether this call signed it, so that a refusal is this call's failure. One of an
-            earlier call is waited for.
-
-        Raises: StoreError: this call's was refused before any block; it stays pending.
-            StoreUnreachable. LeaseLost.
+        `ours` means that this call signed it, so that a refused broadcast is an error; it stays
+        pending. A refused transaction of an earlier call waits for its timeout height.
         """
-        with self._waits.waiting(
-            f"a block with transaction {transaction.hash[:12]}…",
-            ends_by="that block ends it, or block "
-            f"{transaction.timeout_height + EXPIRY_BLOCKS + 1} without it",
-            grace=BRIEF_SECONDS,
-        ):
-            return self._outcome(transaction, lease, log, ours=ours)
-
-    def _outcome(
-        self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool
-    ) -> TransactionOutcome:
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
-        while True:
-            lease.check()
-            if sent_at >= 0 and (fate := self._included(transaction)):
-                return self._written(fate, messages, lease, log)
-            height, sequence = self._chain.height(), self._chain.account(self._address).sequence
-            if sequence > transaction.sequence:
-                taken_at = height if taken_at < 0 else taken_at
-                fate = self._overtaken(
-                    transaction, messages, last=height >= taken_at + TAKEN_BLOCKS
-                )
-                if fate is not None:
-                    return self._written(fate, messages, lease, log)
-            elif height > transaction.timeout_height + EXPIRY_BLOCKS:
-                # It may not come into a later block; and had it been in one, the sequence would be
-                # used.
-                fate = self._included(transaction) or TransactionOutcome(
-                    transaction, "expired", height
-                )
-                return self._written(fate, messages, lease, log)
-            elif height > sent_at:
-                self._send(transaction, ours=ours)
-                sent_at = height
-            self._wait()
+        with self._waits.waiting(
+            f"a block with transaction {transaction.hash[:12]}…",
+            ends_by="ends with that block, or with block "
+            f"{transaction.timeout_height + EXPIRY_BLOCKS + 1}",
+            grace=BRIEF_SECONDS,
+        ):
+            while True:
+                lease.check()
+                if sent_at >= 0 and (result := self._included(transaction)):
+                    return self._stored(result, messages, lease, log)
+                height, sequence = self._chain.height(), self._chain.account(self._address).sequence
+                if sequence > transaction.sequence:
+                    taken_at = height if taken_at < 0 else taken_at
+                    result = self._overtaken(
+                        transaction, messages, last=height >= taken_at + TAKEN_BLOCKS
+                    )
+                    if result is not None:
+                        return self._stored(result, messages, lease, log)
+                elif height > transaction.timeout_height + EXPIRY_BLOCKS:
+                    # No later block may include it. An earlier one would have used the sequence.
+                    result = self._included(transaction) or TransactionOutcome(
+                        transaction, "expired", height
+                    )
+                    return self._stored(result, messages, lease, log)
+                elif height > sent_at:
+                    try:
+                        answer = self._chain.broadcast(transaction.body)
+                    except ChainUnreachable:
+                        pass  # it may have been sent: the next poll shows it, or raises
+                    else:
+                        if ours and answer.code not in _WAITED_OUT:
+                            raise _failure(
+                                answer.code, answer.codespace, answer.log, before_block=True
+                            )
+                    sent_at = height
+                self._wait()
 
     def _included(self, transaction: SignedTransaction) -> TransactionOutcome | None:
-        """Return a transaction's fate where it is in a block and took its sequence."""
         answer = self._chain.transaction(transaction.hash)
         if answer is None:
             return None
         if answer.code == 0:
             return TransactionOutcome(transaction, "included", answer.height, answer)
-        # One that was refused in the block before its messages ran has taken neither fee nor
-        # sequence, and could come again.
+        # A transaction that the block refused before its messages ran used neither fee nor
+        # sequence, and may be included later.
         if answer.code == _WRONG_SEQUENCE and answer.codespace == "sdk":
             return None
         if self._chain.account(self._address).sequence <= transaction.sequence:
@@ -675,127 +630,80 @@ class Poster:
     def _overtaken(
         self, transaction: SignedTransaction, messages: Sequence[ChainMessage], *, last: bool
     ) -> TransactionOutcome | None:
-        """Return the fate of one whose sequence is used: by itself or by another.
+        """Return the outcome of a transaction whose sequence is used, by itself or another one.
 
-        Asked after that was seen, of a node as far.
-
-        The index alone does not tell: a node may write it later, or keep none.
-
-        Args:
-            transaction: whose sequence is used.
-            messages: in it.
-            last: whether the index has had its time.
+        The node's index alone proves nothing: it may be written later, or not at all. `last` means
+        that the index had its time.
         """
-        if fate := self._included(transaction):
-            return fate
+        if result := self._included(transaction):
+            return result
         height = self._chain.height()
-        # What a purchase really cost only the index tells, so that it is given its time.
-        if (last or transaction.purpose != "buy") and self._took_effect(
-            transaction, messages, height
+        # Only the index has a purchase's actual cost, so it gets its time. No post is signed for a
+        # root that the chain has, so a listed root is the transaction's effect.
+        if (last or transaction.purpose != "buy") and any(
+            (message.type_url == POST_FILE and self._own_files(_root_of(message.value)))
+            or (
+                message.type_url == BUY_STORAGE and self._bought(transaction, message.value, height)
+            )
+            for message in messages
         ):
             return TransactionOutcome(transaction, "included", height)
         return TransactionOutcome(transaction, "superseded", height) if last else None
 
-    def _took_effect(
-        self, transaction: SignedTransaction, messages: Sequence[ChainMessage], height: int
-    ) -> bool:
-        """Whether the chain has what the messages ask for.
-
-        No post is signed for a root that it had before.
-        """
-        posts = [one.value for one in messages if one.type_url == POST_FILE]
-        if any(self._ours(_root_of(post)) for post in posts):
-            return True
-        return any(
-            self._bought(transaction, one.value, height)
-            for one in messages
-            if one.type_url == BUY_STORAGE
-        )
-
     def _bought(self, transaction: SignedTransaction, message: bytes, height: int) -> bool:
-        """Whether the wallet's plan is one that this purchase would have made: as large, and ending
-        no earlier.
-        """
-        wanted = decode("BuyStorage", message)
+        """Return whether this purchase can have made the wallet's plan, by its size and end."""
+        purchase = decode("BuyStorage", message)
         plan = self._chain.plan(self._address)
-        if plan is None or plan.space_bytes != wanted.bytes:
+        if plan is None or plan.space_bytes != purchase.bytes:
             return False
         blocks = max(0, height - (transaction.timeout_height - self._settings.timeout_blocks))
         signed_at = self._chain.now() - timedelta(seconds=blocks * self._chain.block_seconds())
-        return plan.ends_at >= signed_at + timedelta(days=wanted.duration_days) - _CLOCK_SLACK
+        return plan.ends_at >= signed_at + timedelta(days=purchase.duration_days) - _CLOCK_SLACK
 
-    def _written(
+    def _stored(
         self,
-        fate: TransactionOutcome,
+        result: TransactionOutcome,
         messages: Sequence[ChainMessage],
         lease: Lease,
         log: TransactionLog,
     ) -> TransactionOutcome:
-        """Write a fate to the log."""
         starts: list[int] = []
-        if fate.outcome == "included":
+        cost: int | None = None
+        if result.outcome == "included":
             starts = self._starts(
-                fate, [one.value for one in messages if one.type_url == POST_FILE]
+                result, [message.value for message in messages if message.type_url == POST_FILE]
             )
-        fate = replace(fate, cost=self._cost(fate))
-        log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts, cost=fate.cost)
-        return fate
+            moved = (result.answer.moved if result.answer else None) or {}
+            if result.transaction.purpose == "buy" and self._address in moved:
+                cost = transaction_fee(result.transaction.body) + max(0, -moved[self._address])
+        elif result.outcome == "failed":
+            cost = transaction_fee(result.transaction.body)
+        log.settle(lease, result.transaction.hash, result.outcome, starts=starts, cost=cost)
+        return replace(result, cost=cost)
 
-    def _cost(self, fate: TransactionOutcome) -> int | None:
-        """Return what a transaction came to: a failed one its fee, a purchase what the chain took.
+    def _starts(self, result: TransactionOutcome, posts: Sequence[bytes]) -> list[int]:
+        """Return the start of each post.
 
-        None where nothing tells.
+        It comes from the transaction's data, or else from the chain's list of files.
         """
-        fee = transaction_fee(fate.transaction.body)
-        if fate.outcome == "failed":
-            return fee
-        moved = fate.answer.moved if fate.answer else None
-        if (
-            fate.transaction.purpose == "buy"
-            and fate.outcome == "included"
-            and moved
-            and self._address in moved
-        ):
-            return fee + max(0, -moved[self._address])
-        return None
-
-    def _starts(self, fate: TransactionOutcome, posts: Sequence[bytes]) -> list[int]:
-        """Return the start of each post: from the transaction's data, or, without it, from the
-        chain's list of files.
-        """
-        if fate.answer is not None:
-            starts = post_starts(fate.answer.data)
+        if result.answer is not None:
+            starts = post_starts(result.answer.data)
             if len(starts) != len(posts):
                 raise StoreError(
-                    f"transaction {fate.transaction.hash} has {counted(len(posts), 'post')}, and"
-                    f" {counted(len(starts), 'start')} came back"
+                    f"transaction {result.transaction.hash} has {counted(len(posts), 'post')}, but"
+                    f" the chain returned {counted(len(starts), 'start')}"
                 )
             return starts
         if not posts:
             return []
-        listed = [ours[0].start for post in posts if (ours := self._ours(_root_of(post)))]
-        # All posts of a transaction are in one block, so that the start of any is that of all.
-        return [min(listed)] * len(posts)
+        starts = [files[0].start for post in posts if (files := self._own_files(_root_of(post)))]
+        # All posts of a transaction are in one block and have the same start.
+        return [min(starts)] * len(posts)
 
-    def _send(self, transaction: SignedTransaction, *, ours: bool) -> None:
-        """Send, or send again.
-
-        Raises:
-            StoreError: a node refused what this call signed.
-        """
-        try:
-            said = self._chain.broadcast(transaction.body)
-        except ChainUnreachable:
-            # it may have been sent, which the next look tells; if no node answers, that look raises
-            return
-        if ours and said.code not in _WAITED_OUT:
-            raise _failure(said.code, said.codespace, said.log, before_block=True)
-
-    def _for_turn(self) -> AbstractContextManager[object]:
-        """Say that another run has the account's sequence."""
+    def _waiting_for_turn(self) -> AbstractContextManager[object]:
         return self._waits.waiting(
             f"another run that sends transactions of {self._address}",
-            ends_by="it ends when what that run has sent is in a block or has expired",
+            ends_by="ends when that run's transactions are in a block or have expired",
             grace=BRIEF_SECONDS,
         )
 
@@ -803,10 +711,14 @@ class Poster:
         time.sleep(max(LEAST_WAIT_SECONDS, min(MOST_WAIT_SECONDS, self._chain.block_seconds() / 4)))
 
 
-def _purchase(fate: TransactionOutcome, *, earlier: bool = False) -> Purchase:
-    cost = fate.transaction.cost if fate.cost is None else fate.cost
+def _purchase(result: TransactionOutcome, *, earlier: bool = False) -> Purchase:
+    cost = result.transaction.cost if result.cost is None else result.cost
     return Purchase(
-        fate.transaction.hash, cost, fate.height, earlier=earlier, cost_told=fate.cost is not None
+        result.transaction.hash,
+        cost,
+        result.height,
+        earlier=earlier,
+        cost_told=result.cost is not None,
     )
 
 
@@ -815,31 +727,30 @@ def _root_of(message: bytes) -> bytes:
 
 
 def _failure(code: int, codespace: str, log: str, *, before_block: bool = False) -> StoreError:
-    """Return the error that a code stands for."""
-    told = log[:200]
+    reason = log[:200]
     if not before_block and code == _KEY_NOT_FOUND:
         return NoStoragePlan(
-            f"the chain knows no bought space: {told}", hint="buy some with `caf jackal buy`"
+            f"the wallet has bought no space: {reason}", hint="buy some with `caf jackal buy`"
         )
     if not before_block and code == _UNAUTHORIZED and "expired" in log:
         return PlanExpired(
-            f"the bought space has ended: {told}", hint="buy again with `caf jackal buy`"
+            f"the bought space has ended: {reason}", hint="buy again with `caf jackal buy`"
         )
     if not before_block and code == _UNAUTHORIZED:
         return PlanTooSmall(
-            f"the bought space is too small: {told}", hint="buy more with `caf jackal buy`"
+            f"the bought space is too small: {reason}", hint="buy more with `caf jackal buy`"
         )
     if code in (_INSUFFICIENT_FUNDS, _UNKNOWN_ADDRESS):
-        return EmptyWallet(f"the wallet cannot pay: {told}", hint="send coins to it")
+        return EmptyWallet(f"the wallet cannot pay: {reason}", hint="send coins to it")
     hints = {
-        _INSUFFICIENT_FEE: "raise jackal.gas_price; this transaction is given up at its timeout "
-        "height, and signed again then",
+        _INSUFFICIENT_FEE: "raise jackal.gas_price; this transaction expires at its timeout "
+        "height, and is then signed again",
         _OUT_OF_GAS: "raise jackal.gas_price",
         _BAD_JSON: "the note must be JSON",
         _UNAUTHORIZED: "check jackal.chain_id and the wallet",
     }
     return TransactionRefused(
-        f"the chain refused a transaction with code {code} of {codespace or 'sdk'}: {told}",
+        f"the chain refused a transaction with code {code} of {codespace or 'sdk'}: {reason}",
         code=code,
         codespace=codespace,
         hint=hints.get(code, ""),

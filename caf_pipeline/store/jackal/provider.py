@@ -1,7 +1,7 @@
-"""One provider's HTTP: what it says of itself, an upload and its job, and ranged downloads.
+"""The HTTP API of one provider: status, uploads and their jobs, ranged downloads.
 
-An upload is a form of known length whose file part comes last, streamed from the staged file with
-constant memory. Source: "Provider HTTP API" in the notes on Jackal's protocol.
+An upload is a multipart form of known length. Its file part comes last and is streamed from the
+staged file in constant memory. Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 
 import contextlib
@@ -35,75 +35,73 @@ from caf_pipeline.system.http import ERRORS, READ_BYTES, Limit, no_check
 PIECE_BYTES: Final = 1 << 20
 
 PROBE_SECONDS: Final = 10.0
-"""For a provider to say anything at all, before anything is sent to it."""
+"""Timeout of the first request to a provider, before anything is sent to it."""
 
 GATHERED_BYTES: Final = PIECE_BYTES - 2 * READ_BYTES
-"""Of a download before a piece of it is handed on: one read more, and what was left of the one
-before, still fit into it.
+"""Bytes of a download that are joined into a piece.
+
+One more read and the rest of the one before still fit into `PIECE_BYTES`.
 """
 
 LARGE_PIECE_BYTES: Final = READ_BYTES // 2
-"""What came at once and is no smaller is handed on as it is: gathering copies each byte twice."""
+"""Reads of this size are passed on unjoined, because joining copies each byte twice."""
 
 DIRECT_FROM_BYTES: Final = 8 << 20
-"""Of a longer answer all but the beginning is read past httpcore, which copies each byte five
-times. Its connection is not used again: another one is some milliseconds, of a download that takes
-tenths of a second at 10 Gbit/s with TLS.
+"""Longer answers are read past httpcore, which copies each byte five times.
+
+This gives up the connection. A new one takes some milliseconds of a download that takes tenths of a
+second at 10 Gbit/s with TLS.
 """
 
 DIRECT_READ_BYTES: Final = PIECE_BYTES // 2
 
 STALL_SECONDS: Final = 60.0
-"""For a piece of a transfer. A MiB a minute is far below any rate at which a chunk could be
-moved.
-"""
+"""Timeout for one piece. A MiB a minute is far too slow for any chunk."""
 
 STATUS_SECONDS: Final = 2.0
-"""Between two looks at a job while the answer to an upload is waited for."""
+"""Interval of polling a job while an upload's answer is awaited."""
 
 MAX_RESUMED: Final = 3
 LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4
-"""Attempts in a row at a download that come no further than this, before it is left to another
-provider: one that breaks off after each byte would else never end.
+"""After so many attempts in a row that each bring less than this, the download fails.
+
+Otherwise a provider that breaks off after each byte would never end.
 """
 
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _PAGES: Final = ("text/html", "application/json")
-"""What a proxy or an API answers with, also as if all were well.
+"""Content types of proxies and APIs, even with status 200.
 
-Servers in Go call a chunk text/plain: it begins with JSON.
+Servers in Go send a chunk as text/plain.
+
+A chunk begins with JSON.
 """
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
 _NO_ROUTE: Final = "404 page not found"
-"""What servers in Go, a proxy whose provider is away among them, say of an unknown path; a provider
-knows that of a download.
+"""The answer of Go servers, such as a proxy whose provider is away, to an unknown path.
+
+Providers know the download path.
 """
 _MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
 _NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
-_NO_ROOM: Final = re.compile(
-    r"no space left", re.IGNORECASE
-)  # what the operating system says to it
+_NO_ROOM: Final = re.compile(r"no space left", re.IGNORECASE)  # from its operating system
 _NOT_ON_CHAIN: Final = re.compile(
     r"no such file on chain|failed to find file on chain", re.IGNORECASE
 )
 _ERROR_PREFIX: Final = "Error"
 
 
-# --- what a provider says
-# ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a provider says of an upload.
+    """A provider's report on an upload.
 
-    Nothing but `done` and `error` ends it: an error never raises `progress`.
+    Only `done` and `error` are final: an error never raises `progress`.
 
     Attributes:
         progress: percent.
-        status: its words.
+        status: free text.
     """
 
     progress: float
@@ -111,32 +109,32 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether it says that it has stored the file and asked the chain for its proof."""
+        """The provider stored the file and queued its proof."""
         return self.progress >= 100 and not self.error
 
     @property
     def error(self) -> str:
-        """What it says went wrong; "" where nothing did."""
+        """The reported error, or ""."""
         return self.status if self.status.startswith(_ERROR_PREFIX) else ""
 
     @property
     def refuses_bytes(self) -> bool:
-        """Whether it says that the bytes are not those of the root."""
+        """The bytes do not match the root."""
         return bool(self.error and _MISMATCH.search(self.error))
 
     @property
     def finds_no_slot(self) -> bool:
-        """Whether it says that other providers have all copies."""
+        """Other providers have all copies."""
         return bool(self.error and _NO_SLOT.search(self.error))
 
     @property
     def has_no_room(self) -> bool:
-        """Whether it says that its disk is full."""
+        """The provider's disk is full."""
         return bool(self.error and _NO_ROOM.search(self.error))
 
     @property
     def sees_no_post(self) -> bool:
-        """Whether it says that its chain node does not know the post."""
+        """The provider's chain node does not know the post."""
         return bool(self.error and _NOT_ON_CHAIN.search(self.error))
 
 
@@ -145,29 +143,27 @@ ACCEPTED: Final = Job(0, "accepted")
 
 
 class UploadControl(Protocol):
-    """Controls an upload: slows it down, or ends it by raising."""
+    """Throttles an upload, or ends it by raising."""
 
     def check(self) -> None:
-        """Raise what ends the upload."""
-        ...
+        """Raise to end the upload."""
 
     def piece_bytes(self) -> int:
-        """Return how many bytes to send next."""
-        ...
+        """Return the size of the next piece."""
 
     def sent(self, size_bytes: int) -> None:
-        """Count bytes that were sent; returns when more may be."""
-        ...
+        """Count sent bytes. Returns when more may be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A file that is sent to a provider.
+    """A file to send to a provider.
 
-    Attributes: posting: the file on the chain. staged: the file; `posting.stored_size_bytes` of it
-        are sent. control: told each piece. proof_type: of the root. answer_seconds: how long a
-        provider reads, and how long to wait for the answer once everything is sent. known_before:
-        the provider was sent this file before, so that a job's end may be that of the last time.
+    Attributes:
+        staged: its first `posting.stored_size_bytes` bytes are sent.
+        control: called for each piece.
+        answer_seconds: how long a provider may read, and then how long it may take to answer.
+        sent_before: the file was sent before, so a finished job may be an old one.
     """
 
     posting: PostRecord
@@ -175,12 +171,12 @@ class Sending:
     control: UploadControl
     proof_type: int
     answer_seconds: float
-    known_before: bool = False
+    sent_before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UploadForm:
-    """The bytes before and after the file in an upload's body."""
+    """The bytes around the file in an upload's body."""
 
     head: bytes
     tail: bytes
@@ -188,7 +184,7 @@ class UploadForm:
 
 
 def upload_form(posting: PostRecord, *, proof_type: int | None = None) -> UploadForm:
-    """Return the form of an upload of this file; the field `type` is left out where None."""
+    """Return the form of an upload. None leaves out the field `type`."""
     boundary = secrets.token_hex(24)
     fields = {
         "sender": posting.owner,
@@ -213,22 +209,19 @@ def upload_form(posting: PostRecord, *, proof_type: int | None = None) -> Upload
     )
 
 
-def _gathered(pieces: Iterator[bytes], size_bytes: int) -> bytes:
-    """Return the next bytes, so many or some more; fewer where the answer ends or breaks off, and
-    none after that.
-    """
+def _join_pieces(pieces: Iterator[bytes], size_bytes: int) -> bytes:
+    """Return the next bytes, at least `size_bytes` unless the answer ends or breaks off."""
     first = next(pieces, b"")
     if len(first) >= LARGE_PIECE_BYTES:
         return first
-    gathered = bytearray(first)
-    with contextlib.suppress(*ERRORS):  # what came is handed on; behind it there is nothing
-        while gathered and len(gathered) < size_bytes and (piece := next(pieces, b"")):
-            gathered += piece
-    return bytes(gathered)
+    joined = bytearray(first)
+    with contextlib.suppress(*ERRORS):  # pass on what arrived; the next call returns b""
+        while joined and len(joined) < size_bytes and (piece := next(pieces, b"")):
+            joined += piece
+    return bytes(joined)
 
 
-def _body_of(response: httpcore.Response, size_bytes: int, limit: Limit) -> Iterator[bytes]:
-    """Yield an answer's body as it comes, of which `size_bytes` are wanted."""
+def _iter_body(response: httpcore.Response, size_bytes: int, limit: Limit) -> Iterator[bytes]:
     pieces = response.iter_stream()
     framed = header(response, "content-length") == str(size_bytes) and not header(
         response, "transfer-encoding"
@@ -236,8 +229,7 @@ def _body_of(response: httpcore.Response, size_bytes: int, limit: Limit) -> Iter
     if size_bytes < DIRECT_FROM_BYTES or not framed:
         yield from pieces
         return
-    # httpcore reads no more for the first piece than it gives, so that all that follows is still at
-    # the socket.
+    # httpcore reads no further than its first piece, so the rest is still in the socket.
     piece: bytes = next(pieces, b"")
     stream: httpcore.NetworkStream = response.extensions["network_stream"]
     while piece:
@@ -250,11 +242,11 @@ def _download_path(posting: PostRecord) -> str:
     return f"/download/{posting.merkle_root.hex()}"
 
 
-class _Learned(Exception):
-    """The job's status told the end of an upload before its answer came."""
+class _JobDone(Exception):
+    pass
 
 
-_MOST_PROGRESS: Final = 1e6  # percent; what is far beyond is no progress, and may be no float
+_MOST_PROGRESS: Final = 1e6  # percent
 
 
 def _json(answer: ProviderAnswer) -> dict[str, Any]:
@@ -265,20 +257,12 @@ def _json(answer: ProviderAnswer) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# --- a provider
-# ------------------------------------------------------------------------------------------
-
-
 @dataclass
 class ProviderClient:
     """A provider at an address. Safe for several threads.
 
-    Every method raises StoreUnreachable where the provider does not answer, or not as a provider
-    would.
-
-    Attributes:
-        url: as the provider gave it to the chain.
-        may_be_private: whether its host may have an address that is not public.
+    Every method raises StoreUnreachable if the provider does not answer, or breaks the protocol.
+    `may_be_private` allows a host with a private address.
     """
 
     url: str
@@ -289,69 +273,68 @@ class ProviderClient:
         self._pool = self.address.pool()
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         self._pool.close()
 
     def version(self, check: Callable[[], None] = no_check) -> str:
-        """Ask whether it is there, and for its version; "" where it answers and does not tell.
+        """Return the provider's version, or "" if it answers without one.
 
         Raises:
-            StoreUnreachable: it does not answer, or something before it says that it is down.
+            StoreUnreachable: it does not answer, or a proxy reports that it is down.
         """
         answer = ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)
         if answer.status >= 500:
             raise StoreUnreachable(f"provider {self.address} answers with {answer.status}")
-        told = _json(answer).get("version")
-        return quoted(told) if isinstance(told, str) else ""
+        version = _json(answer).get("version")
+        return quoted(version) if isinstance(version, str) else ""
 
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
-        """Return its free space; None where it gives none in time: to answer, a provider reads all
-        its proofs.
+        """Return the provider's free space.
+
+        None if it does not answer in time: a provider reads all its proofs to answer.
         """
         try:
-            told = _json(
-                ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)
-            ).get("free_space")
+            answer = ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)
         except StoreUnreachable:
             return None
-        return told if isinstance(told, int) and not isinstance(told, bool) else None
+        free_bytes = _json(answer).get("free_space")
+        return (
+            free_bytes if isinstance(free_bytes, int) and not isinstance(free_bytes, bool) else None
+        )
 
     def job(self, posting: PostRecord, check: Callable[[], None] = no_check) -> Job | None:
-        """Return what it says of the upload of this file; None where it knows of none, or of a body
-        that is not through.
+        """Return the status of this file's upload.
+
+        None if unknown, or if the body is incomplete.
         """
         name = job_id(posting.merkle_root, posting.owner, posting.start)
         answer = ask(self.address, f"/v2/status/{name}", check=check)
         if answer.status in (404, 405):
             return None
-        told = _json(answer)
-        progress = told.get("progress")
+        fields = _json(answer)
+        progress = fields.get("progress")
         if (
             answer.status != 200
             or not isinstance(progress, int | float)
-            or not abs(progress) <= _MOST_PROGRESS
-        ):  # NaN
+            or not abs(progress) <= _MOST_PROGRESS  # true for NaN, too
+        ):
             raise StoreUnreachable(
-                f"provider {self.address} answered {answer.status} when asked for an upload's "
-                "status"
+                f"provider {self.address} answers a status request with {answer.status} and no "
+                "progress"
             )
-        status = told.get("status")
+        status = fields.get("status")
         return Job(float(progress), quoted(status, 300) if isinstance(status, str) else "")
 
     def upload(self, sending: Sending) -> Job:
-        """Send the file and return what it says of it: done, an error, or accepted, and then `job`
-        tells more.
+        """Send the file. Returns a final job, or an accepted one that `job` follows.
 
-        Raises: StoreUnreachable: also where the connection broke; whether the file is stored has to
-            be asked then.
+        Raises:
+            StoreUnreachable: also if the connection broke; the file may be stored then.
         """
         answer = self._send("/v2/upload", upload_form(sending.posting), sending)
         if isinstance(answer, ProviderAnswer) and answer.status in (404, 405):
             form = upload_form(sending.posting, proof_type=sending.proof_type)
             answer = self._send("/upload", form, sending)
-        return self._outcome(answer)
-
-    def _outcome(self, answer: "ProviderAnswer | Job") -> Job:
         if isinstance(answer, Job):
             return answer
         if answer.status == 202:
@@ -359,14 +342,14 @@ class ProviderClient:
         if answer.status == 200:
             return DONE
         error = _json(answer).get("error")
-        told = quoted(error, 300) if isinstance(error, str) else ""
-        job = Job(0, f"{_ERROR_PREFIX}: {told}")
+        reason = quoted(error, 300) if isinstance(error, str) else ""
+        job = Job(0, f"{_ERROR_PREFIX}: {reason}")
         if answer.status == 500 and (
             job.refuses_bytes or job.finds_no_slot or job.sees_no_post or job.has_no_room
         ):
             return job
         raise StoreUnreachable(
-            f"provider {self.address} answers an upload with {answer.status} {told}".rstrip()
+            f"provider {self.address} answers an upload with {answer.status} {reason}".rstrip()
         )
 
     def _send(self, path: str, form: UploadForm, sending: Sending) -> "ProviderAnswer | Job":
@@ -392,61 +375,51 @@ class ProviderClient:
                 ) as response,
             ):
                 return read_answer(response, self.address)
-        except _Learned:
+        except _JobDone:
             return DONE
 
     def _body(
         self, form: UploadForm, sending: Sending, file: BinaryIO, limit: Limit
     ) -> Iterator[bytes]:
-        """Yield the body; a piece was sent when the next is asked for."""
-        control, left = sending.control, sending.posting.stored_size_bytes
+        control, remaining = sending.control, sending.posting.stored_size_bytes
         reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
         yield form.head
-        while left:
+        while remaining:
             if time.monotonic() > reads_until:
                 raise httpcore.WriteTimeout("it reads longer than any provider does")
             limit.renew(STALL_SECONDS)
-            piece = file.read(min(control.piece_bytes(), left))
+            piece = file.read(min(control.piece_bytes(), remaining))
             if not piece:
                 raise StoreError(
                     f"the staged file {file.name} ends before its size",
-                    hint="run the partition again: it is packed again",
+                    hint="run the partition again: it packs the chunk again",
                 )
             yield piece
             control.sent(len(piece))
-            left -= len(piece)
+            remaining -= len(piece)
         limit.renew(STALL_SECONDS)
         yield form.tail
         limit.renew(sending.answer_seconds)
-        if not sending.known_before:
-            limit.check = self._looking_for_end(sending.posting, control.check)
+        if sending.sent_before:
+            return
+        next_poll = time.monotonic() + STATUS_SECONDS
 
-    def _looking_for_end(
-        self, posting: PostRecord, check: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Return a check that also asks for the job now and then: an answer may get lost while the
-        file is stored.
-        """
-        due = time.monotonic() + STATUS_SECONDS
-
-        def look() -> None:
-            nonlocal due
-            check()
-            if time.monotonic() < due:
+        def check_with_job() -> None:
+            # The answer may get lost although the file is stored, so poll the job, too.
+            nonlocal next_poll
+            control.check()
+            if time.monotonic() < next_poll:
                 return
             with contextlib.suppress(StoreUnreachable):
-                job = self.job(posting, check)
+                job = self.job(sending.posting, control.check)
                 if job and job.done:
-                    raise _Learned
-            due = time.monotonic() + STATUS_SECONDS
+                    raise _JobDone
+            next_poll = time.monotonic() + STATUS_SECONDS
 
-        return look
-
-    # --- downloads
-    # --------------------------------------------------------------------------------
+        limit.check = check_with_job
 
     def download_url(self, posting: PostRecord) -> str:
-        """Return where anybody reads the file, by ranges."""
+        """Return the public URL of the file, which supports ranges."""
         return f"{self.address}{_download_path(posting)}"
 
     def download(
@@ -458,13 +431,14 @@ class ProviderClient:
     ) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
 
-        What breaks off, also without an error, goes on where it broke. A provider that let a time
-        limit pass without bytes is not asked again: another one is sooner.
+        A broken download is resumed, even one that ended without an error. After a timeout without
+        progress it is not: another provider is faster.
 
-        Raises: StoredChunkMissing: it does not have the root. IntegrityError: its file has another
-            size.
+        Raises:
+            StoredChunkMissing: the provider does not have the root.
+            IntegrityError: its file has another size.
         """
-        position, in_vain = start_byte, 0
+        position, failures = start_byte, 0
         while position < end_byte:
             before = position
             try:
@@ -472,12 +446,12 @@ class ProviderClient:
                     position += len(piece)
                     yield piece
             except StoreUnreachable as error:
-                in_vain = in_vain + 1 if position - before < LEAST_RESUMED_BYTES else 0
-                if in_vain >= MAX_RESUMED or (
-                    in_vain and isinstance(error.__cause__, httpcore.TimeoutException)
+                failures = failures + 1 if position - before < LEAST_RESUMED_BYTES else 0
+                if failures >= MAX_RESUMED or (
+                    failures and isinstance(error.__cause__, httpcore.TimeoutException)
                 ):
                     raise
-                time.sleep(RESUME_SECONDS[in_vain])
+                time.sleep(RESUME_SECONDS[failures])
                 check()
 
     def has_lost(
@@ -487,127 +461,102 @@ class ProviderClient:
         end_byte: int,
         check: Callable[[], None] = no_check,
     ) -> bool:
-        """Return whether the provider answers other requests, but again sends nothing of a range
-        that it did not send before.
+        """Return whether the provider is online but again returns nothing of a range.
 
-        The range is asked for once more, between two questions for the version. A provider that
-        sends `LEAST_RESUMED_BYTES` of it has not lost its beginning. An answer with a status other
-        than 500, such as 503, says nothing of the bytes. Takes `ANSWER_SECONDS` for a provider that
-        sends nothing, `STALL_SECONDS` for one that stops, and twice `PROBE_SECONDS`.
+        Requests the range once, between two requests of the version. `LEAST_RESUMED_BYTES` of the
+        range prove that its beginning is not lost. An error status other than 500, such as 503,
+        says nothing about the bytes. Takes up to `ANSWER_SECONDS` if the provider sends nothing,
+        `STALL_SECONDS` if it stops, and twice `PROBE_SECONDS`.
         """
         try:
             self.version(check)
-            if self._sends(posting, start_byte, end_byte, check):
-                return False
-            self.version(check)
+            received = 0
+            try:
+                for piece in self._range(posting, start_byte, end_byte, check):
+                    received += len(piece)
+                    if received >= LEAST_RESUMED_BYTES:
+                        return False
+            except NoBytes:
+                self.version(check)
+                return True
         except (StoreError, IntegrityError):
-            return False
-        return True
-
-    def _sends(
-        self, posting: PostRecord, start_byte: int, end_byte: int, check: Callable[[], None]
-    ) -> bool:
-        """Return whether one request gives the range, or `LEAST_RESUMED_BYTES` of it."""
-        received = 0
-        try:
-            for piece in self._range(posting, start_byte, end_byte, check):
-                received += len(piece)
-                if received >= LEAST_RESUMED_BYTES:
-                    return True
-        except NoBytes:
-            return False
-        return True
+            pass
+        return False
 
     def _range(
         self, posting: PostRecord, start_byte: int, end_byte: int, check: Callable[[], None]
     ) -> Iterator[bytes]:
-        """Yield what one request gives of the range, and raise where that is not all of it."""
         limit = Limit(ANSWER_SECONDS, check=check)
         headers = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         with exchange(
             self._pool, self.address, _download_path(posting), limit, headers=headers
         ) as response:
-            left, skipped = self._promised(response, posting, start_byte, end_byte)
-            missing = end_byte - start_byte - left
-            pieces = _body_of(response, skipped + left, limit)
+            remaining, skipped = self._promised(response, posting, start_byte, end_byte)
+            missing = end_byte - start_byte - remaining
+            pieces = _iter_body(response, skipped + remaining, limit)
             was_late = False
-            while left:
+            while remaining:
                 limit.renew(STALL_SECONDS)
-                piece = _gathered(pieces, min(GATHERED_BYTES, skipped + left))
+                piece = _join_pieces(pieces, min(GATHERED_BYTES, skipped + remaining))
                 if not piece and was_late:
-                    raise httpcore.ReadTimeout("it took too long")  # which ended the piece before
+                    raise httpcore.ReadTimeout(
+                        "it took too long"
+                    )  # this cut the piece before short
                 if not piece:
                     raise NoBytes(
-                        f"provider {self.address} broke off {left} bytes before the end of a "
+                        f"provider {self.address} broke off {remaining} bytes before the end of a "
                         "download"
                     )
                 was_late = limit.is_over
-                wanted = piece[skipped : skipped + left]
+                requested = piece[skipped : skipped + remaining]
                 skipped = max(0, skipped - len(piece))
-                left -= len(wanted)
-                if wanted:
-                    yield wanted
-            limit.renew(
-                0
-                # an answer that ends here is known to without another byte, and its connection is
-                # kept
-            )
+                remaining -= len(requested)
+                if requested:
+                    yield requested
+            # Reaching the end of the answer keeps the connection. Do not wait for further bytes.
+            limit.renew(0)
             with contextlib.suppress(httpcore.ReadTimeout):
                 next(pieces, b"")
         if missing:
             raise NoBytes(
-                f"provider {self.address} ended a download {missing} bytes before the end of the "
-                "range"
+                f"provider {self.address} ended a download {missing} bytes before the range's end"
             )
 
     def _promised(
         self, response: httpcore.Response, posting: PostRecord, start_byte: int, end_byte: int
     ) -> tuple[int, int]:
-        """Return how many bytes of the range the answer promises, and how many others come before
-        them.
-        """
-        total: int | None = None
-        if (
-            coding := header(response, "content-encoding") or "identity"
-        ) != "identity" and response.status in (200, 206):
-            # By what is before it: what it stores itself is not known by that.
+        """Return how many bytes of the range the answer has, and how many others precede them."""
+        size_bytes: int | None = None
+        coding = header(response, "content-encoding") or "identity"
+        if coding != "identity" and response.status in (200, 206):
+            # A proxy compresses; the provider may still have the right bytes.
             raise StoreUnreachable(
-                f"provider {self.address} answers a download compressed ({quoted(coding)}), not "
-                "with the file"
+                f"provider {self.address} compresses a download ({quoted(coding)})"
             )
         if response.status == 206:
             match = _CONTENT_RANGE.fullmatch(header(response, "content-range"))
             if not match or int(match[1]) != start_byte or int(match[2]) < start_byte:
-                raise StoreUnreachable(
-                    f"provider {self.address} answers with another range than was asked for"
-                )
-            total, promised, skipped = (
-                int(match[3]),
-                min(int(match[2]) + 1, end_byte) - start_byte,
-                0,
-            )
+                raise StoreUnreachable(f"provider {self.address} answers with another range")
+            size_bytes = int(match[3])
+            promised, skipped = min(int(match[2]) + 1, end_byte) - start_byte, 0
         elif response.status == 200:
             length = header(response, "content-length")
-            total, promised, skipped = (
-                int(length) if length else None,
-                end_byte - start_byte,
-                start_byte,
-            )
+            size_bytes = int(length) if length else None
+            promised, skipped = end_byte - start_byte, start_byte
         else:
-            self._refused(response)
-        if total is not None and total != posting.stored_size_bytes:
+            self._raise_refusal(response)
+        if size_bytes is not None and size_bytes != posting.stored_size_bytes:
             if response.status == 200 and header(response, "content-type").startswith(_PAGES):
                 raise StoreUnreachable(
-                    f"provider {self.address} answers a download with a page of {total} bytes, not "
-                    "the file"
+                    f"provider {self.address} answers a download with a page of {size_bytes} bytes"
                 )
             raise IntegrityError(
-                f"the file {posting.merkle_root.hex()} has {total} bytes at provider {self.address}"
-                f" instead of {posting.stored_size_bytes}"
+                f"the file {posting.merkle_root.hex()} has {size_bytes} bytes at provider"
+                f" {self.address} instead of {posting.stored_size_bytes}"
             )
         return promised, skipped
 
-    def _refused(self, response: httpcore.Response) -> NoReturn:
+    def _raise_refusal(self, response: httpcore.Response) -> NoReturn:
         answer = read_answer(response, self.address)
         text = quoted(answer.body[:1000].decode("utf-8", "replace"), 300)
         is_page = header(response, "content-type").startswith("text/html") or text.startswith(
@@ -619,9 +568,9 @@ class ProviderClient:
             raise StoredChunkMissing(f"provider {self.address} does not have the file")
         if answer.status == 416:
             raise IntegrityError(
-                f"the file at provider {self.address} ends before what the chain says"
+                f"the file at provider {self.address} is shorter than on the chain"
             )
-        failed = NoBytes if answer.status == 500 else StoreUnreachable
-        raise failed(
+        error_class = NoBytes if answer.status == 500 else StoreUnreachable
+        raise error_class(
             f"provider {self.address} answers a download with {answer.status} {text}".rstrip()
         )

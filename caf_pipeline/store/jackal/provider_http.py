@@ -1,9 +1,7 @@
-"""HTTP exchanges with an untrusted provider: every wait and every answer is bounded, and no
-redirect is followed.
+"""HTTP with an untrusted provider: bounded waits and answers, no redirects.
 
-Connections go straight to the provider; proxy variables of the environment are not looked at. A
-provider names its own host; this machine's addresses and its network's are not connected to unless
-the settings permit it.
+Connections go directly to the provider and ignore proxy variables. A provider chooses its own host
+name, so addresses of this machine and its network are refused unless the settings allow them.
 
 Source: RFC 9110, RFC 9112.
 """
@@ -22,23 +20,20 @@ from caf_pipeline.system.addresses import is_public
 from caf_pipeline.system.http import MAX_ADDRESSES, Limit, guarded_pool, no_check
 
 ANSWER_SECONDS: Final = 30.0
-"""For an answer to a question; providers were seen to take 12 s to say that they do not know a
-root.
-"""
+"""Timeout of an answer. Providers were seen to take 12 s to report an unknown root."""
 
 MAX_ANSWER_BYTES: Final = 1 << 20
-"""Of any answer but a download; a status has some 400 bytes."""
+"""The limit of every answer but a download. A status has some 400 bytes."""
 
 MAX_IDLE: Final = 8
-"""Connections kept for the next range read: one object is one read, and a handshake costs more than
-it. So many objects are read side by side (`retrieval.side_by_side`).
+"""Connections kept for later range reads. A handshake costs more than the read of an object.
+
+`retrieval.side_by_side` reads so many objects in parallel.
 """
 
 
 class PrivateAddress(StoreUnreachable):
-    """A provider is at an address that is not public, and the settings keep us from connecting to
-    it.
-    """
+    """A provider has a private address, which the settings forbid."""
 
 
 class NoBytes(StoreUnreachable):
@@ -48,18 +43,9 @@ class NoBytes(StoreUnreachable):
     """
 
 
-# --- addresses
-# ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ProviderAddress:
-    """Where a provider listens.
-
-    Attributes:
-        path: what comes before every route: "" or "/prefix".
-        may_be_private: whether its host may have an address that is not public.
-    """
+    """The address of a provider. `path` is the prefix of every route, "" or "/prefix"."""
 
     scheme: str
     host: str
@@ -69,7 +55,7 @@ class ProviderAddress:
 
     @property
     def authority(self) -> str:
-        """Host and port as a URL and the Host header have them."""
+        """Host and port for a URL and the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         standard = self.port == (443 if self.scheme == "https" else 80)
         return host if standard else f"{host}:{self.port}"
@@ -78,29 +64,30 @@ class ProviderAddress:
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def pool(self) -> httpcore.ConnectionPool:
-        """Return a pool of connections to it and to nothing else."""
-        return guarded_pool(self._permitted, most_idle=MAX_IDLE)
+        """Return a connection pool that connects only to this provider."""
 
-    def _permitted(self, _: str, addresses: Sequence[str]) -> Sequence[str]:
-        permitted = [one for one in addresses if self.may_be_private or is_public(one)]
-        if not permitted:
-            raise PrivateAddress(
-                f"provider {self} is not connected to: {', '.join(addresses[:MAX_ADDRESSES])} is "
-                "not a public address,"
-                " and jackal.allow_private_addresses is false",
-                hint="set it to true only for a network of your own, whose providers are on this "
-                "machine or beside it",
-            )
-        return permitted
+        def permitted(_: str, addresses: Sequence[str]) -> Sequence[str]:
+            allowed = [
+                address for address in addresses if self.may_be_private or is_public(address)
+            ]
+            if not allowed:
+                raise PrivateAddress(
+                    f"provider {self} has no public address, only "
+                    f"{', '.join(addresses[:MAX_ADDRESSES])}, and "
+                    "jackal.allow_private_addresses is false",
+                    hint="set it to true only for a network of your own, with providers on this "
+                    "machine or next to it",
+                )
+            return allowed
+
+        return guarded_pool(permitted, most_idle=MAX_IDLE)
 
 
 def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
-    """Return the address that a provider gave the chain.
+    """Parse the URL that a provider registered on the chain. Does not resolve the host.
 
-    The host's address is looked up when it is connected to.
-
-    Raises: StoreError: it is no plain http(s) address; credentials, control characters and the like
-        are refused.
+    Raises:
+        StoreError: it is not a plain http(s) URL. Credentials and control characters are refused.
     """
     try:
         parts = urlsplit(url.strip())
@@ -114,15 +101,11 @@ def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
         or not parts.hostname
         or "@" in parts.netloc
     ):
-        raise StoreError(f"a provider lists an address that is not a URL: {url[:100]!r}")
+        raise StoreError(f"a provider registered an address that is not a URL: {url[:100]!r}")
     port = port or (443 if parts.scheme == "https" else 80)
     return ProviderAddress(
         parts.scheme, parts.hostname, port, parts.path.rstrip("/"), may_be_private
     )
-
-
-# --- exchanges
-# ------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -136,12 +119,10 @@ def exchange(
     headers: Mapping[str, str] = MappingProxyType({}),
     body: Iterator[bytes] | None = None,
 ) -> Iterator[httpcore.Response]:
-    """Send a request and give its answer, whatever its status.
+    """Send a request and yield the response with any status.
 
-    What is raised inside for want of bytes is StoreUnreachable.
-
-    A connection whose answer is not read to its end is closed; where the provider answers before
-    the end of the body, the rest is not sent.
+    Network errors inside the context become StoreUnreachable. A connection whose response is not
+    read to the end is closed. If the provider answers early, the rest of the body is not sent.
     """
     target = httpcore.URL(
         scheme=address.scheme, host=address.host, port=address.port, target=f"{address.path}{path}"
@@ -157,12 +138,12 @@ def exchange(
 
 
 def header(response: httpcore.Response, name: str) -> str:
-    """Return a header's value; "" where there is none."""
+    """Return a header's value, or ""."""
     return next(
         (
             value.decode("latin-1")
-            for found, value in response.headers
-            if found.lower() == name.encode()
+            for header_name, value in response.headers
+            if header_name.lower() == name.encode()
         ),
         "",
     )
@@ -170,17 +151,17 @@ def header(response: httpcore.Response, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswer:
-    """An answer in full."""
+    """A complete answer."""
 
     status: int
     body: bytes
 
 
 def read_answer(response: httpcore.Response, address: ProviderAddress) -> ProviderAnswer:
-    """Return an answer that is no download.
+    """Read an answer other than a download.
 
     Raises:
-        StoreUnreachable: it is longer than any such answer.
+        StoreUnreachable: it exceeds `MAX_ANSWER_BYTES`.
     """
     body = bytearray()
     for piece in response.iter_stream():
@@ -199,10 +180,12 @@ def ask(
     seconds: float | None = None,
     check: Callable[[], None] = no_check,
 ) -> ProviderAnswer:
-    """Return the answer to a GET, whatever its status, within so many seconds or `ANSWER_SECONDS`.
+    """Send a GET and return the answer with any status.
+
+    The timeout is `ANSWER_SECONDS` by default.
 
     Raises:
-        StoreUnreachable: there is none, none in time, or none with an end.
+        StoreUnreachable: there is no complete answer in time.
     """
     limit = Limit(ANSWER_SECONDS if seconds is None else seconds, check=check)
     with (
@@ -214,15 +197,14 @@ def ask(
 
 @contextmanager
 def _unreachable(address: ProviderAddress) -> Iterator[None]:
-    """Translate what sockets and httpcore raise."""
     try:
         yield
     except httpcore.TimeoutException as error:
         raise NoBytes(f"provider {address} does not answer in time") from error
     except httpcore.NetworkError as error:
-        said = getattr(error.__cause__, "strerror", None) or error
-        raise NoBytes(f"provider {address} is not reached: {said}") from error
-    except ValueError as error:  # a host name that cannot be looked up
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise NoBytes(f"provider {address} cannot be reached: {reason}") from error
+    except ValueError as error:  # an invalid host name
         raise StoreUnreachable(
             f"provider {address} breaks the protocol: {str(error)[:100]}"
         ) from error

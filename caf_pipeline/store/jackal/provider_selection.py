@@ -1,4 +1,4 @@
-"""The providers that the chain lists, and the order in which they are used."""
+"""The providers on the chain, and the order in which to use them."""
 
 import ipaddress
 import random
@@ -14,30 +14,26 @@ from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import parse_address
-from caf_pipeline.store.protocol import ProviderRecord, ProviderRecords
+from caf_pipeline.store.protocol import ProviderRecords
 
 LIST_SECONDS: Final = 300.0
-"""How old the list of providers may be.
-
-A provider changes its address by a transaction, months apart.
-"""
+"""Maximum age of the list of providers. Providers change their URL every few months."""
 
 REST_AFTER_FAILURE: Final = timedelta(hours=1)
-"""How long a provider that failed stands behind the others."""
+"""How long a failed provider comes after the others."""
 
 UNMEASURED_UP_TO: Final = 1.2
-"""An unmeasured provider counts as a rate drawn between none and so many times the best: now and
-then it comes first, and is measured.
+"""An unmeasured provider gets a random rate up to this multiple of the best rate.
+
+So it comes first from time to time, and is measured.
 """
 
 RATE_MARGIN: Final = 0.9
-"""Of what a measured rate would move in the time that providers give an upload, what is counted
-on.
-"""
+"""The usable part of a measured rate within a provider's time limit."""
 
 
 class ProviderSelection:
-    """The providers, with a client for each. Safe for several threads."""
+    """The providers and their clients. Safe for several threads."""
 
     def __init__(
         self,
@@ -47,12 +43,12 @@ class ProviderSelection:
         chance: random.Random | None = None,
         allow_private_addresses: bool = False,
     ) -> None:
-        """Make one from chain and records; no request is sent yet.
+        """Sends no request yet.
 
         Args:
             chain: lists the providers.
-            records: what was measured of them.
-            chance: in which unmeasured providers are drawn.
+            records: measured rates and failures.
+            chance: the random source for unmeasured providers.
             allow_private_addresses: see the setting.
         """
         self._chain = chain
@@ -73,11 +69,10 @@ class ProviderSelection:
             client.close()
 
     def client(self, address: str) -> ProviderClient | None:
-        """Return the client of a provider; None where the chain lists none of this name, or no
-        usable URL of it.
+        """Return a provider's client. None if the chain does not list it with a usable URL.
 
-        Raises: StoreUnreachable: the chain is asked and does not answer, and the provider is not
-            known from before.
+        Raises:
+            StoreUnreachable: the chain does not answer, and the provider is not in the last list.
         """
         listed = self.listed()
         if address not in listed:
@@ -98,52 +93,28 @@ class ProviderSelection:
             return client
 
     def listed(self, *, fresh: bool = False) -> Mapping[str, Provider]:
-        """Return the chain's providers by address; those known from before while no chain node
-        answers.
-        """
+        """Return the chain's providers by address. Uses the last list while no node answers."""
         with self._lock:
             if self._listed and not fresh and time.monotonic() - self._listed_at < LIST_SECONDS:
                 return self._listed
             try:
-                everyone = self._chain.providers()
+                providers = self._chain.providers()
             except CafError as error:
                 if error.permanent or not self._listed:
                     raise
                 return self._listed
-            self._listed = {provider.address: provider for provider in everyone}
+            self._listed = {provider.address: provider for provider in providers}
             self._listed_at = time.monotonic()
             return self._listed
 
     def to_upload(self, size_bytes: int, *, after: Collection[str] = ()) -> Sequence[str]:
-        """Return the providers that may take a file of this size, in order: active ones first,
-        spread over hosts, fast first.
+        """Return the providers to upload to: active and fast ones first, spread over hosts.
 
-        Args: size_bytes: of the file. A provider that the chain says to be smaller is left out; 0
-            is no statement. after: providers that have the file or will; they are left out, and
-            their hosts are avoided.
-        """
-        active, listed = self._active_now(), self.listed(fresh=True)
-        fit = {
-            address: provider
-            for address, provider in listed.items()
-            if address not in after
-            and (not provider.total_bytes or provider.total_bytes >= size_bytes)
-        }
-        rates = self._ranks("upload_rate", fit)
-        used = [listed[address].url for address in after if address in listed]
-        ordered: list[str] = []
-        for group in (fit.keys() & active, fit.keys() - active):
-            # Active ones only would leave a young chain with whoever came first, so that the others
-            # come after them.
-            ordered += _spread(
-                {address: fit[address].url for address in sorted(group, key=rates.__getitem__)},
-                used,
-            )
-        return ordered
-
-    def _active_now(self) -> frozenset[str]:
-        """Return which providers prove files, those known from before while no chain node answers:
-        only uploads ask for it.
+        Args:
+            size_bytes: the file's size. Providers with less total space are left out, unless they
+                registered 0.
+            after: providers that have or will have the file. They are left out, and their hosts are
+                avoided.
         """
         try:
             self._active = frozenset(
@@ -152,89 +123,96 @@ class ProviderSelection:
         except CafError as error:
             if error.permanent or not self._listed:
                 raise
-        return self._active
+        listed = self.listed(fresh=True)
+        large_enough = {
+            address: provider
+            for address, provider in listed.items()
+            if address not in after
+            and (not provider.total_bytes or provider.total_bytes >= size_bytes)
+        }
+        ranks = self._ranks("upload_rate", large_enough)
+        used = [listed[address].url for address in after if address in listed]
+        ordered: list[str] = []
+        # Active providers alone would keep newcomers of a young chain out, so the others follow.
+        for group in (large_enough.keys() & self._active, large_enough.keys() - self._active):
+            ordered += _spread(
+                {
+                    address: large_enough[address].url
+                    for address in sorted(group, key=ranks.__getitem__)
+                },
+                used,
+            )
+        return ordered
 
     def to_read(self, holders: Iterable[str]) -> Sequence[str]:
-        """Return these providers, fastest first, those that failed of late last."""
+        """Return these providers, the fastest first and recently failed ones last."""
         ranks = self._ranks("download_rate", holders)
         return sorted(ranks, key=ranks.__getitem__)
 
     def fitting_bytes(self, copies: int, seconds: float) -> int | None:
-        """Return what so many providers take within so many seconds each; None where fewer are
-        measured.
+        """Return the size that so many providers accept within so many seconds each.
+
+        None if fewer providers were measured.
         """
         rates = sorted(
-            (one.upload_rate for one in self._records.all().values() if one.upload_rate),
+            (record.upload_rate for record in self._records.all().values() if record.upload_rate),
             reverse=True,
         )
         return int(rates[copies - 1] * seconds * RATE_MARGIN) if len(rates) >= copies else None
 
     def upload_rate(self, address: str) -> float | None:
-        """Return the measured rate in bytes a second."""
+        """Return the measured rate in bytes a second, or None."""
         record = self._records.all().get(address)
         return record.upload_rate if record else None
 
     def _ranks(self, rate: str, addresses: Iterable[str]) -> dict[str, tuple[bool, float]]:
-        """Return a sort key for each: the smaller, the sooner."""
         records = self._records.all()
-        wanted = list(addresses)
-        measured = {
-            one: value
-            for one in wanted
-            if (value := getattr(records.get(one), rate, None)) is not None
-        }
-        best = max(measured.values(), default=1.0)
+        rates = {address: getattr(records.get(address), rate, None) for address in addresses}
+        best = max((value for value in rates.values() if value is not None), default=1.0)
         now = datetime.now(UTC)
-        return {
-            address: (
-                _failed_lately(records.get(address), now),
-                -(
-                    measured[address]
-                    if address in measured
-                    else self._chance.uniform(0, UNMEASURED_UP_TO) * best
-                ),
+
+        def rank(address: str) -> tuple[bool, float]:
+            record, value = records.get(address), rates[address]
+            failed_recently = bool(
+                record
+                and record.failures
+                and record.failed_at
+                and abs(now - record.failed_at) < REST_AFTER_FAILURE
             )
-            for address in wanted
-        }
+            if value is None:
+                value = self._chance.uniform(0, UNMEASURED_UP_TO) * best
+            return failed_recently, -value
 
-
-def _failed_lately(record: ProviderRecord | None, now: datetime) -> bool:
-    return bool(
-        record
-        and record.failures
-        and record.failed_at
-        and abs(now - record.failed_at) < REST_AFTER_FAILURE
-    )
+        return {address: rank(address) for address in rates}
 
 
 def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:
-    """Return the addresses so that those come first whose host, then whose site, was taken least
-    often before.
-    """
+    """Order addresses so that hosts, and then sites, repeat as late as possible."""
     hosts: Counter[str] = Counter()
     sites: Counter[str] = Counter()
 
-    def take(url: str) -> None:
-        host, site = _place(url)
+    def count(url: str) -> None:
+        host, site = _host_and_site(url)
         hosts[host] += 1
         sites[site] += 1
 
+    def uses(address: str) -> tuple[int, int]:
+        host, site = _host_and_site(urls[address])
+        return hosts[host], sites[site]
+
     for url in used:
-        take(url)
-    left, ordered = dict(urls), []
-    while left:
-        address = min(
-            left, key=lambda one: (hosts[_place(left[one])[0]], sites[_place(left[one])[1]])
-        )
-        take(left.pop(address))
+        count(url)
+    remaining, ordered = list(urls), []
+    while remaining:
+        address = min(remaining, key=uses)
+        remaining.remove(address)
+        count(urls[address])
         ordered.append(address)
     return ordered
 
 
-def _place(url: str) -> tuple[str, str]:
-    """Return a provider's host, and its site: the domain or network that likely is one
-    operator's.
-    """
+def _host_and_site(url: str) -> tuple[str, str]:
+    """Return a provider's host and site. A site is a domain or network of probably one operator."""
     try:
         host = parse_address(url).host
     except StoreError:

@@ -1,11 +1,11 @@
-"""The ChunkReader on Jackal: what the chain lists of a chunk, and its bytes from providers.
+"""The ChunkReader on Jackal: the chain's list of copies, and bytes from providers.
 
-It has no wallet.
+Has no wallet.
 
 Source: docs/jackal.md.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
@@ -23,13 +23,8 @@ from caf_pipeline.store.protocol import (
 from caf_pipeline.waits import Waits
 
 
-class JackalReader:
-    """Reads chunks that are kept on Jackal. Safe for several threads.
-
-    Attributes:
-        chain: the network's nodes.
-        settings: of the network.
-    """
+class JackalReader(Downloads):
+    """Reads chunks on Jackal. Safe for several threads."""
 
     name = "jackal"
 
@@ -41,12 +36,11 @@ class JackalReader:
         waits: Waits | None = None,
     ) -> None:
         self.settings = settings
-        self.chain = chain
         self.required_copies = settings.copies_required
-        self._selection = ProviderSelection(
+        selection = ProviderSelection(
             chain, records, allow_private_addresses=settings.allow_private_addresses
         )
-        self._downloads = Downloads(chain, records, self._selection, waits)
+        super().__init__(chain, records, selection, waits)
 
     def close(self) -> None:
         """Close all connections."""
@@ -54,7 +48,7 @@ class JackalReader:
         self.chain.close()
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return what the chain lists, with what it keeps of each copy's proofs."""
+        """See `ChunkReader.copies`."""
         merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
         file = self.chain.file(merkle_root, owner, start)
         if file is None:
@@ -66,37 +60,11 @@ class JackalReader:
             copies.append(Copy(provider, listed, height, verified))
         return copies
 
-    def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the providers that the chain lists, fastest first, those that failed of late
-        last.
-        """
-        return self._downloads.holders(posting)
-
-    def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return where providers give the file to whoever asks, by the address of each on the
-        chain.
-        """
-        return self._downloads.urls(posting)
-
-    def read(
-        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
-    ) -> Iterator[bytes]:
-        """Yield a range of the stored bytes: see `ChunkReader.read`."""
-        return self._downloads.read(posting, start_byte, end_byte, provider=provider)
-
-    def has_lost(
-        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
-    ) -> bool:
-        """Return whether a provider that answers sends nothing of a range: see
-        `ChunkReader.has_lost`.
-        """
-        return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
-
 
 def open_chain(
     settings: JackalSettings, heights: ChainHeights, waits: Waits | None = None
 ) -> Chain:
-    """Open the network's nodes; no request is sent yet.
+    """Open the network's chain. Sends no request yet.
 
     Raises:
         SettingsError: no LCD is set.
@@ -118,11 +86,10 @@ def open_jackal_reader(
     recorded_providers: Callable[[], Mapping[str, ProviderRecord]],
     waits: Waits | None = None,
 ) -> JackalReader:
-    """Open what reads the chunks of a network, and writes neither heights nor records.
+    """Open a reader that writes neither heights nor records.
 
-    Args: settings: of the network. recorded_height: returns the greatest height that the ledger has
-        of a chain, 0 if it has none. recorded_providers: returns what the ledger has of providers,
-        by provider. waits: says what is waited for.
+    `recorded_height` returns the ledger's greatest height of a chain, 0 if there is none.
+    `recorded_providers` returns the ledger's records by provider.
 
     Raises:
         SettingsError: no LCD is set.

@@ -1,9 +1,7 @@
 """A reader's memory of nodes and providers.
 
-It begins with the ledger's records, and writes nothing there.
-
-So reading archived objects needs no right to write. `run_wiring.open_jackal` opens a store that
-writes its records to the ledger.
+It starts with the ledger's records and writes nothing there, so reading archived objects needs no
+write permission. `run_wiring.open_jackal` opens a store that writes to the ledger.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,32 +12,30 @@ from caf_pipeline.store.protocol import ProviderRecord
 
 
 class ReaderHeights:
-    """The greatest block heights that were seen, by this process or by whoever wrote them to the
-    ledger.
-    """
+    """The greatest block heights seen by this process or recorded in the ledger."""
 
     def __init__(self, recorded: Callable[[str], int]) -> None:
-        """`recorded` returns the height that the ledger has of a chain, 0 if it has none."""
+        """`recorded` returns the ledger's height of a chain, 0 if there is none."""
         self._recorded = recorded
         self._seen = dict[str, int]()
 
     def seen_height(self, chain_id: str) -> int:
-        """Return the greatest height ever seen of a chain; 0 if there is none."""
+        """Return the greatest height ever seen of a chain, 0 if there is none."""
         return max(self._seen.get(chain_id, 0), self._recorded(chain_id))
 
     def see_height(self, chain_id: str, height: int) -> None:
-        """Remember a height until the process ends."""
+        """Store a height until the process ends."""
         self._seen[chain_id] = max(height, self._seen.get(chain_id, 0))
 
 
 class ReaderRecords:
-    """Rates and failures of providers, of which this process measures its own downloads.
+    """Rates and failures of providers: the ledger's, and this process's own downloads.
 
-    Safe in threads.
+    Safe for several threads.
     """
 
     def __init__(self, recorded: Callable[[], Mapping[str, ProviderRecord]]) -> None:
-        """`recorded` returns the records that the ledger has, by provider."""
+        """`recorded` returns the ledger's records by provider."""
         self._recorded = recorded
         self._measured = dict[str, ProviderRecord]()
 
@@ -51,8 +47,9 @@ class ReaderRecords:
         """Do nothing: a reader uploads nothing."""
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished download: its rate weighs as much as all before together; failures begin
-        again at 0.
+        """Record a finished download and reset the failures.
+
+        Its rate weighs as much as all earlier ones together.
         """
         record = self._record(provider)
         rate = size_bytes / seconds if size_bytes > 0 and seconds > 0 else record.download_rate
@@ -61,7 +58,7 @@ class ReaderRecords:
         self._measured[provider] = replace(record, download_rate=rate, failures=0)
 
     def failed(self, provider: str) -> None:
-        """Count a failure."""
+        """Record a failure."""
         record = self._record(provider)
         self._measured[provider] = replace(
             record, failures=record.failures + 1, failed_at=datetime.now(UTC)

@@ -1,7 +1,7 @@
-"""The wallet: a key from its mnemonic, the address that the chain knows it by, and its signatures.
+"""The wallet: a key derived from its mnemonic, its address, and its signatures.
 
-The words and the key are never shown: not by repr, not in an error.
-Source: BIP-39, BIP-32, SLIP-44 coin type 118; "Transactions" in the notes on Jackal's protocol.
+The words and the key appear in no repr and no error. Source: BIP-39, BIP-32, SLIP-44 coin type 118;
+"Transactions" in the notes on Jackal's protocol.
 """
 
 import hashlib
@@ -25,19 +25,20 @@ KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
 ADDRESS_SIZE_BYTES: Final = 20  # a RIPEMD-160
 MNEMONIC_VARIABLE: Final = "JACKAL_MNEMONIC"
-SETTING_VARIABLE: Final = "CAF_JACKAL__MNEMONIC"  # which the settings read, and which comes first
+SETTING_VARIABLE: Final = "CAF_JACKAL__MNEMONIC"  # read by the settings; takes precedence
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Wallet:
-    """One account's key."""
+    """An account's key."""
 
     def __init__(self, mnemonic: str | Callable[[], str]) -> None:
-        """Derive the key: from words at once, from a function that gives them when the key is first
-        needed.
+        """Derive the key from words.
+
+        If `mnemonic` is a function, the first use of the key calls it.
 
         Raises:
-            MnemonicRefused: these are not the words of a mnemonic.
+            MnemonicRefused: the mnemonic is invalid.
         """
         self._mnemonic = mnemonic
         if isinstance(mnemonic, str):
@@ -48,12 +49,12 @@ class Wallet:
 
     @cached_property
     def _key(self) -> PrivateKey:
-        given = self._mnemonic() if callable(self._mnemonic) else self._mnemonic
-        words = " ".join(given.split())
+        mnemonic = self._mnemonic() if callable(self._mnemonic) else self._mnemonic
+        words = " ".join(mnemonic.split())
         if not Mnemonic("english").check(words):
             raise MnemonicRefused(
-                f"the mnemonic is not valid: {_what_is_wrong(words)}",
-                hint="give the 12 to 24 English words of the wallet, in order",
+                f"the mnemonic is not valid: {_mnemonic_fault(words)}",
+                hint="enter the wallet's 12 to 24 English words in their order",
             )
         return PrivateKey(BIP32.from_seed(Mnemonic.to_seed(words)).get_privkey_from_path(KEY_PATH))
 
@@ -64,27 +65,28 @@ class Wallet:
 
     @cached_property
     def address(self) -> str:
-        """The account's, `jkl1…`."""
+        """The account's address, `jkl1…`."""
         return address_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of the message's SHA-256: r and s, 32 bytes each, s low; the same
-        each time (RFC 6979).
+        """Return the deterministic signature (RFC 6979) of the message's SHA-256.
+
+        It is r and s, 32 bytes each, with a low s.
         """
         return self._key.sign_recoverable(message)[:64]
 
 
 def address_of(public_key: bytes) -> str:
-    """Return the account address of a compressed public key."""
+    """Return the address of a compressed public key."""
     digest = RIPEMD160.new(hashlib.sha256(public_key).digest()).digest()
     return str(bech32.bech32_encode(ADDRESS_PREFIX, bech32.convertbits(digest, 8, 5) or []))
 
 
 def require_address(text: str) -> str:
-    """Return an account's address, `jkl1…`, as it was given.
+    """Return the text if it is a valid account address, `jkl1…`.
 
     Raises:
-        UsageError: it is none; its checksum tells of a mistyped letter.
+        UsageError: it is not. The checksum detects typing errors.
     """
     prefix, words = bech32.bech32_decode(text)
     digest = bech32.convertbits(words, 5, 8, False) if words else None
@@ -96,27 +98,27 @@ def require_address(text: str) -> str:
     ):
         raise UsageError(
             f"{text!r} is not the address of a wallet.",
-            hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal wallet' shows it.",
+            hint=f"Enter {ADDRESS_PREFIX}1…, as 'caf jackal wallet' shows it.",
         )
     return text
 
 
-def words_named(given: str | None, file: Path | None) -> Sequence[str]:
-    """Return every place that names the wallet's words: variables, then the file's path.
+def mnemonic_sources(setting: str | None, file: Path | None) -> Sequence[str]:
+    """Return every configured source of the wallet's words: variables, then the file's path.
 
-    `read_mnemonic` uses the first only.
+    `read_mnemonic` uses the first one.
     """
-    variables = {SETTING_VARIABLE: given, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
+    variables = {SETTING_VARIABLE: setting, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
     return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
 
 
-def read_mnemonic(given: str | None, file: Path | None) -> str:
-    """Return the words: those given, else those of the environment, else those in the file.
+def read_mnemonic(setting: str | None, file: Path | None) -> str:
+    """Return the words from the setting, else from the environment, else from the file.
 
     Raises:
-        MnemonicRefused: there are none, or the file cannot be read or is open to others.
+        MnemonicRefused: there are none, or the file is unreadable or open to other users.
     """
-    if words := given or os.environ.get(MNEMONIC_VARIABLE):
+    if words := setting or os.environ.get(MNEMONIC_VARIABLE):
         return words
     if file is None:
         raise MnemonicRefused(
@@ -127,24 +129,23 @@ def read_mnemonic(given: str | None, file: Path | None) -> str:
     try:
         if file.stat().st_mode & _OTHERS:
             raise MnemonicRefused(
-                f"{file} can be read by others than its owner", hint=f"chmod 600 {file}"
+                f"{file} can be read by other users", hint=f"run: chmod 600 {file}"
             )
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise MnemonicRefused(
             f"{file} cannot be read: {reason}",
-            hint="set jackal.mnemonic_file to the wallet's words",
+            hint="set jackal.mnemonic_file to a text file with the wallet's words",
         ) from None
 
 
-def _what_is_wrong(words: str) -> str:
-    """Say it without a word of it."""
-    known = set(Mnemonic("english").wordlist)
-    given = words.split()
-    if len(given) not in (12, 15, 18, 21, 24):
-        return f"it has {counted(len(given), 'word')}"
-    unknown = [str(number) for number, word in enumerate(given, 1) if word not in known]
+def _mnemonic_fault(text: str) -> str:
+    words = text.split()
+    if len(words) not in (12, 15, 18, 21, 24):
+        return f"it has {counted(len(words), 'word')}"
+    english = set(Mnemonic("english").wordlist)
+    unknown = [str(number) for number, word in enumerate(words, 1) if word not in english]
     if unknown:
         return f"word {', '.join(unknown)} is not in the English list"
-    return "its checksum does not fit: two words are exchanged, or one is another"
+    return "its checksum is wrong: a word is misplaced or replaced by another"

@@ -1,4 +1,4 @@
-"""The ChunkStore on Jackal: what it costs, what it admits, and the parts that do the work.
+"""The ChunkStore on Jackal: prices, admission checks, and the modules that do the work.
 
 Source: docs/jackal.md.
 """
@@ -46,21 +46,14 @@ from caf_pipeline.system.quantities import show_size
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
-INTERVALS_KEPT: Final = 1024
-"""Files whose proof window is remembered: a look at a file needs it for each copy, and some times
-more.
-"""
+CACHED_INTERVALS: Final = 1024
+"""Files whose proof window is cached: each check of a file needs it for every copy."""
 
 
 class JackalStore(JackalReader):
-    """Keeps chunks on Jackal. Safe for several threads.
+    """Keeps chunks on Jackal. Safe for several threads."""
 
-    Attributes:
-        wallet: who pays and owns.
-        poster: what pays.
-    """
-
-    def __init__(  # noqa: PLR0917 - the parts, each a type of its own
+    def __init__(  # noqa: PLR0917 - each argument has its own type
         self,
         settings: JackalSettings,
         wallet: Wallet,
@@ -78,35 +71,41 @@ class JackalStore(JackalReader):
             chain, settings, records, self._selection, throttle, waits or Waits()
         )
         self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
-        self._interval = lru_cache(INTERVALS_KEPT)(self._ask_interval)
 
-    # --- before anything is sent
-    # --------------------------------------------------------------------------------
+        def interval(posting: PostRecord) -> int:  # fixed when the file was posted; 0 if unknown
+            file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
+            return file.proof_interval if file else 0
+
+        self._interval = lru_cache(CACHED_INTERVALS)(interval)
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """Raise what would keep a chunk of this size from being posted: see `ChunkStore.admit`.
+        """See `ChunkStore.admit`.
 
         Raises:
-            MnemonicRefused: there is no wallet, or not one.
+            MnemonicRefused: there is no wallet, or an invalid one.
             SettingsError: the chain may not verify proofs of the type that is set.
         """
         _require_public(public)
         self.chain.require_verified(self.proof_type)
-        self._require_uploadable(stored_size_bytes)
-        self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
-        self._require_fee()
-        self._accepting.require(stored_size_bytes)
-
-    def _require_uploadable(self, stored_size_bytes: int) -> None:
         largest = self.largest_chunk_bytes()
         if largest is not None and stored_size_bytes > largest:
             raise ChunkTooLarge(
                 f"a chunk of {show_size(stored_size_bytes)} cannot be uploaded in the "
-                f"{self.settings.upload_seconds:.0f} s that a"
-                f" provider allows; at the measured rates about {show_size(largest)} can",
+                f"{self.settings.upload_seconds:.0f} s that a provider allows; the measured rates "
+                f"allow about {show_size(largest)}",
                 fitting_bytes=largest,
                 hint=f"set the source's target_size to {largest} or less",
             )
+        self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
+        fee = math.ceil(math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN) * self.settings.gas_price)
+        balance = self.chain.balance(self.wallet.address)
+        if balance < fee:
+            raise EmptyWallet(
+                f"{self.wallet.address} has {balance}{DENOM}, but a post costs a fee of about "
+                f"{fee}{DENOM}",
+                hint="send some JKL to this address",
+            )
+        self._accepting.require(stored_size_bytes)
 
     def _require_space(self, needed_bytes: int) -> None:
         address = self.wallet.address
@@ -123,38 +122,24 @@ class JackalStore(JackalReader):
             )
         if needed_bytes > plan.free_bytes:
             raise PlanTooSmall(
-                f"all copies of what is to be posted need {show_size(needed_bytes)}; of the "
-                f"{show_size(plan.space_bytes)} that"
-                f" {address} bought, {show_size(max(plan.free_bytes, 0))} are free",
-                fitting_bytes=max(plan.free_bytes, 0) // self.settings.copies,
+                f"all copies of the waiting chunks need {show_size(needed_bytes)}, but of the "
+                f"{show_size(plan.space_bytes)} that {address} bought only "
+                f"{show_size(plan.free_bytes)} are free",
+                fitting_bytes=plan.free_bytes // self.settings.copies,
                 hint=_to_buy(plan.used_bytes + needed_bytes),
             )
 
-    def _require_fee(self) -> None:
-        fee = math.ceil(math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN) * self.settings.gas_price)
-        balance = self.chain.balance(self.wallet.address)
-        if balance < fee:
-            raise EmptyWallet(
-                f"{self.wallet.address} has {balance}{DENOM}, a post costs a fee of about "
-                f"{fee}{DENOM}",
-                hint="send some JKL to this address",
-            )
-
     def require_here(self) -> None:
-        """Do nothing: only a request can show that the network is away."""
+        """Do nothing. Only a request can show that the network is away."""
 
     def largest_chunk_bytes(self) -> int | None:
-        """Return what the slowest of the required copies is through with in time; None where fewer
-        providers are measured.
-        """
+        """See `ChunkStore.largest_chunk_bytes`."""
         return self._selection.fitting_bytes(
             self.settings.copies_required, self.settings.upload_seconds
         )
 
     def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost:
-        """Return what the chain asks for the space now; each post counted in a transaction of its
-        own.
-        """
+        """See `ChunkStore.cost`. Counts a transaction for each post."""
         charged = stored_size_bytes * self.settings.copies
         days = days or LEAST_DAYS
         price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
@@ -162,35 +147,26 @@ class JackalStore(JackalReader):
         return StorageCost(self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES)
 
     def staging_hold_seconds(self) -> float:
-        """Return how long the set number of proof windows is."""
+        """See `ChunkStore.staging_hold_seconds`."""
         windows = self.settings.keep_staged_windows
         return windows * self.chain.proof_window() * self.chain.block_seconds() if windows else 0.0
 
-    # --- a chunk
-    # --------------------------------------------------------------------------------
-
     def bind(self) -> None:
-        """Do nothing: the wallet's address says whose files these are."""
+        """Do nothing. The wallet's address identifies the files."""
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """Announce the chunk on the chain, once enough providers would take it: see
-        `Poster.post`.
-        """
+        """See `Poster.post`. Checks first that enough providers would take the chunk."""
         _require_public(chunk.public)
         return self.poster.post(
             chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes)
         )
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post where there is one; what is pending is settled first, and nothing
-        is signed.
-        """
-        return self.poster.found(chunk, log)
+        """See `ChunkStore.posted_already`. Settles pending transactions first; signs nothing."""
+        return self.poster.find(chunk, log)
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """Return the roots of the wallet's posts of an archive that the ledger does not know: see
-        `Poster.unknown_posts`.
-        """
+        """See `Poster.unknown_posts`."""
         return self.poster.unknown_posts(archive_id, log)
 
     def put(
@@ -201,23 +177,21 @@ class JackalStore(JackalReader):
         *,
         wrong: Collection[str] = (),
     ) -> None:
-        """Bring the staged file to providers: see `ChunkStore.put`."""
+        """See `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress, wrong=wrong)
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
-        """Return the number of the proof window since the post: windows of a file begin with its
-        start.
-        """
+        """See `ChunkStore.proof_window`. A file's windows begin at its start."""
         if copy.last_proven is None:
             return None
         return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
 
     def current_window(self, posting: PostRecord) -> int | None:
-        """Return the number of the proof window that the file is in now."""
+        """See `ChunkStore.current_window`."""
         return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
 
     def window_ends_in(self, posting: PostRecord) -> float | None:
-        """Return how long the blocks that are left of the window take, at the present pace."""
+        """See `ChunkStore.window_ends_in`. Assumes the current block time."""
         blocks = self._window_blocks(posting)
         passed = max(self.chain.height() - posting.start, 0) % blocks
         return (blocks - passed) * self.chain.block_seconds()
@@ -225,39 +199,32 @@ class JackalStore(JackalReader):
     def _window_blocks(self, posting: PostRecord) -> int:
         return self._interval(posting) or self.chain.proof_window()
 
-    def _ask_interval(self, posting: PostRecord) -> int:
-        """Return how long a window of this file is, which keeps the one that it was posted with; 0
-        where it is not known.
-        """
-        file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
-        return file.proof_interval if file else 0
-
     def listed_at(self) -> int:
-        """Return the chain's height: no page that is asked for later is of an older state."""
+        """Return the chain's height. Lists read later are not older."""
         return self.chain.height()
 
     def file_pages(self, archive_id: str | None) -> Iterator[Sequence[ListedFile]]:
-        """Yield the pages of the chain's list of an archive's files, or of all."""
-        usual = self.chain.proof_window()
+        """See `ChunkStore.file_pages`."""
+        default_window = self.chain.proof_window()
         for page in self.chain.file_pages(archive_id):
             yield [
                 ListedFile(
-                    one.merkle_root,
-                    one.owner,
-                    one.start,
-                    one.providers,
-                    one.proof_interval or usual,
+                    file.merkle_root,
+                    file.owner,
+                    file.start,
+                    file.providers,
+                    file.proof_interval or default_window,
                 )
-                for one in page
+                for file in page
             ]
 
     def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
-        """Yield the pages of the chain's list of a provider's proofs."""
+        """See `ChunkStore.proof_pages`."""
         for page in self.chain.proof_pages(provider):
             yield [
-                ListedProof(one.merkle_root, one.owner, one.start, one.last_proven)
-                for one in page
-                if one.provider in ("", provider)
+                ListedProof(proof.merkle_root, proof.owner, proof.start, proof.last_proven)
+                for proof in page
+                if proof.provider in ("", provider)
             ]
 
     def owner(self) -> str:
@@ -265,23 +232,19 @@ class JackalStore(JackalReader):
         return self.wallet.address
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield what the chain lists under the archive's note, of any owner."""
+        """See `ChunkStore.posted`."""
         return map(_posted, self.chain.files_of_archive(None, archive_id))
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
-        """Return what the chain lists under a root, of any owner."""
+        """See `ChunkStore.posted_as`."""
         return [_posted(file) for file in self.chain.files_of_root(merkle_root)]
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
-        """Yield what the chain lists of an owner, among all that it lists."""
+        """See `ChunkStore.posted_by`."""
         return map(_posted, self.chain.files_of_owner(owner))
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """Return the wallet's files by the archive that their note names: see
-        `ChunkStore.archives`.
-
-        Times are estimated from heights, since nodes forget the times of old blocks.
-        """
+        """See `ChunkStore.archives`. Times are estimated from heights: nodes prune old blocks."""
         starts = defaultdict[str | None, list[int]](list)
         for file in self.chain.files_of_owner(self.wallet.address):
             if is_ours(file.note):
@@ -294,12 +257,12 @@ class JackalStore(JackalReader):
             return moment - timedelta(seconds=max(height - start, 0) * seconds)
 
         return {
-            archive: ArchiveFiles(len(of), at(min(of)), at(max(of)))
-            for archive, of in starts.items()
+            archive: ArchiveFiles(len(heights), at(min(heights)), at(max(heights)))
+            for archive, heights in starts.items()
         }
 
     def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
-        """Yield what the chain lists for an archive and these owners."""
+        """Yield the files of an archive that belong to these owners."""
         return (
             file for file in self.chain.files_of_archive(None, archive_id) if file.owner in owners
         )
@@ -314,18 +277,16 @@ def _posted(file: ChainFile) -> PostedFile:
 def _to_buy(size_bytes: int) -> str:
     least = max(size_bytes, LEAST_BYTES)
     return (
-        "'caf jackal price SOURCE' tells what all of it takes; 'caf jackal buy --bytes "
-        f"{least} "
-        f"--days {LEAST_DAYS}' is the least"
+        "'caf jackal price SOURCE' shows what the whole source needs; 'caf jackal buy --bytes "
+        f"{least} --days {LEAST_DAYS}' buys the minimum"
     )
 
 
 def _require_public(public: bool) -> None:
     if not public:
         raise NotPublic(
-            "what is stored on Jackal can be read by anybody, and this source is not marked as "
-            "public",
-            hint="set public = true for the source if every byte of it may be read by anybody",
+            "files on Jackal are public, but this source is not marked as public",
+            hint="set public = true for the source if anyone may read every byte of it",
         )
 
 
@@ -336,13 +297,13 @@ def open_jackal_store(
     throttle: Throttle,
     waits: Waits | None = None,
 ) -> JackalStore:
-    """Open the store that the settings describe. The wallet is opened when something is to be paid.
+    """Open the configured store. The wallet is opened when it is first needed.
 
     Raises:
         SettingsError: no LCD is set.
     """
-    given = settings.mnemonic.get_secret_value() if settings.mnemonic else None
-    wallet = Wallet(lambda: read_mnemonic(given, settings.mnemonic_file))
+    mnemonic = settings.mnemonic.get_secret_value() if settings.mnemonic else None
+    wallet = Wallet(lambda: read_mnemonic(mnemonic, settings.mnemonic_file))
     chain = open_chain(settings, log, waits)
     poster = Poster(
         chain,
