@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
-from caf_pipeline.inventory.key_windows import EVERY_KEY, KeyWindow, bounded, key_windows
+from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow, bounded, key_windows
 from caf_pipeline.inventory.snapshot import inventory_query, show_objects
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 
@@ -123,7 +123,7 @@ def account_for_files(
     *,
     settled_count: int = 0,
     unsettled_keys: Path | None = None,
-    within: KeyWindow = EVERY_KEY,
+    within: KeyWindow = ALL_KEYS,
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
     due_skips: bool = True,

@@ -30,7 +30,7 @@ from caf_pipeline.system.parquet import (
 )
 
 
-class LeftOut(StrEnum):
+class RejectReason(StrEnum):
     """Why a member is not taken over as an object of the source."""
 
     NOT_LISTED = "not_in_inventory"
@@ -132,7 +132,7 @@ class Adoption:
 
     objects: int
     object_bytes: int
-    left_out: Mapping[LeftOut, int]
+    left_out: Mapping[RejectReason, int]
     decided: Path
 
     def locations(self) -> Iterator[pa.RecordBatch]:
@@ -145,12 +145,14 @@ class Adoption:
             ]
             yield pa.RecordBatch.from_arrays([*kept.columns, *unknown], schema=LOCATION_SCHEMA)
 
-    def members_left_out(self) -> Iterator[tuple[str, LeftOut]]:
+    def rejected_members(self) -> Iterator[tuple[str, RejectReason]]:
         """Yield the other members, each with its reason."""
         for batch in _batches(self.decided, ["member", "left_out"]):
             kept = batch.filter(pc.is_valid(batch["left_out"]))
             yield from zip(
-                kept["member"].to_pylist(), map(LeftOut, kept["left_out"].to_pylist()), strict=True
+                kept["member"].to_pylist(),
+                map(RejectReason, kept["left_out"].to_pylist()),
+                strict=True,
             )
 
 
@@ -196,7 +198,7 @@ def decide(
     return Adoption(
         objects,
         object_bytes,
-        {LeftOut(str(reason)): counts[reason] for reason in sorted(counts, key=str)},
+        {RejectReason(str(reason)): counts[reason] for reason in sorted(counts, key=str)},
         out,
     )
 

@@ -31,12 +31,12 @@ from caf_pipeline.inventory.keyed_rows import KeyedRows
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
 from caf_pipeline.inventory.snapshot import (
+    RETAKE_HINT,
     SNAPSHOT_SCHEMA,
-    TAKE_AGAIN,
     Snapshot,
     has_rows,
     inventory_query,
-    require_whole,
+    verify_snapshot,
 )
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import (
@@ -133,7 +133,7 @@ _IDENTIFIED: Final = """SELECT listed.* REPLACE (coalesce(rewritten.object_versi
 
 
 @dataclass(frozen=True, slots=True)
-class Identified:
+class IdentifiedSnapshot:
     """A snapshot's objects under their identities (SNAPSHOT_SCHEMA): the snapshot's own file where
     none is another.
 
@@ -166,7 +166,7 @@ def identify(
     *,
     filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
-) -> Identified:
+) -> IdentifiedSnapshot:
     """Find the identity of each object of a snapshot.
 
     Nothing is looked for of keys that it does not cover.
@@ -210,13 +210,13 @@ def identify(
             )
             query.table("whole_unsettled", unsettled_keys)
         else:
-            require_whole(snapshot.path)
+            verify_snapshot(snapshot.path)
         changed = write_whole(found() if unsettled_keys else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
         comparing = f"SELECT * FROM whole_rewritten WHERE to_compare AND {filters.sql} IS NULL"
         waiting = write_whole(query.batches(comparing), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
-            return Identified(
+            return IdentifiedSnapshot(
                 snapshot.path, to_compare, 0, unsettled, settled_count, unsettled_keys
             )
 
@@ -229,7 +229,9 @@ def identify(
 
         write_whole(identified(snapshot.path), out, SNAPSHOT_SCHEMA)
         write_whole(identified(unsettled), unsettled, SNAPSHOT_SCHEMA)
-    return Identified(out, to_compare, waiting.row_count, unsettled, settled_count, unsettled_keys)
+    return IdentifiedSnapshot(
+        out, to_compare, waiting.row_count, unsettled, settled_count, unsettled_keys
+    )
 
 
 # A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where
@@ -283,7 +285,7 @@ _SETTLED: Final = """AND key NOT IN (SELECT key FROM standing ANTI JOIN snapshot
 
 def find_exceptions(
     snapshot: Snapshot,
-    identified: Identified,
+    identified: IdentifiedSnapshot,
     standing: Path,
     exceptions: Path,
     out: Path,
@@ -387,7 +389,7 @@ def _write_unsettled(
             if not len(some):
                 continue
             if not is_whole:
-                require_whole(snapshot.path)
+                verify_snapshot(snapshot.path)
                 is_whole = True
             query.rows_of("found", some)
             for batch in query.batches(
@@ -399,7 +401,7 @@ def _write_unsettled(
         if listed_count != snapshot.row_count:
             raise IntegrityError(
                 f"{snapshot.path} declares {snapshot.row_count} rows, and has {listed_count}",
-                hint=TAKE_AGAIN,
+                hint=RETAKE_HINT,
             )
 
     try:

@@ -28,7 +28,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
-from caf_pipeline.inventory.filling import MOST_HEADERS_BYTES, EqualNames, Filling, Rows, fit_alone
+from caf_pipeline.inventory.filling import (
+    MAX_HEADERS_BYTES,
+    Filling,
+    NameCollisions,
+    Rows,
+    fit_alone,
+)
 from caf_pipeline.inventory.manifest import (
     CHUNK_FORMAT,
     HEAD_MEMBER,
@@ -147,7 +153,7 @@ class _Cutter:
         self._max_chunks = terms.max_chunks or MAX_CHUNKS
         self._number = 1
         self._chunk = Filling(terms.limits)
-        self._names = EqualNames()
+        self._names = NameCollisions()
         settings = {
             "format": CHUNK_FORMAT,
             "source": terms.source,
@@ -227,7 +233,7 @@ class _Cutter:
         )  # whose numbers are longest
         beside = _chunk_of_part(obj, most, MAX_CHUNKS)[0].expected_size_bytes - most.size_bytes
         manifest, limits = _part_manifest_bound(obj, most), terms.limits
-        most_bytes = min(terms.limit_bytes, limits.max_bytes) - MOST_HEADERS_BYTES
+        most_bytes = min(terms.limit_bytes, limits.max_bytes) - MAX_HEADERS_BYTES
         room = min(
             max(terms.target_size_bytes + manifest - beside, -(-obj.size_bytes // MAX_CHUNKS)),
             most_bytes - beside,

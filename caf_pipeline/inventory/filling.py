@@ -2,7 +2,7 @@
 
     Rows        some objects in plan order: the names they would have, and what each adds to a chunk
     Filling     a chunk while it is filled: its sizes, and how many of the next rows it takes
-    EqualNames  which of the next rows must not follow what it has
+    NameCollisions  which of the next rows must not follow what it has
 
 Which chunk a row goes to, and what a plan is, is in `plan`. Memory is a batch of rows, and for the
 chunk under way the names of older versions. Source: "A chunk" in docs/design.md; an entry's size in
@@ -42,7 +42,7 @@ from caf_pipeline.inventory.snapshot import object_versions
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-MOST_HEADERS_BYTES: Final = 16 << 10
+MAX_HEADERS_BYTES: Final = 16 << 10
 """More than the headers of an object add to a manifest: S3 takes 8 KiB of them.
 
 An object, or a part, that did not fit in its chunk for headers that no listing shows would never be
@@ -68,7 +68,7 @@ _ENTRY_BYTES: Final = (
 _ROW_BYTES: Final = manifest_row_bound(b"", None, "")
 
 
-def is_like_ours(member: str) -> bool:
+def is_reserved_name(member: str) -> bool:
     """Tell whether a name is that of one of our own two members, or one that they may give way
     to.
     """
@@ -133,7 +133,7 @@ class Rows:
             (at, name)
             for at in found
             for name in {self.keys[at].as_py(), self.members[at].as_py()}
-            if is_like_ours(name)
+            if is_reserved_name(name)
         ]
 
     def _manifest_bytes(self) -> _Numbers:
@@ -306,7 +306,7 @@ def fit_alone(rows: Rows, limits: Limits) -> _Flags:
     index = (
         empty.index + rows.entry_bytes_alone + _digits(np.array([empty.position])) + _digits(end)
     )
-    manifest = empty.manifest + MANIFEST_GROUP_BYTES + rows.manifest_bytes + MOST_HEADERS_BYTES
+    manifest = empty.manifest + MANIFEST_GROUP_BYTES + rows.manifest_bytes + MAX_HEADERS_BYTES
     whole = end + index + manifest + FOOTER_SIZE_BYTES
     fits: _Flags = (
         (whole <= limits.max_bytes) & (index <= limits.max_index_bytes) & (limits.max_members >= 3)
@@ -314,7 +314,7 @@ def fit_alone(rows: Rows, limits: Limits) -> _Flags:
     return fits
 
 
-class EqualNames:
+class NameCollisions:
     """Notices objects that would have the name of an older version of another key, or of the same,
     in one chunk.
 

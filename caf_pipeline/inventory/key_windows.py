@@ -15,7 +15,7 @@ from caf_pipeline.system.parquet import files_of
 KeyWindow = tuple[bytes | None, bytes | None]
 """Keys greater than the first, up to and including the second; None: no bound."""
 
-EVERY_KEY: Final[KeyWindow] = (None, None)
+ALL_KEYS: Final[KeyWindow] = (None, None)
 
 WINDOW_ROWS: Final = 262_144
 """Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs.
@@ -26,7 +26,7 @@ until there.
 
 
 def key_windows(
-    snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | None = None
+    snapshot: Path, within: KeyWindow = ALL_KEYS, *, known: Path | None = None
 ) -> Iterator[KeyWindow]:
     """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that
     is sorted.

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.key_windows import KeyWindow, key_bounds
-from caf_pipeline.inventory.snapshot import reading_parquet
+from caf_pipeline.inventory.snapshot import translate_read_errors
 
 
 class KeyedRows:
@@ -24,7 +24,7 @@ class KeyedRows:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         """Open a file. Of the columns, those that it has are read."""
         self._path = path
-        with reading_parquet(path):
+        with translate_read_errors(path):
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
             groups = range(self._file.num_row_groups)
             filled = [group for group in groups if self._file.metadata.row_group(group).num_rows]
@@ -54,7 +54,7 @@ class KeyedRows:
             for group, (least, most) in self._bounds.items()
             if (after is None or most > after) and (until is None or least <= until)
         }
-        with reading_parquet(self._path):
+        with translate_read_errors(self._path):
             rows = pa.concat_tables(
                 [self._kept.pop(group, None) or self._read(group) for group in within]
                 or [self._read()]

@@ -504,7 +504,7 @@ def unknown_format(member: str, found: object) -> MalformedArchive:
     )
 
 
-def refuse_bloated(file: Path) -> None:
+def refuse_long_texts(file: Path) -> None:
     """Raise MalformedArchive where a text is longer than any that is ever written.
 
     In a Parquet file one long text may stand for thousands of rows; as rows they would fill the

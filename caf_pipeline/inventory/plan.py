@@ -343,7 +343,7 @@ def count_chunk_objects(folder: Path, number: int) -> int:
     return sum(counts)
 
 
-OF_CLAIMS: Final = [
+CLAIM_COLUMNS: Final = [
     "chunk_number",
     "key",
     "object_version",
@@ -355,7 +355,7 @@ OF_CLAIMS: Final = [
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield number of the chunk, key and identity (OF_CLAIMS) of every object in a chunk of the
+    """Yield number of the chunk, key and identity (CLAIM_COLUMNS) of every object in a chunk of the
     plan, in one pass.
 
     An object in parts is there once, in the chunk of its first part.
@@ -363,11 +363,11 @@ def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
     with _opened(folder / CHUNKS_FILE) as file:
         last = file.metadata.num_rows
     with _opened(folder / OBJECTS_FILE) as file:
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=OF_CLAIMS):
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=CLAIM_COLUMNS):
             yield batch.filter(pc.less_equal(batch["chunk_number"], last))
 
 
-def require_undamaged(folder: Path) -> None:
+def verify_plan(folder: Path) -> None:
     """Compare a plan's files with their checksums, which DuckDB does not do; raises as
     `read_chunk_objects`.
     """

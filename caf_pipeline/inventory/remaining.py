@@ -21,7 +21,7 @@ from caf_pipeline.inventory.snapshot import (
     SNAPSHOT_SCHEMA,
     has_rows,
     inventory_query,
-    opened_parquet,
+    open_parquet,
     supported_keys,
 )
 from caf_pipeline.system.ahead import one_ahead
@@ -194,7 +194,7 @@ def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
     """Yield the objects of a snapshot, in its order, WINDOW_ROWS at once and at most a row group
     more.
     """
-    with opened_parquet(snapshot) as file:
+    with open_parquet(snapshot) as file:
         groups: list[int] = []
         for group in range(file.num_row_groups):
             groups.append(group)

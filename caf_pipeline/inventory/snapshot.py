@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, first_line
-from caf_pipeline.inventory.key_windows import EVERY_KEY, KeyWindow, bounded
+from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow, bounded
 from caf_pipeline.inventory.objects import (
     MAX_KEY_BYTES,
     S3Object,
@@ -82,7 +82,7 @@ SORTED_BY_MEMORY: Final = 2
 DuckDB 2.0 sorted 4 times its memory of 256 MiB, and not 20 times; less of less memory.
 """
 
-MOST_HELD: Final = ROWS_PER_GROUP
+MAX_HELD_ROWS: Final = ROWS_PER_GROUP
 """Versions of one key that are put in order in memory; a listing with a key of more is sorted on
 disk.
 """
@@ -163,7 +163,7 @@ class Snapshot:
     @property
     def complete(self) -> bool:
         """Whether the listing covers the whole source."""
-        return self.keys == EVERY_KEY
+        return self.keys == ALL_KEYS
 
 
 class SnapshotWriter:
@@ -252,7 +252,7 @@ class SnapshotWriter:
             if self._ascending and rows.num_rows
             else rows.num_rows
         )
-        self._ascending = self._ascending and rows.num_rows - begin <= MOST_HELD
+        self._ascending = self._ascending and rows.num_rows - begin <= MAX_HELD_ROWS
         self._held = rows.slice(begin) if self._ascending else None
         with translate_errors(self._path):
             self._write_ordered(rows.slice(0, begin) if self._ascending else rows)
@@ -470,7 +470,7 @@ def _described(snapshot: Snapshot) -> str:
     )
 
 
-TAKE_AGAIN: Final = "take the inventory again"
+RETAKE_HINT: Final = "take the inventory again"
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -479,20 +479,20 @@ def read_snapshot(path: Path) -> Snapshot:
     Raises:
         IntegrityError: there is no such file, or it is not a snapshot.
     """
-    with opened_parquet(path) as file:
+    with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
     try:
         snapshot = _parsed(path, json.loads(stated(metadata, _SNAPSHOT_KEY)))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(
-            f"{path} is not a snapshot: its description is missing or damaged", hint=TAKE_AGAIN
+            f"{path} is not a snapshot: its description is missing or damaged", hint=RETAKE_HINT
         ) from error
     if schema.remove_metadata() != SNAPSHOT_SCHEMA:
-        raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=TAKE_AGAIN)
+        raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=RETAKE_HINT)
     if metadata.num_rows != snapshot.row_count:
         raise IntegrityError(
             f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}",
-            hint=TAKE_AGAIN,
+            hint=RETAKE_HINT,
         )
     return snapshot
 
@@ -504,7 +504,7 @@ def read_objects(path: Path) -> Iterator[S3Object]:
     Raises:
         IntegrityError: there is no such file, or it cannot be read.
     """
-    with opened_parquet(path) as file:
+    with open_parquet(path) as file:
         for batch in file.iter_batches(batch_size=8192):
             yield from map(s3_object, batch.to_pylist())
 
@@ -521,7 +521,7 @@ def s3_object(row: dict[str, Any]) -> S3Object:
     return S3Object(**row, rewritten_at=rewritten_at)
 
 
-def require_whole(path: Path) -> None:
+def verify_snapshot(path: Path) -> None:
     """Read every page of a snapshot and compare its checksum; DuckDB, which reads it for a plan,
     does not.
 
@@ -533,7 +533,7 @@ def require_whole(path: Path) -> None:
     said = read_snapshot(path)
     row_count = object_bytes = 0
     beside = VersionCounts()
-    with opened_parquet(path) as file:
+    with open_parquet(path) as file:
         for batch in file.iter_batches():
             row_count += batch.num_rows
             object_bytes += sum_of(batch, "size_bytes")
@@ -543,37 +543,37 @@ def require_whole(path: Path) -> None:
         raise IntegrityError(
             f"{path} declares {said.object_count} objects of {said.object_bytes} bytes, and has"
             f" {row_count - beside.markers} of {object_bytes}",
-            hint=TAKE_AGAIN,
+            hint=RETAKE_HINT,
         )
     if said.all_versions and beside != said.beside:
-        raise IntegrityError(f"{path} declares {said.beside}, and has {beside}", hint=TAKE_AGAIN)
+        raise IntegrityError(f"{path} declares {said.beside}, and has {beside}", hint=RETAKE_HINT)
 
 
 @contextlib.contextmanager
-def opened_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a file; damage found while it is read raises an error that names the file."""
-    with reading_parquet(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with translate_read_errors(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         yield file
 
 
 def has_rows(path: Path) -> bool:
     """Tell whether a file has any; raises IntegrityError where it cannot be read."""
-    with opened_parquet(path) as file:
+    with open_parquet(path) as file:
         return bool(file.metadata.num_rows)
 
 
 @contextlib.contextmanager
-def reading_parquet(path: Path) -> Iterator[None]:
+def translate_read_errors(path: Path) -> Iterator[None]:
     """Translate what pyarrow raises while this file, and no other, is read: IntegrityError, which
     names it.
     """
     try:
         yield
     except FileNotFoundError as error:
-        raise IntegrityError(f"there is no file {path}", hint=TAKE_AGAIN) from error
+        raise IntegrityError(f"there is no file {path}", hint=RETAKE_HINT) from error
     except (OSError, pa.ArrowException, ValueError) as error:
         raise IntegrityError(
-            f"{path} cannot be read as Parquet: {first_line(error)}", hint=TAKE_AGAIN
+            f"{path} cannot be read as Parquet: {first_line(error)}", hint=RETAKE_HINT
         ) from error
 
 

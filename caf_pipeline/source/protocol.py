@@ -114,7 +114,7 @@ class LastPage(list[S3Object]):
     """
 
 
-class BegunRead(Protocol):
+class PendingRead(Protocol):
     """The GET of all of an object, under way; no thread waits for it."""
 
     def has_failed(self) -> bool:
@@ -211,7 +211,7 @@ class ObjectSource(Protocol):
         """
         ...
 
-    def begin(self, obj: S3Object) -> BegunRead | None:
+    def begin(self, obj: S3Object) -> PendingRead | None:
         """Ask for all of an object, once, and return at once; None where only `read` can.
 
         Nothing is raised.
@@ -244,7 +244,7 @@ class ObjectSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectThere:
+class ExistingObject:
     """An object that a bucket has already.
 
     Attributes:
@@ -271,10 +271,10 @@ class ObjectUpload(Protocol):
         ...
 
     def mark(self) -> object:
-        """Return the present position, for `back_to`."""
+        """Return the present position, for `rewind`."""
         ...
 
-    def back_to(self, mark: object) -> None:
+    def rewind(self, mark: object) -> None:
         """Drop all bytes that were written since a mark."""
         ...
 
@@ -311,11 +311,11 @@ class ObjectTarget(Protocol):
         """
         ...
 
-    def find(self, key: str) -> ObjectThere | None:
+    def find(self, key: str) -> ExistingObject | None:
         """Return the object that is there; None where none is."""
         ...
 
-    def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
+    def read(self, key: str, there: ExistingObject) -> Iterator[bytes]:
         """Yield the bytes of what `find` found."""
         ...
 
@@ -391,7 +391,7 @@ class EventQueue(Protocol):
         ...
 
 
-class UnaskedObjects:
+class UnavailableSource:
     """The objects of a source that is not asked: S3 need not be there, and every method raises
     SourceError with `why`.
     """

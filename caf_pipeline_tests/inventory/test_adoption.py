@@ -8,7 +8,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, LeftOut, decide
+from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, RejectReason, decide
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import row_identity
 from caf_pipeline.inventory.objects import S3Object
@@ -61,7 +61,7 @@ def decided(folder, members, objects, standing=(), **options):
     }
     return {
         **told,
-        **{member.partition("/")[2]: reason for member, reason in found.members_left_out()},
+        **{member.partition("/")[2]: reason for member, reason in found.rejected_members()},
     }, found
 
 
@@ -83,8 +83,8 @@ def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_del
     ]
     standing = [("c", "6", "claimed"), ("b", "4", "skipped")]
     told, found = decided(tmp_path, [("a", b"x"), ("b", b"y"), ("c", b"z")], objects, standing)
-    assert told == {"a": "2", "b": "4", "c": LeftOut.CLAIMED}
-    assert (found.objects, found.object_bytes, found.left_out) == (2, 2, {LeftOut.CLAIMED: 1})
+    assert told == {"a": "2", "b": "4", "c": RejectReason.CLAIMED}
+    assert (found.objects, found.object_bytes, found.left_out) == (2, 2, {RejectReason.CLAIMED: 1})
 
 
 def test_an_object_that_was_written_again_keeps_its_identity(tmp_path):
@@ -110,4 +110,4 @@ def test_many_members_are_decided_on_some_at_a_time_as_they_are_at_once(tmp_path
         whole.left_out,
     )
     assert whole.objects == 200
-    assert whole.left_out == {LeftOut.NOT_LISTED: 250, LeftOut.REPEATED: 50}
+    assert whole.left_out == {RejectReason.NOT_LISTED: 250, RejectReason.REPEATED: 50}

@@ -17,7 +17,7 @@ from caf_pipeline.caf.archive import Limits
 from caf_pipeline.caf.index import IndexBuilder
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.inventory.filling import MOST_HEADERS_BYTES
+from caf_pipeline.inventory.filling import MAX_HEADERS_BYTES
 from caf_pipeline.inventory.manifest import (
     HEAD_SIZE_BYTES,
     MANIFEST_FIXED_BYTES,
@@ -303,7 +303,7 @@ def test_an_object_of_exactly_a_chunks_room_is_whole_and_one_byte_more_is_two_pa
         )
 
     room = bisect_left(range(SMALL.max_bytes), True, key=lambda size: parts(size)[1] > 0) - 1
-    assert parts(room) == (1, 0, SMALL.max_bytes - MOST_HEADERS_BYTES)  # which no listing shows
+    assert parts(room) == (1, 0, SMALL.max_bytes - MAX_HEADERS_BYTES)  # which no listing shows
     assert parts(room + 1)[:2] == (2, 2)
     assert parts(room + 1)[2] < SMALL.max_bytes
 

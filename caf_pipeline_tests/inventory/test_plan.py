@@ -10,7 +10,7 @@ from caf_pipeline.inventory.plan import (
     read_chunk_objects,
     read_chunk_plan,
     read_terms,
-    require_undamaged,
+    verify_plan,
 )
 from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 
@@ -60,6 +60,6 @@ def test_a_flipped_byte_of_a_plan_is_damage(tmp_path, name):
             whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :]
         )
         with pytest.raises(CafError, match="cannot be read"):
-            require_undamaged(tmp_path)
+            verify_plan(tmp_path)
     (tmp_path / name).write_bytes(whole)
-    require_undamaged(tmp_path)
+    verify_plan(tmp_path)

@@ -30,7 +30,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.source.s3.clients import build_client, is_aws
 from caf_pipeline.source.s3.errors import is_transient
-from caf_pipeline.source.s3.get_client import BegunGet, GetClient
+from caf_pipeline.source.s3.get_client import GetClient, PendingGet
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -339,7 +339,7 @@ def test_errors_that_awscrt_makes_pythons_own_can_be_tried_again():
     future = Future()
     future.set_exception(BrokenPipeError())
     with pytest.raises(AwsCrtError, match="AWS_IO_SOCKET_CLOSED") as broken:
-        BegunGet(None, future, [], []).answer()
+        PendingGet(None, future, [], []).answer()
     assert is_transient(broken.value)
 
 

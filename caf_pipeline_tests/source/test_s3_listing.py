@@ -20,7 +20,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import build_client
-from caf_pipeline.source.s3.listing import Loop, Undecodable, decode_key
+from caf_pipeline.source.s3.listing import CycleDetector, Undecodable, decode_key
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error
 
@@ -212,7 +212,7 @@ def test_all_that_boto3_knows_of_an_entry_is_read_or_known_to_be_left_out(boto3_
 
 @given(st.integers(0, 30), st.integers(1, 30))
 def test_a_sequence_that_repeats_is_found_out_and_no_other(lead, period):
-    loop = Loop()
+    loop = CycleDetector()
     assert not any(loop.closes({"m": str(number)}) for number in range(lead + period))
     later = ({"m": str(lead + number % period)} for number in range(4 * (lead + period)))
     assert any(loop.closes(marker) for marker in later)

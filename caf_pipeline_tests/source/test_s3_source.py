@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.source.s3.errors import Asking, BucketAddress
+from caf_pipeline.source.s3.errors import BucketAddress, RequestPolicy
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS, ObjectSourceContract, listed, whole
@@ -244,7 +244,7 @@ def test_no_other_endpoint_or_key_of_the_environment_counts_for_a_get(new_bucket
 
 def test_a_server_that_answers_some_threads_is_not_waited_for_by_the_others():
     """They wait by the same words, so that one of many threads is always within a request."""
-    asking = Asking(BucketAddress("demo", "b", "http://127.0.0.1:1"), 1, Waits())
+    asking = RequestPolicy(BucketAddress("demo", "b", "http://127.0.0.1:1"), 1, Waits())
     with asking.waiting(60) as others:
         before = others.began
         assert asking.attempt(lambda: "answer") == "answer"

@@ -240,7 +240,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestPolicy:
     """How one source is asked.
 
     Attributes:
@@ -298,7 +298,7 @@ def _said_while_waiting(at: BucketAddress, attempts: int) -> tuple[str, str]:
     )
 
 
-ASKING_FAILED: Final = (
+REQUEST_ERRORS: Final = (
     ClientError,
     BotoCoreError,
     ResponseParserError,
@@ -421,7 +421,7 @@ def _reason(error: ClientError) -> SkipReason | None:
     return reason
 
 
-def concerns_all(error: Exception, at: BucketAddress) -> bool:
+def concerns_source(error: Exception, at: BucketAddress) -> bool:
     """Tell whether no request to this source can succeed: wrong credentials, no such bucket,
     another region.
     """

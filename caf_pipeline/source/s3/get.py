@@ -19,16 +19,16 @@ from caf_pipeline.inventory.objects import CHECKSUMS, S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHead, ObjectPart
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import (
-    ASKING_FAILED,
-    Asking,
+    REQUEST_ERRORS,
     BucketAddress,
+    RequestPolicy,
     WrongBody,
-    concerns_all,
+    concerns_source,
     is_transient,
     object_error,
     unavailable,
 )
-from caf_pipeline.source.s3.get_client import BegunGet, GetAnswer, GetClient, UnreadableHeader
+from caf_pipeline.source.s3.get_client import GetAnswer, GetClient, PendingGet, UnreadableHeader
 
 FULL_OBJECT: Final = "FULL_OBJECT"
 
@@ -63,7 +63,7 @@ class S3ObjectReader:
 
     client: S3Client
     gets: GetClient
-    asking: Asking
+    asking: RequestPolicy
     extra: Mapping[str, Any] = field(default_factory=dict)
     has_reports: bool = False
 
@@ -77,16 +77,16 @@ class S3ObjectReader:
         with self.asking.waiting(STALLED_SECONDS) as wait:
             try:
                 part = self.asking.retried(lambda: self._part(obj, start_byte, end_byte))
-            except ASKING_FAILED as error:
+            except REQUEST_ERRORS as error:
                 raise object_error(error, self.at, obj.key) from error
             wait.moved()
             return part
 
-    def begin(self, obj: S3Object) -> "BegunPart | None":
+    def begin(self, obj: S3Object) -> "PendingPart | None":
         """See `ObjectSource.begin`; the key is text."""
         try:
-            return BegunPart(self, obj, self._ask(obj, 0, obj.size_bytes))
-        except ASKING_FAILED:
+            return PendingPart(self, obj, self._ask(obj, 0, obj.size_bytes))
+        except REQUEST_ERRORS:
             return None
 
     def _part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
@@ -105,7 +105,7 @@ class S3ObjectReader:
                 answer = GetAnswer(given["ResponseMetadata"]["HTTPHeaders"], stream.read())
         return self.checked(obj, start_byte, end_byte, answer)
 
-    def _ask(self, obj: S3Object, start_byte: int, end_byte: int) -> BegunGet:
+    def _ask(self, obj: S3Object, start_byte: int, end_byte: int) -> PendingGet:
         headers = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}
         if not _is_whole(obj, start_byte, end_byte):
             headers["Range"] = _range(start_byte, end_byte)
@@ -173,11 +173,11 @@ class S3ObjectReader:
             return self.asking.attempt(
                 lambda: self.client.head_object(**self._identity(obj), **more)
             )
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             if (
                 not isinstance(error, ClientError)
                 or is_transient(error)
-                or concerns_all(error, self.at)
+                or concerns_source(error, self.at)
             ):
                 raise object_error(error, self.at, obj.key) from error
             # The answer to a HEAD has no body and so no code: a GET says what is wrong, or that
@@ -193,27 +193,27 @@ class S3ObjectReader:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunPart:
-    """See `BegunRead`."""
+class PendingPart:
+    """See `PendingRead`."""
 
     reader: S3ObjectReader
     obj: S3Object
-    get: BegunGet
+    get: PendingGet
 
     def has_failed(self) -> bool:
-        """See `BegunRead.has_failed`."""
+        """See `PendingRead.has_failed`."""
         return self.get.has_failed()
 
     def cancel(self) -> None:
-        """See `BegunRead.cancel`."""
+        """See `PendingRead.cancel`."""
         self.get.cancel()
 
     def part(self) -> ObjectPart | None:
-        """See `BegunRead.part`."""
+        """See `PendingRead.part`."""
         try:
             with nullcontext() if self.get.is_done else self.reader.asking.waiting(STALLED_SECONDS):
                 return self.reader.checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
-        except (*ASKING_FAILED, UnreadableHeader):
+        except (*REQUEST_ERRORS, UnreadableHeader):
             return None
 
 

@@ -115,13 +115,13 @@ class GetClient:
             max_active_connections_override=connections,
             retry_config=S3RetryConfig(
                 retry_mode=S3RetryMode.NONE
-            ),  # `Asking` has retries, which see S3's code
+            ),  # `RequestPolicy` has retries, which see S3's code
             connect_timeout_ms=int(CONNECT_TIMEOUT.total_seconds() * 1000),
         )
 
     def begin(
         self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int
-    ) -> "BegunGet":
+    ) -> "PendingGet":
         """Ask for an object with these headers, and return at once.
 
         `size_bytes` are those that are asked for; where `Range` is among the headers, no more is
@@ -155,7 +155,7 @@ class GetClient:
         self._under_way[finished] = asked
         del asked
         finished.add_done_callback(self._under_way.pop)
-        return BegunGet(self, finished, got, pieces)
+        return PendingGet(self, finished, got, pieces)
 
     def cancel(self, finished: "Future[None]") -> None:
         """End the request that this future is of, where it is under way."""
@@ -193,7 +193,7 @@ class GetClient:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunGet:
+class PendingGet:
     """A GET under way.
 
     `got` and `pieces` fill up with the headers of its answers and the body of the last.

@@ -26,10 +26,10 @@ from caf_pipeline.inventory.objects import CONTROLS, MAX_IDENTITY_BYTES, MAX_SIZ
 from caf_pipeline.source.protocol import LastPage
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import (
-    ASKING_FAILED,
-    Asking,
+    REQUEST_ERRORS,
     BucketAddress,
-    concerns_all,
+    RequestPolicy,
+    concerns_source,
     is_transient,
     not_s3,
     source_error,
@@ -74,7 +74,7 @@ def decode_key(text: str, encoding: str | None) -> bytes:
     return unquote_to_bytes(raw.replace(b"+", b" "))
 
 
-class Loop:
+class CycleDetector:
     """Finds out that a sequence of markers repeats, whatever its period, in constant memory
     (Brent's algorithm).
     """
@@ -126,7 +126,7 @@ class Listing:
     """
 
     client: S3Client
-    asking: Asking
+    asking: RequestPolicy
     prefix: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     page_keys: int = PAGE_KEYS
@@ -296,12 +296,12 @@ class Listing:
         try:
             answer = self.asking.attempt(asked)
         except ClientError as error:
-            if is_transient(error) or concerns_all(error, self.at):
+            if is_transient(error) or concerns_source(error, self.at):
                 raise source_error(error, self.at) from error
             # not permitted to ask, or not implemented: listed without versions, which If-Match
             # makes up for
             return {"ResponseMetadata": error.response.get("ResponseMetadata", {})}
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             raise source_error(error, self.at) from error
         return answer
 
@@ -312,7 +312,7 @@ class Listing:
         start: Markers,
     ) -> Iterator[S3Answer]:
         """Yield the answers to one request after another."""
-        loop = Loop()
+        loop = CycleDetector()
         markers: Markers = start
         while True:
             answer = self._asked(ask, markers)
@@ -345,7 +345,7 @@ class Listing:
 
         try:
             answer = self.asking.attempt(page)
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             raise source_error(error, self.at) from error
         except (
             ValueError,

@@ -32,9 +32,9 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import (
-    ASKING_FAILED,
-    Asking,
+    REQUEST_ERRORS,
     BucketAddress,
+    RequestPolicy,
     code_of,
     is_transient,
     source_error,
@@ -90,7 +90,7 @@ class Reports:
     """
 
     client: S3Client
-    asking: Asking
+    asking: RequestPolicy
     listing: Listing
     folder: str
     extra: Mapping[str, Any]
@@ -265,7 +265,7 @@ class Reports:
                     Bucket=self.source.bucket, Id=config
                 )
             )
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             if isinstance(error, ClientError) and not is_transient(error):
                 # not permitted, not implemented, or removed since: reports that were written are
                 # still there
@@ -371,7 +371,7 @@ class Reports:
         """
         try:
             return (attempt or self.asking.attempt)(call)
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             raise self._error(error, url) from error
 
     def _error(self, error: Exception, url: str) -> CafError:

@@ -7,15 +7,15 @@ from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import (
-    BegunRead,
     Checksum,
     InventoryReport,
     ObjectHead,
     ObjectPart,
+    PendingRead,
 )
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
-from caf_pipeline.source.s3.errors import Asking, BucketAddress
+from caf_pipeline.source.s3.errors import BucketAddress, RequestPolicy
 from caf_pipeline.source.s3.get import S3ObjectReader
 from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing, RequestRate
@@ -58,7 +58,7 @@ class S3Source:
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
-        asking = Asking(at, attempts, waits or Waits())
+        asking = RequestPolicy(at, attempts, waits or Waits())
         self._listing = Listing(
             client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate)
         )
@@ -102,7 +102,7 @@ class S3Source:
         self._require_text(obj)
         return self._reading.part(obj, start_byte, end_byte)
 
-    def begin(self, obj: S3Object) -> BegunRead | None:
+    def begin(self, obj: S3Object) -> PendingRead | None:
         """See `ObjectSource.begin`."""
         return self._reading.begin(obj) if is_supported(obj.key) else None
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from caf_pipeline.errors import CafError, SourceDenied, SourceError, UsageError
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.protocol import KeyTaken, ObjectThere
+from caf_pipeline.source.protocol import ExistingObject, KeyTaken
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import (
     ENDPOINT_VARIABLES,
@@ -30,12 +30,12 @@ from caf_pipeline.source.s3.clients import (
     unusable,
 )
 from caf_pipeline.source.s3.errors import (
-    ASKING_FAILED,
-    Asking,
+    REQUEST_ERRORS,
     BucketAddress,
+    RequestPolicy,
     WrongBody,
     code_of,
-    concerns_all,
+    concerns_source,
     is_transient,
     missing_bucket,
     source_error,
@@ -122,7 +122,7 @@ class BucketTarget:
         self._bucket = bucket
         self._prefix = prefix
         self._at = TargetAddress("", bucket, client.meta.endpoint_url)
-        self._asking = Asking(self._at, ATTEMPTS, waits or Waits())
+        self._asking = RequestPolicy(self._at, ATTEMPTS, waits or Waits())
         self._has_bucket = False
         for name in ("PutObject", "CreateMultipartUpload"):
             client.meta.events.register_first(f"before-parameter-build.s3.{name}", _take_own)
@@ -140,11 +140,11 @@ class BucketTarget:
             try:
                 asked = {"Bucket": self._bucket, "Prefix": self._prefix, "StartAfter": after}
                 page = self._asking.attempt(partial(self._client.list_objects_v2, **asked))
-            except ASKING_FAILED as error:
+            except REQUEST_ERRORS as error:
                 if (
                     isinstance(error, ClientError)
                     and status_of(error) in _NOT_TOLD
-                    and not concerns_all(error, self._at)
+                    and not concerns_source(error, self._at)
                 ):
                     return None
                 self._refuse(error, first, "read")
@@ -161,28 +161,28 @@ class BucketTarget:
                 return None
         return None
 
-    def find(self, key: str) -> ObjectThere | None:
+    def find(self, key: str) -> ExistingObject | None:
         """See `ObjectTarget.find`."""
         try:
             answer = self._asking.attempt(
                 lambda: self._client.head_object(**self._named(key), ChecksumMode="ENABLED")
             )
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             if (
                 isinstance(error, ClientError)
                 and status_of(error) == 404
-                and not concerns_all(error, self._at)
+                and not concerns_source(error, self._at)
             ):
                 self._require_bucket(key)
                 return None
             self._refuse(error, key, "read")
         whole = answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT
         sha256 = _digest(answer.get("ChecksumSHA256", "")) if whole else None
-        return ObjectThere(
+        return ExistingObject(
             answer.get("ContentLength"), answer.get("ETag", ""), headers_of(answer), sha256
         )
 
-    def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
+    def read(self, key: str, there: ExistingObject) -> Iterator[bytes]:
         """See `ObjectTarget.read`. Where a body breaks off, the rest is asked for."""
         body: Any = None
         position = 0
@@ -201,7 +201,7 @@ class BucketTarget:
             try:
                 body = body or begun()
                 return bytes(body.read(_READ_BYTES))
-            except ASKING_FAILED:
+            except REQUEST_ERRORS:
                 if body:
                     body.close()
                 body = None
@@ -211,7 +211,7 @@ class BucketTarget:
             while piece := self._asking.attempt(next_piece):
                 position += len(piece)
                 yield piece
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             self._refuse(error, key, "read")
         finally:
             if body:
@@ -279,7 +279,7 @@ class BucketTarget:
             return
         try:
             self._asking.attempt(lambda: self._client.head_bucket(Bucket=self._bucket))
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             if isinstance(error, ClientError) and status_of(error) == 403:
                 # the listing of a bucket may be forbidden, and the write of an object allowed
                 return
@@ -289,7 +289,7 @@ class BucketTarget:
     def _write(self, key: str, call: Callable[[], T]) -> T:
         try:
             return self._asking.attempt(call)
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             if isinstance(error, ClientError) and (
                 status_of(error) in _TAKEN or code_of(error) == "NoSuchUpload"
             ):
@@ -302,7 +302,7 @@ class BucketTarget:
             self._has_bucket
             and isinstance(error, ClientError)
             and status_of(error) == 404
-            and not concerns_all(error, self._at)
+            and not concerns_source(error, self._at)
         ):
             # Of this key alone, as from a server that does not take a line feed in it.
             raise NotRestored(
@@ -359,8 +359,8 @@ class PartsUpload:
         self._take_sent()
         return PartsMark(len(self._parts), bytes(self._filled))
 
-    def back_to(self, mark: object) -> None:
-        """See `ObjectUpload.back_to`. A part that is sent again replaces the one of its number."""
+    def rewind(self, mark: object) -> None:
+        """See `ObjectUpload.rewind`. A part that is sent again replaces the one of its number."""
         self._take_sent()
         assert isinstance(mark, PartsMark)
         del self._parts[mark.parts :]
@@ -455,7 +455,7 @@ def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> C
     """Return what a failure is to the user: NotRestored where it is this object's alone."""
     if isinstance(error, ParamValidationError):
         return NotRestored(f"{at.of(key)} was not written: {str(error).splitlines()[-1]}")
-    if not isinstance(error, ClientError) or concerns_all(error, at) or is_transient(error):
+    if not isinstance(error, ClientError) or concerns_source(error, at) or is_transient(error):
         return source_error(error, at)
     said, status = f"{code_of(error)} (HTTP status {status_of(error)})", status_of(error)
     if status == 403 and code_of(error) != _IN_COLD_STORAGE:
