@@ -1,4 +1,1 @@
-"""S3 and whatever speaks its API: clients, listings, exact GETs, and what S3's error codes mean.
-
-Many GETs side by side are `packing.prefetch`.
-"""
+"""S3 and compatible servers: clients, listings, exact GETs, and the meaning of S3's error codes."""
