@@ -119,7 +119,8 @@ class Current:
 
     Attributes: identified: a file of `inventory.SNAPSHOT_SCHEMA`. unsettled: another, see
         `inventory.current.IdentifiedSnapshot`. standing: a file or folder of
-        `inventory.STANDING_SCHEMA`, as it was when the identities were found. comparison: of objects that were written again.
+        `inventory.STANDING_SCHEMA`, as it was when the identities were found. comparison: of
+        objects that were written again.
         rewritten: those whose bytes are not proven to be the archived ones
         (`compare_headers.REWRITTEN_SCHEMA`). exceptions: keys of which the ledger learnt that
         LastModified does not tell what is current.

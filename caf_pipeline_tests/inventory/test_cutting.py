@@ -17,7 +17,7 @@ from caf_pipeline.caf.archive import Limits
 from caf_pipeline.caf.index import IndexBuilder
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.inventory.filling import MAX_HEADERS_BYTES
+from caf_pipeline.inventory.chunk_sizes import MAX_HEADERS_BYTES
 from caf_pipeline.inventory.manifest import (
     HEAD_SIZE_BYTES,
     MANIFEST_FIXED_BYTES,
@@ -562,7 +562,7 @@ def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, row
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         at_once = cut(Path(folder) / "1")
         patch.setattr(cutting, "ROWS_PER_BATCH", rows)
-        patch.setattr(cutting, "_FIRST_LOOK", 1)
+        patch.setattr(cutting, "_MIN_ROWS", 1)
         assert cut(Path(folder) / "2") == at_once
     for chunk, planned in zip(at_once[1], at_once[3], strict=True):
         members_of_chunk = [one.member for one in planned]
