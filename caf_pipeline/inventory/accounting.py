@@ -1,6 +1,6 @@
-"""Recomputes from the files what became of each object of a snapshot.
+"""Recomputes what became of each object of a snapshot.
 
-The result does not depend on what was counted when the files were written. Source: promise 2 in
+Reads the files alone, whatever was counted when they were written. Source: promise 2 in
 docs/design.md.
 """
 
@@ -17,7 +17,6 @@ from caf_pipeline.inventory.snapshot import inventory_query, show_objects
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 
 EXAMPLES: Final = 10
-"""Unaccounted keys that an accounting lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +27,13 @@ class Accounting:
 
     Attributes:
         claimed: claimed by a chunk under way, or in the plan.
-        skipped: objects by skip reason that are neither located, claimed nor left out.
-        left_out: objects by filter that are neither located nor claimed.
-        in_two_places: objects both located and claimed; they count as located.
-        planned_twice: objects that the plan has more than once.
+        skipped: by reason; neither located, claimed nor left out.
+        left_out: by filter; neither located nor claimed.
+        in_two_places: both located and claimed; they count as located.
         planned_unlisted: objects of the plan that the snapshot lacks.
-        examples: some unaccounted keys, percent-encoded if they are unsupported.
-        current: located objects of the snapshot that are current.
+        examples: some unaccounted keys, percent-encoded if unsupported.
         older: located objects whose key has another content now.
-        gone: located objects whose key has no content: a snapshot that covers the key does not list
-            it, or lists a delete marker as its latest version.
+        gone: located objects whose key was deleted or is not listed.
 
         Neither `older` nor `gone` counts objects that the snapshot may lack: those written at
             `silent_from` or later, and not before everything that it lists of the key.
@@ -175,22 +171,18 @@ def account_for_files(
     due_skips: bool = True,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Accounting:
-    """Recompute from the files what became of each object of a snapshot.
+    """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
     Args:
-        snapshot: a file of SNAPSHOT_SCHEMA; spills go beside it.
+        snapshot: a file of SNAPSHOT_SCHEMA.
         standing: a file of STANDING_SCHEMA.
-        plan: a file with the columns `key` and `object_version`, for a plan that `standing` may
-            lack.
-        settled_count: objects that the snapshot's file lacks, since their listed content is
-            located.
-        unsettled_keys: a file of all other keys, with a column `key`. Only these keys of `standing`
-            are read. None: all keys are read.
+        plan: a file with `key` and `object_version`, for a plan that `standing` may lack.
+        settled_count: objects that `snapshot` lacks, since their listed content is located.
+        unsettled_keys: the only keys of `standing` to read; None: all.
         within: the keys that the snapshot covers.
         silent_from: see `Snapshot`.
         filters: leave objects out.
-        due_skips: whether due skips count. A plan takes these objects, and reports itself which it
-            skips again.
+        due_skips: count due skips, which a plan would take.
         budget: bounds the memory.
 
     Raises:
@@ -285,10 +277,7 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
 
 
 def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -> bool:
-    """Create the views of a window's supported keys; return whether it may have any.
-
-    The views are `snapshot`, `marker`, `standing` and `plan`.
-    """
+    """Create the views of a window's supported keys; return whether it may have any."""
     within = bounded(window)
     show_objects(query, f"{within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")

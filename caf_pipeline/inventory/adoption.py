@@ -1,8 +1,8 @@
 """Decides which objects of a source the members of another program's CAF file are.
 
-A member is an object if key and size are equal, and the object's ETag is the MD5 of the member's
-bytes. Multipart uploads and objects encrypted with a KMS key have no such ETag, so they cannot be
-compared. Memory is bounded by windows of keys.
+A member is an object if key and size are equal, and the ETag is the MD5 of its bytes. Multipart
+uploads and objects encrypted with a KMS key cannot be compared: they have no such ETag. Memory is
+bounded by windows of keys.
 """
 
 from collections import Counter
@@ -56,17 +56,15 @@ MEMBER_SCHEMA: Final = pa.schema(
         pa.field("left_out", pa.string()),  # a RejectReason that does not depend on the inventory
     ]
 )
-"""The members of a CAF file, in byte order."""
 
 WINDOW_MEMBERS: Final = 100_000
-"""Members in one query: some 100 MB with the memory of a join. A file may have a million and more.
-"""
+"""Members in one query: some 100 MB with a join. A file may have a million and more."""
 
 _SAMPLED: Final = 1_000
-"""Sampled keys that bound the windows, so that their sizes differ by some per cent."""
+"""Enough keys for windows whose sizes differ by some per cent."""
 
 _HEADERS: Final = (*HEADERS, "user_metadata")
-"""The last columns of LOCATION_SCHEMA, which are unknown for an adopted file."""
+"""Unknown for an adopted file."""
 
 _DECIDED_SCHEMA: Final = pa.schema(
     [
@@ -179,11 +177,8 @@ _DECIDED: Final = """
 class Adoption:
     """The decisions about the members of a file.
 
-    Attributes:
-        objects: adopted members: objects of the source that are neither archived nor under way.
-        object_bytes: the size of these members.
-        left_out: the other members, by reason.
-        decided: a file with a row for each member.
+    `objects` were adopted: they are neither archived nor under way. `decided` is a file with a row
+    for each member.
     """
 
     objects: int
@@ -221,15 +216,10 @@ def decide(
     window: int = WINDOW_MEMBERS,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Adoption:
-    """Decide about each member, and write the decisions to a file.
+    """Decide about each member, and write the decisions to `out` in the order of windows.
 
-    Args:
-        members: a file of MEMBER_SCHEMA.
-        snapshot: a snapshot of the source.
-        standing: a file or folder of STANDING_SCHEMA.
-        out: receives the decisions, in the order of windows of keys.
-        window: members in one query.
-        budget: for DuckDB, which spills beside `out`.
+    `members` has MEMBER_SCHEMA, and `standing` is a file or folder of STANDING_SCHEMA. `window` is
+    the number of members in one query.
 
     Raises:
         IntegrityError: a file is damaged.
@@ -261,7 +251,6 @@ def decide(
 
 
 def _decisions(query: Query, window: int) -> Iterator[pa.RecordBatch]:
-    """Yield the decisions about all members, in windows of about `window` members."""
     ((count,),) = query.rows("SELECT count(*) FROM members")
     ends: list[bytes] = []
     if count > window:

@@ -1,12 +1,7 @@
 """The exact size of a chunk after each object, computed for many rows as columns.
 
-PlanRows        objects in plan order: their names, and what each adds to a chunk.
-OpenChunk       a chunk that is being filled: its size, and how many further rows fit.
-NameCollisions  rows whose name an earlier row of the chunk already has.
-
-`cutting` decides which chunk a row goes to. Memory is a batch of rows, and the names of older
-versions in the open chunk. A test compares entry sizes with `caf.index`. Source: "A chunk" in
-docs/design.md.
+Memory is a batch of rows, and the names of older versions in the open chunk. A test compares entry
+sizes with `caf.index`. Source: "A chunk" in docs/design.md.
 """
 
 import re
@@ -43,16 +38,15 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_HEADERS_BYTES: Final = 16 << 10
-"""Upper bound of an object's headers in a manifest; S3 accepts 8 KiB. An object whose headers made
-its chunk too large would never be archived, so plans reserve this room.
+"""More than an object's headers add to a manifest; S3 accepts 8 KiB. Plans reserve it, so that an
+object with long headers fits its chunk.
 """
 
 
 _TENS: Final = 10 ** np.arange(1, 19, dtype=np.int64)
-_LONGER: Final = bytes(
+_ESCAPE_BYTES: Final = bytes(
     len(escape_key(bytes([code]))) - 1 if code < 0x80 else 0 for code in range(0x100)
 )
-"""Bytes that escaping adds to each byte."""
 
 # Escaped, too. Both begin with the same two bytes.
 _SEPARATORS: Final = ("\u2028".encode(), "\u2029".encode())
@@ -71,10 +65,8 @@ class PlanRows:
     """Objects in plan order, and what each adds to a chunk.
 
     Attributes:
-        members: each object's name in a chunk with a newer version of its key; the key for the
-            newest version.
+        members: names in a chunk with a newer version of the key; the key for the newest version.
         older: which rows are followed by a newer version.
-        size_bytes: the objects' sizes.
     """
 
     def __init__(self, batch: pa.RecordBatch, next_key: bytes | None, max_bytes: int) -> None:
@@ -164,11 +156,10 @@ def _characters(texts: pa.Array) -> _Numbers:
 
 
 def _escaped_bytes(texts: pa.Array) -> _Numbers:
-    """Return the length of each text when it is escaped in the index."""
     ends = _ends(texts)
     lengths = np.diff(ends)
     data = memoryview(texts.buffers()[2] or b"")[ends[0] : ends[-1]].tobytes()
-    longer = np.frombuffer(bytearray(data.translate(_LONGER)), np.uint8)
+    longer = np.frombuffer(bytearray(data.translate(_ESCAPE_BYTES)), np.uint8)
     if _SEPARATORS[0][:2] in data:
         starts = np.array([match.start() for match in _SEPARATOR.finditer(data)], np.int64)
         longer[starts] = _SEPARATOR_LONGER
@@ -184,7 +175,7 @@ def _digits(numbers: _Numbers) -> _Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a chunk with each of some rows: with all rows before it, or with it alone."""
+    """Sizes of a chunk with each of some rows: with all rows before it, or alone."""
 
     end: _Numbers  # the end of the bodies
     index: _Numbers
@@ -276,9 +267,8 @@ def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
 class NameCollisions:
     """Detects objects whose name an older version in the same chunk already has.
 
-    The older version may be of the same key or of another. Hardly any inventory has such names.
-    They are searched as columns, and only repeated names are compared one by one. A key counts as a
-    name in each chunk that has a version of it, since the newest version there has it.
+    The older version may be of another key. Such names are rare, so they are searched as columns,
+    and only repeated names are compared singly.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,8 @@
 """The identities of an inventory's objects, and which content of a key is current.
 
-identify         writes the snapshot with each object under the identity of its archived copy.
-find_exceptions  finds keys whose current content is not the location with the latest
-                 LastModified.
-
-LastModified orders the locations of a key. An exception is an inventory's statement that a key had
-this identity at a time, or was deleted. The latest location or exception is current. Everything
-works on files, in memory bounded by windows of keys.
-
-Source: "Which objects are archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
+LastModified orders the locations of a key. An exception states that a key had an identity at a
+time, or was deleted. The latest location or exception is current. Memory is bounded by windows of
+keys. Source: docs/decisions/0014-what-is-current.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,22 +47,22 @@ KeyRange = tuple[bytes, bytes | None]
 """Keys greater than the first, up to and including the second; None: no upper bound."""
 
 ROWS_READ: Final = 8_192
-"""Exceptions in memory as Python objects."""
 
 _WITH_TIME: Final = (
     "listed.object_version || ':' || "
     f"strftime(make_timestamp(epoch_us(listed.last_modified)), '{TIME_FORMAT}')"
 )
 
-_BYTES: Final = r"regexp_replace(object_version, ':\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$', '')"
-"""The SQL of an identity without the LastModified that it may contain."""
+_WITHOUT_TIME: Final = (
+    r"regexp_replace(object_version, ':\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$', '')"
+)
 
 # Objects with located bytes that were written again: listed without a version id, and with another
 # LastModified. Claimed objects are compared once they are located, and skipped ones once the skip
 # is due. `compared` has the results of earlier comparisons of headers.
 _REWRITTEN: Final = f"""
     WITH archived AS (
-        SELECT DISTINCT key, {_BYTES} AS bytes
+        SELECT DISTINCT key, {_WITHOUT_TIME} AS bytes
         FROM standing
         WHERE standing = 'located'
     ),
@@ -87,7 +81,7 @@ _REWRITTEN: Final = f"""
         SELECT
             key,
             last_modified,
-            {_BYTES} AS bytes,
+            {_WITHOUT_TIME} AS bytes,
             arg_max(object_version, stated_at) AS object_version
         FROM exception
         WHERE last_modified IS NOT NULL
@@ -144,12 +138,12 @@ _FACTS: Final = pa.schema(
         pa.field("can_settle", pa.bool_(), nullable=False),  # listed as current, or located
     ]
 )
-"""Facts about keys: a row for each listed object, ledger row and exception."""
+"""A row for each listed object, ledger row and exception."""
 
 _FACT_COLUMNS: Final = ("key", "object_version", "last_modified")
 
 _WindowFacts = tuple[KeyWindow, pa.Table, pa.Table]
-"""A window of keys, its listed facts, and its facts from ledger and exceptions (_FACTS)."""
+"""A window, its listed facts, and its facts from ledger and exceptions."""
 
 _IDENTIFIED: Final = """
     SELECT listed.* REPLACE (
@@ -171,14 +165,12 @@ class IdentifiedSnapshot:
 
     Attributes:
         path: the snapshot's own file if no identity differs.
-        to_compare: a file of the objects whose headers must be compared with the archived ones
-            (SNAPSHOT_SCHEMA). Until then their identity is a new one, as if the headers differed.
-            Objects that filters leave out have such an identity, too, but are not in the file.
-        to_compare_count: the number of objects in `to_compare`.
-        unsettled: a file of the objects without those of settled keys; see `_write_unsettled`.
-        settled_count: the number of settled objects, all located and current; 0 if nothing is
-            located.
-        unsettled_keys: a file of the keys that are not settled; None if any key may be unsettled.
+        to_compare: a file of objects whose headers must be compared with the archived ones. Until
+            then they have a new identity. So have objects that filters leave out, which are not in
+            the file.
+        unsettled: a file without the objects of settled keys; see `_write_unsettled`.
+        settled_count: settled objects, all located and current.
+        unsettled_keys: None if any key may be unsettled.
     """
 
     path: Path
@@ -198,22 +190,12 @@ def identify(
     filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> IdentifiedSnapshot:
-    """Find the identity of each object of a snapshot.
+    """Find the identity of each object of a snapshot, and write `out` if any differs.
 
     An object without a version id may have been written again with the same ETag and size. It keeps
     its identity if an exception states that bytes and headers are the archived ones. Otherwise its
-    LastModified becomes part of the identity. Keys outside of the snapshot are ignored.
-
-    If every key is settled, each file is read once. Otherwise the whole snapshot is read first to
-    verify its checksums.
-
-    Args:
-        snapshot: its file is sorted by key.
-        standing: a file of STANDING_SCHEMA.
-        exceptions: a file of EXCEPTION_SCHEMA.
-        out: receives the snapshot if an identity changed; further files are written beside it.
-        filters: objects that they leave out are not compared.
-        budget: bounds the memory.
+    LastModified becomes part of the identity. The snapshot's checksums are verified unless every
+    key is settled.
 
     Raises:
         StagingError: a file cannot be written.
@@ -379,20 +361,11 @@ def find_exceptions(
 ) -> int:
     """Write the exceptions that this inventory adds (EXCEPTION_SCHEMA); return their number.
 
-    An exception is never earlier than a LastModified known of its key, since every known object was
-    listed before. A report may be used long after its time. So it adds no exception for a key of
-    which anything as late as the report is known.
-
-    Args:
-        snapshot: the inventory.
-        identified: its objects, identified with the same standing and exceptions.
-        standing: a file of STANDING_SCHEMA. Claimed objects count as located, since they may be at
-            any time.
-        exceptions: a file of EXCEPTION_SCHEMA with the earlier exceptions.
-        out: receives the new exceptions; replaced if it exists.
-        superseded: ranges of keys that later inventories cover, for which this inventory adds none.
-        filters: leave objects out of this inventory's plan.
-        budget: bounds the memory.
+    An exception is never earlier than a LastModified known of its key. A report may be used long
+    after its time. It adds no exception for a key with a location or exception as late as the
+    report. `standing` and `exceptions` are those of `identified`. Claimed objects count as located,
+    since they may be at any time. Later inventories cover the `superseded` keys, for which this one
+    adds none.
 
     Raises:
         StagingError: a file cannot be written.
@@ -452,10 +425,7 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 def _query(
     snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget
 ) -> Iterator[Query]:
-    """Open a query with the tables `whole_snapshot`, `whole_standing` and `whole_exception`.
-
-    Spills and errors concern `out`.
-    """
+    """Open a query with the tables `whole_snapshot`, `whole_standing` and `whole_exception`."""
     with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
@@ -470,11 +440,11 @@ def _write_unsettled(
     unsettled: Path,
     unsettled_keys: Path,
 ) -> int:
-    """Write the unsettled objects (SNAPSHOT_SCHEMA) and keys (_KEYS); count the settled keys.
+    """Write the unsettled objects and keys; return the number of settled keys.
 
-    A key is settled if it has one listed object and one ledger row that agree, and no exception.
-    Then its identity and its current content are certain. In most inventories nearly all keys are
-    settled. Their columns are read here with checksums, which DuckDB does not compare.
+    A key is settled if one listed object and one ledger row agree, and it has no exception. Nearly
+    all keys of most inventories are. Their columns are read here with checksums, which DuckDB does
+    not compare.
     """
     objects = WholeParquet(unsettled, SNAPSHOT_SCHEMA, durable=False)
     listed_count = 0
@@ -516,7 +486,6 @@ def _write_unsettled(
 
 
 def _facts(snapshot: Snapshot, standing: Path, exceptions: Path) -> Iterator[_WindowFacts]:
-    """Yield the facts about all keys that the snapshot covers, window by window."""
     with ExitStack() as stack:
         snapshot_rows = stack.enter_context(
             KeyedRows(snapshot.path, (*_FACT_COLUMNS, "is_latest", "is_delete_marker"))
@@ -547,7 +516,6 @@ def _as_facts(rows: pa.Table, can_settle: pa.ChunkedArray) -> pa.Table:
 
 
 def _unsettled_keys(listed: pa.Table, recorded: pa.Table) -> pa.ChunkedArray:
-    """Return each unsettled key once, from all facts of some keys in any order."""
     if (
         listed["key"].equals(recorded["key"])
         and pc.all(pc.less(listed["key"][:-1], listed["key"][1:]), min_count=0).as_py()
@@ -577,10 +545,7 @@ def _agree(first: pa.Table, second: pa.Table) -> _Flags:
 
 
 def _hold(query: Query, window: KeyWindow, condition: str = "") -> bool:
-    """Create tables of a window's unsettled keys that meet a condition; return if there are any.
-
-    The tables are `snapshot`, `marker`, `standing` and `exception`.
-    """
+    """Create tables of a window's unsettled keys that meet a condition; return if there are any."""
     within = f"{bounded(window)} {condition}"
     if not query.hold("unsettled", f"SELECT DISTINCT key FROM whole_unsettled WHERE {within}"):
         return False

@@ -1,13 +1,13 @@
-"""Cuts the objects to archive into chunks, with their names in the chunk and the chunk's size.
+"""Cuts the objects to archive into chunks.
 
 Objects are taken greedily in key order. A chunk ends before the object that would lift its size,
-without the manifest, over the target. The manifest's size is only estimated, since no listing has
-headers, so the manifest ends a chunk at the hard limit only. An object larger than the target has a
-chunk of its own. An object that no chunk can hold is split over the plan's first chunks, a part
-each. The last chunk may wait for the next plan; see `PlanTerms`.
+without the manifest, over the target. The manifest's size is an estimate, since listings have no
+headers, so it ends a chunk at the hard limit only. An object larger than the target has a chunk of
+its own. An object that no chunk can hold is split over the plan's first chunks. The last chunk may
+wait for the next plan.
 
-The result is a pure function of the delta, source and terms: the same files and the same hash.
-Source: "A chunk" in docs/design.md.
+The files and the hash are a pure function of delta, source and terms. Source: "A chunk" in
+docs/design.md.
 """
 
 import contextlib
@@ -67,9 +67,7 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 from caf_pipeline.system.ahead import one_ahead
 
 MAX_CHUNKS: Final = 99_999
-"""The most chunks of a plan, so that a chunk's number has five digits. More objects need several
-plans.
-"""
+"""The most chunks of a plan, so that a chunk's number has five digits."""
 
 # Values in the place of a chunk number.
 _TOO_LARGE: Final = 0
@@ -94,7 +92,6 @@ def _part_member(obj: S3Object, part: PartRange) -> str:
 
 
 def _part_manifest_bound(obj: S3Object, part: PartRange) -> int:
-    """Return an upper bound of a part's manifest, for headers of usual length."""
     row = manifest_row_bound(obj.key, obj.version_id, obj.etag)
     row += len(_part_member(obj, part)) - len(obj.key)
     row += REWRITTEN_BYTES if obj.rewritten_at else 0
@@ -102,7 +99,6 @@ def _part_manifest_bound(obj: S3Object, part: PartRange) -> int:
 
 
 def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPlan, str]:
-    """Return the chunk of a part, and the part's member name."""
     member, index = _part_member(obj, part), IndexBuilder()
     end_byte = HEAD_SIZE_BYTES + part.size_bytes
     manifest_end_byte = end_byte + _part_manifest_bound(obj, part)
@@ -114,12 +110,10 @@ def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPl
 
 
 _MIN_ROWS: Final = 64
-"""Rows that are tried where a chunk begins and ends. In between, the number grows fourfold."""
+"""Rows tried at a chunk's begin and end. In between, the number grows fourfold."""
 
 
 class _Cutter:
-    """Assigns chunk numbers to objects in order, and hashes the assignment."""
-
     def __init__(self, terms: PlanTerms) -> None:
         self.chunks: list[ChunkPlan] = []
         self.too_large_count = 0
@@ -177,8 +171,8 @@ class _Cutter:
     def split(self, obj: S3Object) -> list[dict[str, Any]]:
         """Assign a chunk to each part of an object that no chunk can hold.
 
-        Returns the columns that PLANNED_PARTS_SCHEMA adds to the object's, or no rows if this plan
-        cannot split it. All calls precede the first `cut`.
+        Returns the columns that PLANNED_PARTS_SCHEMA adds, or no rows if this plan cannot split the
+        object. All calls precede the first `cut`.
         """
         ranges = self._ranges(obj)
         if not ranges or self._number + len(ranges) - 1 > self._max_chunks:
@@ -202,8 +196,7 @@ class _Cutter:
     def _ranges(self, obj: S3Object) -> list[PartRange]:
         """Return the object's parts whose chunks stay within the limits; empty if impossible.
 
-        The chunks stay within the target, too, unless it is so small that a plan has too few
-        chunks.
+        They stay within the target, too, unless that needs more than MAX_CHUNKS chunks.
         """
         terms = self._terms
         limits = terms.limits
@@ -311,16 +304,16 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": ["storage_class", "checksum", "chunk_number"],
     "write_page_checksum": True,
 }
-"""Pages get checksums, because a chunk may be packed weeks after it was planned. Columns whose
-values hardly repeat have no dictionary, which saves a quarter of the time.
+"""Pages have checksums, because chunks may be packed weeks later. Columns of distinct values have
+no dictionary, which saves a quarter of the time.
 """
 
 
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     """Cut the objects of `delta` into the files of a plan in `folder`, which exists.
 
-    `delta` has SNAPSHOT_SCHEMA, is sorted, and has supported keys only. Memory is bounded by three
-    row groups, plus the list of chunks and the identities of split objects.
+    `delta` has SNAPSHOT_SCHEMA, sorted, with supported keys. Memory is bounded by three row groups,
+    plus the chunks and the identities of split objects.
     """
     cutter = _Cutter(terms)
     metadata = {PLAN_METADATA_KEY: json.dumps(_described(terms)).encode()}
@@ -369,10 +362,7 @@ def _split_all(
     objects: pq.ParquetWriter,
     metadata: Mapping[bytes, bytes],
 ) -> None:
-    """Split the objects that no chunk can hold, and write their rows.
-
-    Skips row groups without such objects.
-    """
+    """Split the objects that no chunk can hold, and write their rows."""
     with contextlib.ExitStack() as opened:
         parts: pq.ParquetWriter | None = None
         for batch in file.iter_batches(
@@ -398,7 +388,6 @@ def _split_all(
 
 
 def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTail | None:
-    """Remove the last chunk from the plan if it must wait for the next plan."""
     if (
         cutter.leftover_count
         or cutter.only_parts
@@ -458,8 +447,7 @@ def _assigned(
 def _with_names(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
     """Name the newest version of a key in each chunk by the key itself.
 
-    All rows have the names of older versions. Only rows in chunks count: versions in other chunks
-    may be between two versions in one chunk.
+    Versions in other chunks may be between two versions in one chunk.
     """
     if not rows.num_rows:
         return rows

@@ -1,8 +1,7 @@
 """The filters in a source's settings that leave out objects.
 
-The first filter of FILTERS that applies leaves an object out. The object stays in the inventory and
-is planned as soon as no filter applies. The filters exist twice: in SQL for inventories, and in
-Python for the pages of a sensor. A test compares the two.
+The first filter of FILTERS that applies leaves an object out, until no filter applies any more.
+Filters exist in SQL for inventories, and in Python for a sensor's pages. A test compares the two.
 """
 
 import re
@@ -15,19 +14,13 @@ from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
 from caf_pipeline.settings import SourceSettings
 
 FILTERS: Final = ("include", "exclude", "storage_classes", "max_size", "min_age")
-"""The names of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFilter:
     """The filters of a source at one time. The default leaves nothing out.
 
-    Attributes:
-        include: patterns of archived keys; empty: all keys.
-        exclude: patterns of keys that are left out.
-        storage_classes: storage classes that are archived; empty: all.
-        max_size_bytes: larger objects are left out; 0: no limit.
-        newest: objects modified later are left out.
+    Objects modified after `newest` are left out.
     """
 
     include: tuple[str, ...] = ()

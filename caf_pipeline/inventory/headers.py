@@ -13,7 +13,7 @@ HEADERS: Final = (
     "cache_control",
     "expires",
 )
-"""The headers that the archive keeps: columns of manifests and of `header_sets`."""
+"""Columns of manifests and of `header_sets`."""
 
 ID_BYTES: Final = 16
 

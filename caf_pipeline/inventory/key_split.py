@@ -1,8 +1,7 @@
 """Splits the rest of a listing in two, using only the keys listed so far.
 
-No delimiter is assumed. A bad split costs one request, which shows that a range is empty. Keys are
-handled as text, since a listing must start at text. The order of code points is that of UTF-8
-bytes.
+No delimiter is assumed. A bad split costs one request. Keys are handled as text, since a listing
+must start at text; code points have the order of UTF-8 bytes.
 """
 
 from collections.abc import Iterable
@@ -53,15 +52,10 @@ def split_key(
 ) -> bytes | None:
     """Return a key that splits the rest of a range, or None.
 
-    Args:
-        first: the first key of the range that was listed.
-        last: the last key that was listed.
-        until: the end of the range; None if it has none.
-        alphabet: the characters of all keys listed so far.
-        prefix: the prefix of all keys.
-        jump: split after the common prefix of the listed keys instead of between the last key and
-            the end. For a range in which the last split found nothing, since its keys may share a
-            long prefix.
+    The range was listed from `first` to `last`, and ends at `until`. The split is between the last
+    key and the end. If `jump` is set, it is after the common prefix of the listed keys, for a range
+    whose last split found nothing. `alphabet` has the characters of all keys so far, `prefix`
+    begins all keys.
     """
     low, high = text_of(last), None if until is None else text_of(until)
     fixed = len(prefix) if high is None else _common_length(low, high)

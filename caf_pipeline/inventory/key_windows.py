@@ -16,18 +16,17 @@ KeyWindow = tuple[bytes | None, bytes | None]
 ALL_KEYS: Final[KeyWindow] = (None, None)
 
 WINDOW_ROWS: Final = 262_144
-"""Rows of a snapshot in one query: some 100 MB with the memory of a join. A join over all rows
-would take all of its memory budget.
+"""Rows of a snapshot in one query: some 100 MB with a join. A join over all rows would take all of
+its memory budget.
 """
 
 
 def key_windows(
     snapshot: Path, within: KeyWindow = ALL_KEYS, *, known: Path | None = None
 ) -> Iterator[KeyWindow]:
-    """Yield windows that together cover the keys `within`.
+    """Yield windows of about WINDOW_ROWS rows that together cover the keys `within`.
 
-    Each has about WINDOW_ROWS rows of the snapshot, if it is sorted. `known` is a file or a folder
-    of sorted files whose rows the windows bound as well.
+    `known` is a file or folder whose sorted rows the windows bound as well.
     """
     ends: set[bytes] = set()
     for path in (snapshot, *(files_of(known) if known else ())):
@@ -48,8 +47,7 @@ def key_windows(
 def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
     """Return the least and the greatest key of a row group with rows.
 
-    The group's statistics lack them if one exceeds 4,096 bytes, which servers other than S3 allow.
-    Then the keys are read.
+    Reads the keys if one exceeds 4,096 bytes, since then the statistics lack it.
 
     Raises:
         ValueError: rows have no key, so the file is damaged.

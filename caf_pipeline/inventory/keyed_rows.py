@@ -16,7 +16,7 @@ from caf_pipeline.inventory.snapshot import translate_read_errors
 class KeyedRows:
     """Some columns of a file with a column `key`, sorted by it or not.
 
-    A context manager. Every method raises IntegrityError if the file cannot be read.
+    Every method raises IntegrityError if the file cannot be read.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:

@@ -15,9 +15,7 @@ STANDING_SCHEMA: Final = pa.schema(
         pa.field("last_modified", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""The standing of a source's objects: located, claimed or skipped. For an unsupported key, `key` is
-percent-encoded.
-"""
+"""For an unsupported key, `key` is percent-encoded."""
 
 LOCATED_SCHEMA: Final = pa.schema(
     [
@@ -37,9 +35,7 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("header_set", pa.binary()),  # null: unknown
     ]
 )
-"""The locations of a source's objects. A whole object has `part` and `part_count` 0; parts count
-from 1.
-"""
+"""A whole object has `part` and `part_count` 0; parts count from 1."""
 
 EXCEPTION_SCHEMA: Final = pa.schema(
     [
@@ -50,6 +46,4 @@ EXCEPTION_SCHEMA: Final = pa.schema(
         pa.field("last_modified", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""The current contents of keys for which the locations' LastModified would name another
-(`current`).
-"""
+"""Current contents that the locations' LastModified does not show; see `current`."""

@@ -1,9 +1,8 @@
 """The two members that we add to a chunk: the head names it, the manifest describes it.
 
-The head is the first member, with a fixed size of 512 bytes, so that no two chunks share a root or
-leading blocks. The manifest is the last member, a Parquet file. It has a row for each planned
-object that the chunk accounts for, in plan order. The stored chunks alone suffice to rebuild, check
-and query the archive. Source: "A chunk" in docs/format.md.
+The head has a fixed size of 512 bytes, so that no two chunks share a root or leading blocks. The
+manifest, the last member, is a Parquet file with a row for each planned object, in plan order. The
+stored chunks alone suffice to rebuild the archive. Source: "A chunk" in docs/format.md.
 """
 
 import json
@@ -33,32 +32,28 @@ HEAD_SIZE_BYTES: Final = 512
 """Room for an archive id (32), a chunk id (50), a version, and fields of later formats."""
 
 CHUNK_FORMAT: Final = "caf-pipeline/6"
-"""The version of the head, the manifest's columns and the member names. No other version is read.
-"""
+"""Covers the head, the manifest's columns and member names. No other version is read."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
-"""Rows of the manifest in memory: some 10 MB as Python objects."""
+"""Rows in memory: some 10 MB as Python objects."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
-"""Upper bound of a manifest without rows: schema and metadata. Measured: 4,202 bytes (pyarrow 26).
-"""
+"""Upper bound of a manifest without rows. Measured: 4,202 bytes (pyarrow 26)."""
 
 MANIFEST_GROUP_BYTES: Final = 8 * 1024
-"""Upper bound of a row group's footer and page headers for 27 columns. Measured: 5,134 bytes."""
+"""Upper bound of a row group's footer and page headers. Measured: 5,134 bytes for 27 columns."""
 
 MANIFEST_ROW_BYTES: Final = 170
 """Upper bound of a row without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
 
 REWRITTEN_BYTES: Final = 8
-"""Bytes that `rewritten_at` adds to a row."""
 
 PART_BYTES: Final = 24
-"""Bytes that the columns of a part add to a row: 2 × 4 and 2 × 8."""
+"""A part's columns: 2 × 4 and 2 × 8."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
-"""Bytes that a plan reserves in each row for headers, user metadata and S3's checksum, which
-listings lack. If they need more, the chunk becomes larger than planned. It closes earlier only at
-its limit; see `packing.packer`.
+"""Reserved in each row for headers, user metadata and S3's checksum, which listings lack. If they
+need more, the chunk becomes larger than planned.
 """
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -96,7 +91,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
 )
 
 PART_COLUMNS: Final = ("part", "part_count", "part_start_byte", "part_end_byte")
-"""The fields of a PartRange, in order. All are null if the member is a whole object."""
+"""The fields of a PartRange. All are null for a whole object."""
 
 CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 
@@ -113,27 +108,25 @@ LOCATION_SCHEMA: Final = pa.schema(
         *(MANIFEST_SCHEMA.field(name) for name in (*CHECKSUM_COLUMNS, *HEADERS, "user_metadata")),
     ]
 )
-"""The locations in a manifest: a row for each member that is a whole object."""
+"""A row for each member that is a whole object."""
 
 METADATA_KEY: Final = b"caf-pipeline"
 
 LOGS_KEY: Final = b"caf-pipeline-clps"
-"""The key of the clp-s archives' times in the Parquet metadata: a JSON list of LogTimes."""
+"""Parquet metadata with the times of clp-s archives: a JSON list of LogTimes."""
 
 LOG_BYTES: Final = 64
-"""Upper bound of one of these entries: three numbers of at most 20 digits, in brackets."""
+"""Upper bound of one LogTimes: three numbers of at most 20 digits, in brackets."""
 
 MAX_FOOTER_BYTES: Final = 256 << 20
-"""Limit on texts and lists in a Parquet footer. A million rows make 250 row groups of 4 KB each,
-and a corrupt footer may declare any length.
-"""
+"""A corrupt footer may declare any length. A million rows make 250 row groups of 4 KB each."""
 
 MAX_TEXT_BYTES: Final = 64 << 10
-"""Limit on one value: keys have 1,024 bytes, all headers 8 KiB, and a skip reason is a sentence."""
+"""Keys have 1,024 bytes, all headers 8 KiB, and a skip reason is a sentence."""
 
 MAX_GROUP_BYTES: Final = 256 << 20
-"""Limit on a row group in memory. 4,000 rows of two keys of 1 KiB, eight texts and S3's 2 KiB of
-user metadata stay below 100 MB.
+"""In memory, 4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of user metadata stay below 100
+MB.
 """
 
 
@@ -141,8 +134,8 @@ user metadata stay below 100 MB.
 class ChunkIdentity:
     """The identity of a chunk in its head and its manifest's metadata.
 
-    `plan_sha256` is the plan's full hash. `planned_objects` and `planned_bytes` are the chunk's
-    share of the plan. If the hash is None, the manifest has none of the three.
+    `planned_objects` and `planned_bytes` are the chunk's share of the plan. The manifest has them
+    only with `plan_sha256`, the plan's full hash.
     """
 
     archive_id: str
@@ -191,7 +184,6 @@ def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
 
 
 IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
-"""The columns for `row_identity` and `identities`."""
 
 
 def row_identity(row: Mapping[str, Any]) -> str:
@@ -212,7 +204,7 @@ class ManifestWriter:
     """Writes manifest rows to a Parquet file, with at most one row group in memory.
 
     Rows are dicts by column name; missing columns are null. `bound_bytes` is an upper bound of the
-    finished file's size. It lets a chunk close before the manifest no longer fits.
+    finished file's size.
     """
 
     def __init__(self, path: Path, identity: ChunkIdentity) -> None:
@@ -315,9 +307,7 @@ class PartLocation:
 class OpenedManifest:
     """An open manifest of this format, whose rows are not yet read.
 
-    Attributes:
-        described: the JSON object in its metadata. Only its format was checked.
-        row_count: the number of rows in its footer.
+    `described` is its metadata, of which only the format was checked.
     """
 
     described: Mapping[str, Any]
@@ -493,7 +483,6 @@ def refuse_long_texts(file: Path) -> None:
 
 @contextmanager
 def _as_malformed() -> Iterator[None]:
-    """Translate the errors that a Parquet reader raises on bad bytes."""
     try:
         yield
     except (pa.ArrowException, ValueError, OSError, OverflowError, RecursionError) as error:

@@ -9,27 +9,20 @@ from typing import Final
 from caf_pipeline.system.quantities import counted
 
 MAX_KEY_BYTES: Final = 1024
-"""S3's limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
+"""S3's limit, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
 
 MAX_SIZE_BYTES: Final = 1 << 53
-"""A larger size is damage: an object in S3 has at most 50 TB. Programs that store sizes as doubles
-round larger ones.
-"""
+"""Objects in S3 have at most 50 TB, and doubles round larger sizes."""
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""The limit on an ETag or a version id; S3's own for version ids. A longer value is damage, and no
-server accepts it as a header.
-"""
+"""The limit on an ETag or version id; S3's own for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""Characters that an ETag or version id never has, as a regular expression. No request could send
-them.
-"""
+"""A regular expression for characters that no request can send in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""The mark between key and version in the name of an older version. Names can be equal only if one
-has this mark.
+"""Separates key and version in the name of an older version. Names can be equal only if one has it.
 """
 
 
@@ -67,8 +60,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     # Any plan may take it. Its row has the latest time.
     SkipReason.WAITING: timedelta(0),
 }
-"""The delay after a first skip before the object may be planned again; None: never automatically.
-It doubles with each skip, up to MAX_RETRY_AFTER.
+"""Delay before a skipped object may be planned again; None: never automatically. It doubles with
+each skip, up to MAX_RETRY_AFTER.
 """
 
 
@@ -80,9 +73,8 @@ CHECKSUMS: Final[Mapping[str, str]] = {
     for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
     for kind in ("", "/FULL_OBJECT")
 }
-"""The checksums in inventories that may be compared, with S3's name of the algorithm; header names
-end with it in lower case. A report names no type, so the checksum may turn out to be one of the
-parts' checksums.
+"""By the checksum in an inventory: S3's name of the algorithm, which in lower case ends its header
+names. Reports name no type, so the checksum may be one of the parts' checksums.
 """
 
 
@@ -91,17 +83,17 @@ class S3Object:
     """One object in a listing.
 
     Attributes:
-        key: the exact bytes of the key, at most 1,024.
+        key: exact bytes, at most 1,024.
         version_id: None if the bucket keeps no versions, and for S3's "null" version, which can be
             overwritten.
         etag: without quotes; an identity, never a hash.
         last_modified: aware, in UTC.
-        checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT"; "<algorithm>" if the
-            listing names no type; "" if it names no checksum.
-        rewritten_at: the time of the object if the same ETag and size are located with another
-            time, and so part of the identity. None otherwise.
-        is_latest: True for the current content of the key, False for an older version.
-        is_delete_marker: a record that the key was deleted, without ETag and bytes.
+        checksum: "<algorithm>/<type>", e.g. "CRC64NVME/FULL_OBJECT"; "<algorithm>" if the listing
+            names no type; "" without a checksum.
+        rewritten_at: the time of the object, as part of its identity, if the same ETag and size are
+            located with another time.
+        is_latest: False for an older version of the key.
+        is_delete_marker: a record of a deletion, without ETag and bytes.
     """
 
     key: bytes
@@ -125,10 +117,8 @@ class S3Object:
 class VersionCounts:
     """Counts of older versions, delete markers and deleted keys.
 
-    Attributes:
-        older: versions that are not the latest, without delete markers.
-        markers: delete markers, the latest of their key or not.
-        deleted_keys: keys whose latest version is a delete marker.
+    `older` excludes delete markers, `markers` includes those that are not the latest, and the
+    latest version of `deleted_keys` is a delete marker.
     """
 
     older: int = 0
@@ -244,7 +234,7 @@ def rewritten_version(version: str, rewritten_at: datetime) -> str:
 
 
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
-"""The form of the time in an identity, for DuckDB's strftime."""
+"""For DuckDB's strftime."""
 
 
 def is_supported(key: bytes) -> bool:

@@ -1,14 +1,14 @@
-"""A plan: the terms it is cut by, and its files.
+"""A plan's terms and files.
 
 objects.parquet     objects sorted by chunk, then key. Objects that wait for the next plan
-                    follow, under the next chunk number. A split object is in the chunk of
-                    its first part.
-chunks.parquet      one row for each chunk: counts, expected size, names of our members.
-parts.parquet       only if objects are split: their parts, in chunks from 1 on.
+                    have the number after the last chunk's. A split object is in the chunk
+                    of its first part.
+chunks.parquet      a row for each chunk.
+parts.parquet       the parts of split objects, in chunks from 1 on; missing without any.
 too_large.parquet   objects that cannot be split either.
 SHA256SUMS          the SHA-256 of each file, as sha256sum writes it.
 
-`cutting` writes the files. Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/design.md.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ hash. A plan and withdrawal every hour takes a year.
 """
 
 ROWS_PER_BATCH: Final = 65_536
-"""Rows of a row group, which are in memory: some 10 MB with keys of 100 bytes."""
+"""A row group in memory: some 10 MB with keys of 100 bytes."""
 
 OBJECTS_PER_BATCH: Final = 2_048
 """Objects in memory as Python objects: some 3 MB."""
@@ -60,10 +60,8 @@ PLANNED_PARTS_SCHEMA: Final = pa.schema(
         pa.field("part_end_byte", pa.int64(), nullable=False),  # exclusive
     ]
 )
-"""The parts of split objects, each with the columns of its object."""
 
 PART_FIELDS: Final = tuple(PLANNED_PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
-"""The fields of a PartRange, in order."""
 
 CHUNKS_SCHEMA: Final = pa.schema(
     [
@@ -87,12 +85,12 @@ class PlanTerms:
 
     Attributes:
         target_size_bytes: size of a chunk of several objects, without its manifest.
-        limits: the hard limits of the format and of Jackal, for every chunk.
+        limits: the hard limits of the format and of Jackal.
         limit_size_bytes: the most bytes of a chunk of several objects, with its manifest; 0: the
             hard limit.
-        max_chunks: the most chunks of the plan, 0 for MAX_CHUNKS. Further objects are left over.
-        min_chunk_size_bytes: a smaller last chunk, without its manifest, waits for the next plan.
-        waits_since: the last chunk does not wait if it has an object last modified up to this time.
+        max_chunks: 0: MAX_CHUNKS. Further objects are left over.
+        min_chunk_size_bytes: a smaller last chunk waits for the next plan,
+        waits_since: unless it has an object last modified up to this time.
     """
 
     source: str
@@ -140,12 +138,8 @@ class WaitingTail:
 class Plan:
     """A plan that was written to `folder`.
 
-    Attributes:
-        too_large_count: objects that no chunk can hold.
-        leftover_count: objects beyond the last chunk, which are in none of the plan's files.
-        waiting: objects that wait for the next plan; see `read_waiting`.
-        split_count: objects that are split.
-        part_count: parts of all split objects.
+    `leftover_count` objects beyond the last chunk are in none of the files. `split_count` objects
+    are split into `part_count` parts.
     """
 
     folder: Path
@@ -385,7 +379,6 @@ def read_waiting(plan: Plan) -> Iterator[S3Object]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open one of a plan's files; translate damage and another format to CafError."""
     try:
         lines = path.with_name(SUMS_FILE).read_text().splitlines()
         sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}

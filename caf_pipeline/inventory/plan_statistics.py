@@ -1,7 +1,4 @@
-"""Statistics of a plan's objects: sizes, storage classes and requests.
-
-Computed in one pass over the plan's files, in bounded memory.
-"""
+"""Sizes, storage classes and requests of a plan's objects, in bounded memory."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +18,10 @@ from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, translate_errors
 from caf_pipeline.system.quantities import show_size
 
 EXAMPLE_COUNT: Final = 5
-"""Largest and smallest objects that are listed."""
 
 _BITS_A_STEP: Final = 2
 _FIRST_BITS: Final = 10
-"""The histogram's first step ends at 1 KiB, and each further step is four times as large. 32 GiB is
-in the 14th.
-"""
+"""Steps end at 1 KiB, and then at four times the step before; 32 GiB is in the 14th."""
 
 _STEPS: Final = f"""
     SELECT
@@ -72,15 +66,12 @@ class PlanStatistics:
     """Statistics of the objects in the chunks of plans.
 
     Attributes:
-        sizes: a histogram without gaps from the smallest to the largest size; empty without
-            objects.
+        sizes: a histogram without gaps from the smallest to the largest size.
         storage_classes: number and bytes of objects by class.
-        largest: keys and sizes of the largest objects, in descending order.
-        smallest: keys and sizes of the smallest objects, in ascending order.
+        largest: keys and sizes, in descending order.
+        smallest: keys and sizes, in ascending order.
         get_requests: GETs for the objects; larger objects are read in pieces.
         checksum_requests: requests for S3's checksums of unsplit objects that are read in pieces.
-        split_objects: objects larger than a chunk.
-        parts: the parts of these objects, a chunk each.
     """
 
     objects: int
@@ -120,9 +111,7 @@ class PlanStatistics:
 def plan_statistics(folders: Sequence[Path], *, part_bytes: int) -> PlanStatistics:
     """Return the statistics of the plans in these folders; spills go to the first.
 
-    Args:
-        folders: folders of plans; may be empty.
-        part_bytes: the size of one GET of a larger object.
+    `part_bytes` is the size of one GET of a larger object.
 
     Raises:
         CafError: a file is missing or damaged.
@@ -186,7 +175,6 @@ def _query_statistics(folders: Sequence[Path], part_bytes: int) -> PlanStatistic
 
 
 def _totals(rows: Iterable[tuple[_Name, int, int]]) -> dict[_Name, tuple[int, int]]:
-    """Return number and bytes of objects by name."""
     totals: dict[_Name, tuple[int, int]] = {}
     for name, objects, size_bytes in rows:
         before = totals.get(name, (0, 0))
@@ -199,7 +187,7 @@ def _first_size(step: int) -> int:
 
 
 BAR_CHARACTERS: Final = 40
-"""Length of the longest bar. A line with sizes and numbers fits a terminal of 80 columns."""
+"""Lines fit a terminal of 80 columns."""
 
 
 def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
@@ -223,13 +211,12 @@ def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
 _COLUMN: Final = 5
 _HEADINGS: Final = ("below", "objects", "bytes")
 _HEADING: Final = 8
-"""Characters before the first number. A column has a number of at most four and a space."""
+"""Characters before the first number."""
 
 _PIXELS: Final = 6
 """Width of a character. The text is stretched to it in every font."""
 
 _HIGHEST: Final = 80
-"""Height of the highest bar in pixels."""
 
 
 def histogram_svg(sizes: Sequence[SizeStep]) -> str:

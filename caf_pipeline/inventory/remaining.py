@@ -1,7 +1,6 @@
-"""Selects the objects of a snapshot to plan: the ledger does not have them, and no filter applies.
+"""Selects the objects of a snapshot to plan, in bounded memory.
 
-Works on files, in memory bounded by a budget, not by the number of objects. Source: "Which objects
-are archived" in docs/design.md.
+Source: "Which objects are archived" in docs/design.md.
 """
 
 from collections import Counter
@@ -39,9 +38,8 @@ from caf_pipeline.system.parquet import (
 class Delta:
     """The objects of a snapshot to plan (SNAPSHOT_SCHEMA), sorted by key, then last modified.
 
-    Attributes:
-        unsupported: a file of the objects to record as skipped for their key, in the same form.
-        left_out: objects that are neither located nor claimed, by the filter that leaves them out.
+    `unsupported` is a file of objects to skip for their key. `left_out` counts objects by filter
+    that are neither located nor claimed.
     """
 
     path: Path
@@ -109,19 +107,11 @@ def not_yet_archived(
     filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Delta:
-    """Write the objects of `snapshot` to plan.
+    """Write the objects of a snapshot that are neither located, claimed nor skipped to `out`.
 
-    These are neither located, nor claimed, nor skipped without being due.
-
-    Args:
-        snapshot: a file of SNAPSHOT_SCHEMA, sorted by key, then last modified.
-        standing: a file of STANDING_SCHEMA. An object may have several rows, and any of them may
-            block it.
-        out: receives the objects with supported keys. The others go to `<its
-            stem>.unsupported.parquet` beside it. Both replace existing files, and are complete or
-            missing.
-        filters: leave objects out.
-        budget: bounds the memory.
+    Due skips are planned again. `standing` may have several rows for an object, and any may block
+    it. Objects with unsupported keys go to a file beside `out`. Both files replace existing ones,
+    and are complete or missing.
 
     Raises:
         StagingError: a file cannot be written.
@@ -171,14 +161,7 @@ def ended_skips(
     """Return key and object version of the skips that a complete snapshot ends.
 
     A skip ends if it is not due and the snapshot does not list the object, or a filter leaves it
-    out.
-
-    Args:
-        snapshot: a file of SNAPSHOT_SCHEMA with all objects except those of settled keys; spills go
-            beside it.
-        standing: a file of STANDING_SCHEMA. The keys are returned in its form: unsupported ones are
-            encoded.
-        filters: leave objects out, which are then not skipped.
+    out. The snapshot's file may lack settled keys. Unsupported keys are percent-encoded.
 
     Raises:
         IntegrityError: a file cannot be read.
@@ -212,7 +195,6 @@ def _not_left_out(
 
 
 def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
-    """Yield the objects of a snapshot in order, at most WINDOW_ROWS and a row group at a time."""
     with open_parquet(snapshot) as file:
         groups: list[int] = []
         for group in range(file.num_row_groups):
@@ -228,10 +210,7 @@ def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
 
 
 def _not_blocked(query: Query, rows: pa.Table, *, skipped: str) -> pa.ChunkedArray:
-    """Return which rows with supported keys are not blocked by their standing.
-
-    Located and claimed objects are blocked, and skipped ones if the condition `skipped` holds.
-    """
+    """Return which rows are neither located, claimed nor, if `skipped` holds, skipped."""
     if not len(rows):
         return pa.chunked_array([], pa.bool_())
     keys = pc.min_max(rows["key"]).as_py()

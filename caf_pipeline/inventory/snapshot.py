@@ -1,7 +1,7 @@
 """Snapshots: the content of a source at one time, as a Parquet file sorted by key.
 
-Written from listings and inventory reports in any order. Memory is bounded by a budget, not by the
-number of objects. Source: "Which objects are archived" in docs/design.md.
+Memory is bounded by a budget, not by the number of objects. Source: "Which objects are archived" in
+docs/design.md.
 """
 
 import contextlib
@@ -70,18 +70,15 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
 _SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
-"""The budget of a sort. More memory means fewer windows of keys, and so fewer passes over the rows.
-"""
+"""More memory means fewer windows of keys, and so fewer passes over the rows."""
 
 SORTED_BY_MEMORY: Final = 2
-"""Bytes of rows that are sorted for each byte of memory. DuckDB 2.0 sorted 4 times its memory of
-256 MiB, and failed at 20 times; the factor is smaller with less memory.
+"""Bytes that are sorted for each byte of memory. DuckDB 2.0 sorted 4 times its memory of 256 MiB,
+and failed at 20 times; the factor is smaller with less memory.
 """
 
 MAX_HELD_ROWS: Final = ROWS_PER_GROUP
-"""Versions of one key that are sorted in memory. A listing with more versions of a key is sorted on
-disk.
-"""
+"""Versions of a key that are sorted in memory. A listing with more is sorted on disk."""
 
 _ORDER: Final = ("key", "last_modified", "object_version")
 
@@ -89,11 +86,11 @@ ROW_BYTES: Final = 200
 """Bytes of a row in DuckDB, without its key."""
 
 SAMPLED_FOR_A_WINDOW: Final = 1000
-"""Sampled keys for each window, so that the sizes of windows differ by some per cent."""
+"""Enough keys for windows whose sizes differ by some per cent."""
 
 REPORT_LAG: Final = timedelta(hours=12)
-"""An inventory report may lack changes shortly before its time; S3 states no limit. This is half
-the time between two daily reports, so the next report has what this one lacks.
+"""A report may lack changes shortly before its time; S3 states no limit. Half the time between two
+daily reports, so that the next report has what this one lacks.
 """
 
 
@@ -104,12 +101,12 @@ class Snapshot:
     Attributes:
         listed_at: when the listing began, by this machine's clock, or the report's own time; aware.
         taken_at: the same by S3's clock.
-        after: the snapshot covers keys greater than this; b"" for all.
+        after: the snapshot covers keys greater than this.
         until: the snapshot covers keys up to and including this; None for all.
-        object_count: objects without delete markers.
+        object_count: without delete markers.
         unsupported_count: objects whose key cannot be archived.
-        all_versions: the file has every version and delete marker, not current versions only.
-        beside: counts of versions that are not current, in the file or left out of it.
+        all_versions: the file has every version and delete marker.
+        beside: versions that are not current, in the file or left out of it.
         run: the run that took the snapshot, as a lease holder in the ledger.
         report: the address of the inventory report; "" for a listing.
         address: the bucket and prefix.
@@ -163,9 +160,9 @@ class Snapshot:
 class SnapshotWriter:
     """Writes a snapshot from the pages of a listing or the files of a report.
 
-    The context manager removes an unfinished file. Memory holds a row group. Files, and
-    listings whose keys do not ascend, are sorted on disk at the end, within the budget. Versions of
-    a key may come in any order.
+    The context manager removes an unfinished file. Memory holds a row group. Files, and listings
+    whose keys do not ascend, are sorted on disk within the budget. Versions of a key may come in
+    any order.
     """
 
     def __init__(
@@ -299,7 +296,6 @@ class SnapshotWriter:
         return snapshot
 
     def _write_ordered(self, rows: pa.RecordBatch) -> None:
-        """Write rows whose keys ascend."""
         if _repeats_keys(rows):
             rows = _without_repeated(rows.sort_by([(name, "ascending") for name in _ORDER]))
         keys = pa.chunked_array([rows["key"].filter(pc.invert(rows["is_delete_marker"]))])
@@ -342,8 +338,8 @@ class SnapshotWriter:
 def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `listed` by key, last_modified and object_version.
 
-    A column `supported` says whether the key can be archived. DuckDB cannot sort many times its
-    memory, so the rows are sorted in windows of keys.
+    `supported` says whether the key can be archived. DuckDB cannot sort many times its memory, so
+    the rows are sorted in windows of keys.
     """
     rows, key_bytes = query.rows(
         "SELECT count(*), coalesce(sum(octet_length(key)), 0) FROM listed"
@@ -506,8 +502,7 @@ def s3_object(row: dict[str, Any]) -> S3Object:
 def verify_snapshot(path: Path) -> None:
     """Compare every page of a snapshot with its checksum, which DuckDB does not do.
 
-    Checksums do not cover the pages' headers, so the counts are compared, too: they reveal a page
-    that was skipped.
+    Compares the counts, too, since the checksums do not cover page headers.
 
     Raises:
         IntegrityError: the file is missing or damaged.

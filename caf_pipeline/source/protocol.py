@@ -1,7 +1,7 @@
-"""The interfaces of a source, a restore target and an event queue, and the records they exchange.
+"""The interfaces of a source, a restore target and an event queue.
 
-Keys are bytes, range ends are exclusive, times are aware and in UTC. Every implementation of
-`ObjectSource` passes `caf_pipeline_tests/contracts/object_source.py`.
+Keys are bytes, range ends are exclusive, times are aware and in UTC. Every `ObjectSource` passes
+`caf_pipeline_tests/contracts/object_source.py`.
 """
 
 from collections import Counter
@@ -22,9 +22,7 @@ from caf_pipeline.inventory.objects import S3Object, VersionCounts
 class Checksum:
     """A checksum that S3 keeps over a full object.
 
-    Attributes:
-        algorithm: "sha256", "sha1", "crc32", "crc32c" or "crc64nvme".
-        digest: the raw digest.
+    `algorithm` is "sha256", "sha1", "crc32", "crc32c" or "crc64nvme".
     """
 
     algorithm: str
@@ -48,7 +46,7 @@ class ObjectHead:
 class ObjectPart:
     """The bytes of a range of an object, and its headers.
 
-    `checksum` is S3's own. It is None unless the range is the whole object and S3 returned one.
+    `checksum` is S3's own, if the range is the whole object and S3 returned one.
     """
 
     body: Buffer
@@ -58,18 +56,13 @@ class ObjectPart:
 
 @dataclass(slots=True)
 class ReportCounts:
-    """Statistics of an inventory report.
-
-    They count rows. A snapshot keeps one row of each repeated object; here every repetition counts.
+    """Statistics of the rows of an inventory report, in which objects may repeat.
 
     Attributes:
-        left_out: older versions and delete markers that were dropped because the settings ask for
-            current versions only.
-        outside_prefix: objects whose key does not begin with the source's prefix.
-        multipart: objects of the source that were uploaded in parts, if the report has that column.
-        storage_classes: objects of the source by storage class.
-        encryption: objects of the source by kind of encryption; "unknown" if the report has no such
-            column.
+        left_out: rows dropped because the settings ask for current versions only.
+        outside_prefix: objects outside of the source's prefix.
+        multipart: objects that were uploaded in parts, if the report has that column.
+        encryption: objects by kind of encryption; "unknown" without that column.
     """
 
     left_out: VersionCounts = field(default_factory=VersionCounts)
@@ -89,18 +82,15 @@ class ReportCounts:
 
 @dataclass(frozen=True, slots=True)
 class InventoryReport:
-    """An S3 Inventory report: a listing of a bucket that S3 itself wrote.
+    """A listing of a bucket that S3 itself wrote.
 
     Attributes:
         url: the report's folder.
         taken_at: when S3 began to read the bucket.
-        size_bytes: the total size of the report's files.
-        keeps_versions: the result of `ObjectSource.keeps_versions` when the report was opened. The
-            rows are interpreted by it.
+        keeps_versions: as `ObjectSource.keeps_versions`, for the interpretation of rows.
         fetch: downloads the files into a folder, several concurrently. Yields Parquet files of
-            SNAPSHOT_SCHEMA with the source's objects in any order, each with its counts. Raises
-            ReportRefused if a file is missing or damaged, StagingError if there is no room, and the
-            errors of `ObjectSource.list_pages`.
+            SNAPSHOT_SCHEMA with the source's objects in any order. Raises ReportRefused if a file
+            is missing or damaged, StagingError if there is no room, and the errors of a listing.
     """
 
     url: str
@@ -148,67 +138,58 @@ class ObjectSource(Protocol):
     ) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose keys are greater than `after`.
 
-        Delete markers and older versions are left out unless `versions` is set. Keys include the
-        source's prefix. No page is empty.
+        Keys include the source's prefix. No page is empty.
 
         Args:
             after: an exclusive lower bound, as bytes.
-            max_pages: the most pages to yield. If `versions` is set, further pages follow until the
-                last key's versions are complete.
-            in_order: require keys that ascend by their bytes. The versions of a key have equal
-                keys.
+            max_pages: the most pages to yield. If `versions` is set, further pages complete the
+                last key's versions.
+            in_order: require keys that ascend by their bytes.
             versions: include older versions and delete markers.
-            by_version: the result of `keeps_versions`. Pass the same value for all parts of one
-                listing. None asks the bucket.
+            by_version: the result of `keeps_versions`, the same for all parts of one listing. None
+                asks the bucket.
 
         Raises:
-            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: the listing failed;
-                nothing of the failing page was yielded.
+            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: the listing failed.
+                Nothing of the failing page was yielded.
             SettingsError: the settings ask for every version, and the bucket keeps none.
-            ListingUnordered: `in_order` is set, and a key is not greater than the last,
-                precedes the start of the listing, or the source refuses to start there.
+            ListingUnordered: `in_order` is set, and keys do not ascend from `after`, or the source
+                refuses to start there.
         """
         ...
 
     def keeps_versions(self) -> bool | None:
-        """Return whether the bucket keeps versions, so that listings have version ids.
+        """Return whether the bucket keeps versions; None if the credentials may not ask.
 
-        Costs a request. Returns None if the credentials may not ask.
-
-        Raises:
-            SettingsError: the settings ask for every version, and the bucket keeps none or does not
-                tell.
-            SourceDenied, BucketMissing, SourceUnreachable, SourceError: the bucket cannot be asked.
+        Costs a request. Raises the errors of a listing.
         """
         ...
 
     def open_report(self, name: str = "") -> InventoryReport:
         """Return the newest complete inventory report whose name begins with `name`.
 
-        A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only.
+        A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only. Raises the errors of
+        a listing.
 
         Raises:
             SettingsError: the settings name no folder of reports.
-            UsageError: `name` is neither a report's name nor the beginning of one with at least a
-                day.
+            UsageError: `name` is not at least a day.
             ReportRefused: there is no such report, or this source cannot use it.
-            SourceDenied, BucketMissing, SourceUnreachable, SourceError: the bucket cannot be asked.
         """
         ...
 
     def find_reports(self, since: datetime | None) -> Sequence[str]:
         """Return the names of complete reports after the minute of `since`, newest first.
 
-        A name is a label; `open_report` returns the report's exact time. Raises the errors of a
-        listing.
+        A name is less exact than the report's time. Raises the errors of a listing.
         """
         ...
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
-        `(0, obj.size_bytes)` is a plain GET. The part always has `end_byte - start_byte` bytes. The
-        range is held in memory, so read large objects in ranges.
+        `(0, obj.size_bytes)` is a plain GET. The part always has the requested size. The range is
+        held in memory.
 
         Raises:
             ObjectUnavailable: a retry in this run cannot help; the error has the skip reason.
@@ -225,10 +206,9 @@ class ObjectSource(Protocol):
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Return S3's own checksum of an object that is read in parts.
+        """Return S3's checksum over a full object that is read in parts, or None.
 
-        Returns None if there is none over the full object. Sends a request only if the listing
-        named a checksum.
+        Sends a request only if the listing named a checksum.
         """
         ...
 
@@ -236,7 +216,7 @@ class ObjectSource(Protocol):
         """Return headers and checksums of exactly this identity, by one HEAD.
 
         Raises:
-            ObjectUnavailable: as `read`; with reason `changed` if the object's time is not
+            ObjectUnavailable: as `read`; reason `changed` if the time differs from
                 `obj.last_modified`.
         """
         ...
@@ -252,7 +232,7 @@ class ExistingObject:
 
     Attributes:
         size_bytes: None if the server does not report it.
-        etag: identifies the content that `ObjectTarget.read` reads. "" if the server reports none.
+        etag: pins the content for `ObjectTarget.read`; "" if the server reports none.
         sha256: S3's own, if it covers the whole object.
     """
 
@@ -291,12 +271,11 @@ class ObjectUpload(Protocol):
 
 
 class ObjectTarget(Protocol):
-    """A bucket and key prefix that objects are restored to. Safe to call from several threads.
+    """A bucket and key prefix to restore to. Safe to call from several threads.
 
     Raises:
-        SourceDenied, BucketMissing, SourceUnreachable: no object can be written. Any method raises
-            these.
-        NotRestored: this object cannot be written, others may. Any method raises it.
+        SourceDenied, BucketMissing, SourceUnreachable: no object can be written.
+        NotRestored: this object cannot be written.
     """
 
     def place(self, key: str) -> str:
@@ -310,8 +289,8 @@ class ObjectTarget(Protocol):
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
         """Return the existing keys after `first` up to and including `last`.
 
-        Reads a few pages of a listing. Returns None if that is not enough: too many keys, a listing
-        that is not in byte order, or one that is forbidden.
+        Reads a few pages. Returns None if there are more, or the listing is forbidden or not in
+        byte order.
         """
         ...
 
@@ -342,10 +321,10 @@ class ObjectTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """A notification that a key changed. Only the bucket knows what the key holds now.
+    """A notification that a key changed. Only the bucket knows its current content.
 
     Attributes:
-        sequencer: orders the events of one key, upper-case hexadecimal; "" if the event has none.
+        sequencer: orders the events of one key, upper-case hexadecimal, or "".
         restored: a temporary copy of the object came out of cold storage.
     """
 
@@ -359,12 +338,11 @@ class QueueMessage:
     """A message that was received and not yet deleted.
 
     Attributes:
-        message_id: stays the same when the message is received again.
+        message_id: the same when the message is received again.
         receipt: the handle to delete it with.
-        body: the bytes as received.
-        events: events of the source's keys. Empty for a test message, or for events of other keys.
+        events: events of the source's keys.
         wrong: why the message, or a part of it, is not an event notification of the source's
-            bucket; "" if it is valid.
+            bucket; "" if it is.
     """
 
     message_id: str
@@ -389,9 +367,7 @@ class EventQueue(Protocol):
         ...
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
-        """Delete messages that are stored elsewhere.
-
-        A message that could not be deleted comes again.
+        """Delete messages. A message that could not be deleted comes again.
 
         Raises:
             SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.

@@ -23,8 +23,7 @@ from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.listing_entries import read_entries
 
 DEFAULT_REGION: Final = "us-east-1"
-"""Used if the settings have an endpoint and no region. Servers other than AWS accept any region,
-and this one is their default.
+"""For an endpoint without a region. Servers other than AWS accept any, and this is their default.
 """
 
 CONNECTIONS: Final = 64
@@ -38,14 +37,14 @@ _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 ENDPOINT_VARIABLES: Final = " or ".join(_ENDPOINT_VARIABLES)
 
 QUEUE_ATTEMPTS: Final = 2
-"""Attempts for one request to a queue, the first included. The next tick asks again."""
+"""The next tick asks again."""
 
 _QUEUE_HOST: Final = re.compile(
     r"(?:sqs|queue)[.]([a-z0-9-]+)[.](?:amazonaws[.]com|api[.]aws)(?:[.]cn)?"
 )
 
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
-"""The AWS tools' own variable: a file of trusted certificates."""
+"""The AWS tools' variable for a file of trusted certificates."""
 
 
 def build_client(
@@ -53,8 +52,7 @@ def build_client(
 ) -> S3Client:
     """Return a boto3 client for the settings, without a network request.
 
-    `attempts` limits boto3's own attempts for one request, the first included. `S3Source` retries
-    by itself and needs 1. `profile_from` says in hints where the profile comes from.
+    `S3Source` retries by itself and needs one attempt of boto3.
 
     Raises:
         SettingsError: a setting cannot be used.
@@ -85,9 +83,7 @@ def build_client(
 
 @cache
 def build_queue_client(settings: SourceSettings) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
-    """Return a client for the source's queue, at the address of the queue's URL.
-
-    Sends no request.
+    """Return a client at the address of the queue's URL, without a network request.
 
     Raises:
         SettingsError: a setting cannot be used.
@@ -122,7 +118,6 @@ def _session(settings: SourceSettings) -> boto3.Session:
 
 @contextmanager
 def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
-    """Translate boto3's errors about an address_error configuration to SettingsError."""
     try:
         yield
     except ProfileNotFound as error:
@@ -147,10 +142,7 @@ def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
 
 @cache
 def _api_descriptions(data_path: str | None) -> Loader:
-    """Return a cached loader of botocore's API descriptions.
-
-    Loading them takes seven times as long as the rest of creating a client.
-    """
+    """Cached: loading takes seven times as long as the rest of creating a client."""
     return create_loader(data_path)
 
 
@@ -171,10 +163,9 @@ def endpoint_of_environment() -> str:
 def address_error(
     error: ValidationError, what: str, *, hint: str = "", endpoint_from: str
 ) -> UsageError:
-    """Return the error for an invalid S3 address or endpoint, without its value.
+    """Return the error for an invalid address or endpoint, which may hold a password.
 
-    The value may hold a password. `what` begins the message, `hint` is about the address, and
-    `endpoint_from` says where the endpoint comes from.
+    `what` begins the message about an address. `endpoint_from` names the endpoint's setting.
     """
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
@@ -193,7 +184,7 @@ def is_aws(client: S3Client) -> bool:
 
 
 def bucket_region(client: S3Client, bucket: str) -> str | None:
-    """Return the AWS region of a bucket, or None if AWS does not report it.
+    """Return a bucket's AWS region, or None if AWS does not report it.
 
     boto3 follows redirects to another region; awscrt does not.
     """

@@ -47,8 +47,8 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
 
 FIRST_WAIT_SECONDS: Final = 0.25
 MAX_WAIT_SECONDS: Final = 20.0
-"""The wait before the n-th retry is random: at most FIRST_WAIT_SECONDS doubled n times, and at most
-this limit, which is botocore's own.
+"""botocore's limit. The random wait before a retry is at most FIRST_WAIT_SECONDS, doubled each
+time.
 """
 
 T = TypeVar("T")
@@ -76,10 +76,8 @@ class WrongBody(Exception):
 class InvalidXml(Exception):
     """An answer with a status of success whose body is not valid S3 XML.
 
-    Attributes:
-        is_page: the server declares the body as HTML.
-        has_doctype: the body has a document type declaration. S3 never sends one; entity bombs and
-            XXE need one.
+    `is_page`: the server declares HTML. `has_doctype`: the body has a document type declaration. S3
+    sends none; entity bombs and XXE need one.
     """
 
     def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
@@ -236,10 +234,7 @@ def is_transient(error: BaseException) -> bool:
 class RequestPolicy:
     """How requests to one source are retried, and how waiting is reported.
 
-    Attributes:
-        at: the bucket.
-        attempts: the most attempts for one request that fails transiently, the first included.
-        waits: where a missing answer is reported.
+    `attempts` limits the attempts for one request, the first included.
     """
 
     at: BucketAddress
@@ -297,7 +292,7 @@ REQUEST_ERRORS: Final = (
     WrongBody,
     InvalidXml,
 )
-"""The errors of a request, which `source_error` and `object_error` translate."""
+"""Translated by `source_error` and `object_error`."""
 
 
 def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0911 - one for each kind
@@ -458,7 +453,6 @@ def _elsewhere(region: str, at: BucketAddress) -> SourceError:
 
 
 def _other_region(error: ClientError) -> str:
-    """Return the bucket's region if the answer names it, else ""."""
     details = error.response.get("Error", {})
     expected = _EXPECTED_REGION.search(str(details.get("Message", "")))
     region = str(

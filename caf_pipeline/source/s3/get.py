@@ -1,8 +1,7 @@
 """GETs of exactly one identity, and HEADs if no body is needed.
 
-A GET of a whole object requests S3's checksum if the listing named one, or if the source has
-reports, which may lack that column. An object that is read in parts costs a HEAD for its checksum.
-Source: GetObject and HeadObject in the Amazon S3 API Reference.
+A GET of a whole object requests S3's checksum if there may be one. An object that is read in parts
+costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API Reference.
 """
 
 import base64
@@ -37,8 +36,7 @@ _ALGORITHMS: Final = frozenset(CHECKSUMS.values())
 _METADATA: Final = "x-amz-meta-"
 
 STALLED_SECONDS: Final = 20.0
-"""Seconds without the end of any GET after which waiting is reported. A part takes long on a slow
-line.
+"""Seconds without the end of any GET before waiting is reported. A part takes long on a slow line.
 """
 
 
@@ -46,13 +44,8 @@ line.
 class S3ObjectReader:
     """Reads the objects of one source.
 
-    Attributes:
-        client: for HEADs.
-        gets: for GETs.
-        policy: retries and waits.
-        extra: parameters of every boto3 request, e.g. requester pays.
-        has_reports: an object may have a checksum that no listing named, since reports may lack the
-            column.
+    `extra` are parameters of boto3's requests, e.g. requester pays. `has_reports`: listings may
+    lack checksums, since reports need not have that column.
     """
 
     client: S3Client

@@ -1,8 +1,8 @@
 """The awscrt client for all GETs: body, S3's checksum and every header in one request.
 
 It shares endpoint, credentials and certificates with the source's boto3 client. It follows no
-redirects and never retries. `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` apply as in boto3. Source:
-awscrt 0.38's `S3Client`, tried on a server; docs/decisions/0017-one-client-for-gets.md.
+redirects and never retries. Proxy variables apply as in boto3. Source: awscrt 0.38's `S3Client`,
+tried on a server; docs/decisions/0017-one-client-for-gets.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,12 @@ from caf_pipeline.source.s3.client_type import S3Client as Boto3Client
 from caf_pipeline.source.s3.clients import CA_BUNDLE, CONNECT_TIMEOUT, is_aws
 
 MEMORY_LIMIT_BYTES: Final = 2 << 30
-"""The client's memory limit. awscrt's default is up to 24 GiB, and it refuses less than 1 GiB. The
-window of concurrent GETs keeps usage near 200 MB.
+"""awscrt's default is up to 24 GiB, and it refuses less than 1 GiB. The window of concurrent GETs
+keeps usage near 200 MB.
 """
 
 _SAFE: Final = "/~"
-"""Characters of a key that are not percent-encoded, beside letters, digits, `_`, `.` and `-`:
-"URI-encoding" in Signature Version 4.
-"""
+"""Not percent-encoded in keys: "URI-encoding" in Signature Version 4."""
 
 _CLOCK_WRONG: Final = "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED"
 _UNREADABLE_HEADER: Final = "AWS_ERROR_CRT_CALLBACK_EXCEPTION"
@@ -58,7 +56,7 @@ class UnreadableHeader(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GetAnswer:
-    """A body and its headers, with names in lower case and values in ISO 8859-1 like botocore's."""
+    """A body and its headers: names in lower case, values in ISO 8859-1 like botocore's."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -78,8 +76,8 @@ class GetClient:
     ) -> None:
         """Copy endpoint, path style, credentials and certificates from a boto3 client.
 
-        Sends no request. `region` is the bucket's, if it differs from the client's. At most
-        `connections` GETs run concurrently; None leaves the limit to awscrt.
+        Sends no request. At most `connections` GETs run concurrently; None leaves the limit to
+        awscrt.
 
         Raises:
             SettingsError: the file of certificates cannot be read.
@@ -118,8 +116,7 @@ class GetClient:
     ) -> "PendingGet":
         """Start a GET with these headers, without waiting for it.
 
-        `size_bytes` is the size of the requested range. If `headers` has a `Range`, at most that
-        many bytes are received.
+        A request with a `Range` receives at most `size_bytes`.
 
         Raises:
             AwsCrtError: the request cannot be sent.
@@ -157,7 +154,6 @@ class GetClient:
             crt_request.cancel()
 
     def _signing_config(self) -> AwsSigningConfig | None:
-        """Return a signer with the current credentials; botocore renews temporary ones."""
         if self._unsigned:
             return None
         if self._credentials is None:
@@ -240,7 +236,6 @@ class PendingGet:
 
 
 def _bucket_url(client: Boto3Client, bucket: str, region: str | None) -> tuple[str, str]:
-    """Return the endpoint of a bucket, and the path before its keys."""
     endpoint = client.meta.endpoint_url.rstrip("/")
     if region and is_aws(client):
         # boto3 uses the endpoint without a region for us-east-1.
@@ -260,7 +255,6 @@ def _bucket_url(client: Boto3Client, bucket: str, region: str | None) -> tuple[s
 
 
 def _tls_options(ca_file: object) -> TlsConnectionOptions:
-    """Return options that trust a file of certificates, or those that come with boto3."""
     path = str(get_cert_path(ca_file))  # type: ignore[arg-type]  # also takes a path
     options = TlsContextOptions()
     try:

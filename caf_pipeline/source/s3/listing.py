@@ -1,9 +1,8 @@
 """Listings of a bucket, page by page, with keys as exact bytes.
 
-boto3's own decoding of keys is lossy: `bad%FF` and `bad%FE` become one key. An explicit encoding
-type switches it off, and keys are decoded here. A bucket that keeps versions is listed by versions,
-so that each object has its version id. Source: ListObjectsV2, ListObjectVersions and
-GetBucketVersioning in the Amazon S3 API Reference.
+boto3's decoding is lossy: `bad%FF` and `bad%FE` become one key. An explicit encoding type switches
+it off. A bucket that keeps versions is listed by versions, for version ids. Source: ListObjectsV2,
+ListObjectVersions and GetBucketVersioning in the Amazon S3 API Reference.
 """
 
 import heapq
@@ -44,7 +43,6 @@ _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(CONTROLS)
 
 _MARKER_DEFAULTS: Final = {"ETag": "", "Size": 0}
-"""Fields that a delete marker lacks."""
 
 MIN_REFUSAL: Final = 400  # the lowest status of a refusal (RFC 9110, 15.5)
 
@@ -59,11 +57,8 @@ class Undecodable(ValueError):
 def decode_key(text: str, encoding: str | None) -> bytes:
     """Return the bytes of a key in a listing.
 
-    Args:
-        text: the key in the answer.
-        encoding: the encoding type in the answer. If it is "url", `%XX` is a byte and `+` a space.
-            AWS writes spaces so, and all known servers write a plus sign as `%2B`. None means that
-            the server does not know the parameter and did not encode the key.
+    If `encoding` is "url", `%XX` is a byte and `+` a space. AWS writes spaces so, and all known
+    servers write a plus sign as `%2B`. None: the server does not encode keys.
 
     Raises:
         Undecodable: two hexadecimal digits do not follow a `%`.
@@ -121,12 +116,8 @@ class RequestRate:
 class Listing:
     """Lists one source.
 
-    Attributes:
-        extra: parameters of every request, e.g. requester pays.
-        page_keys: keys in a page.
-        all_versions: the settings ask for every version, so a bucket that keeps no versions is
-            refused.
-        rate: limits all requests, retries included.
+    `extra` are parameters of every request, e.g. requester pays. `all_versions` refuses a bucket
+    that keeps no versions. `rate` limits all requests, retries included.
     """
 
     client: S3Client
@@ -194,7 +185,6 @@ class Listing:
                 through = page[-1].key
 
     def _objects(self, answer: S3Answer) -> Sequence[S3Object]:
-        """Return a page's objects and delete markers, in the order of the page's keys."""
         encoding = answer.get("EncodingType")
         objects = [
             self._object(entry, encoding)
@@ -241,12 +231,7 @@ class Listing:
             )
 
     def keeps_versions(self) -> bool | None:
-        """Return whether the bucket keeps versions; None if the credentials may not ask.
-
-        Raises:
-            SettingsError: the settings ask for every version, and the bucket keeps none or may not
-                be asked.
-        """
+        """See `ObjectSource.keeps_versions`."""
         answer = self._versioning()
         keeps = answer.get("Status") in ("Enabled", "Suspended")
         refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= MIN_REFUSAL

@@ -1,8 +1,7 @@
 """Parses the entries of a listing's page, which takes boto3 three to four times as long.
 
-boto3 parses the rest of the page, and any other answer. Source: ListObjectsV2 and
-ListObjectVersions in the Amazon S3 API Reference; `BaseXMLResponseParser` and the event
-`before-parse` of botocore 1.44.
+boto3 parses everything else. Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API
+Reference; `BaseXMLResponseParser` and the event `before-parse` of botocore 1.44.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,16 +46,15 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
     "Version": ("Versions", {**_OBJECT, **_VERSION}),
     "DeleteMarker": ("DeleteMarkers", {**_COMMON, **_VERSION}),
 }
-"""By the entry's element: the name of boto3's list, and the fields that are parsed. Owners and the
-state of restores are not read. A field of type `list` may repeat.
+"""By element: boto3's name of the list, and the fields that are parsed. A field of type `list` may
+repeat.
 """
 
 
 def read_entries(client: S3Client) -> None:
-    """Make the client parse entries with this module.
+    """Make the client parse entries with this module, to the fields above.
 
-    An entry has the fields above and no others, with boto3's types. An answer to a listing or to
-    GetBucketVersioning that is not valid S3 XML raises InvalidXml.
+    An answer to a listing or to GetBucketVersioning that is not valid S3 XML raises InvalidXml.
     """
     # Handlers of `*` run before those of `s3`, where botocore parses the rest of the page for an
     # error.
@@ -93,8 +91,7 @@ def _take_entries(
         customized_response_dict.update(lists)
 
 
-class _Doctype(Exception):
-    """The body has a document type declaration."""
+class _Doctype(Exception): ...
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
@@ -112,9 +109,6 @@ def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
     """Return the root of an answer's body; None for a status other than 200, or no body.
 
     botocore would report an unparsable body of status 200 as status 500.
-
-    Raises:
-        InvalidXml: the body has a document type declaration, or is not well-formed.
     """
     body = response_dict["body"]
     if response_dict["status_code"] != HTTPStatus.OK or not body:

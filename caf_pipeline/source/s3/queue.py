@@ -1,11 +1,10 @@
 """S3's events in an SQS queue, sent by S3 itself or by EventBridge.
 
-Anyone who may send to the queue can write anything there. So nothing of a message is trusted except
-the key, as a request to look at it. Source: "Event message structure" and "EventBridge event
-message structure" in the Amazon S3 User Guide; ReceiveMessage and DeleteMessageBatch in the Amazon
-SQS API Reference; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide. The
-guides do not mention that EventBridge leaves keys unencoded. It was tested with keys such as `%2B++
-%20.mp3` by aws-solutions-library-samples/guidance-for-medialake-on-aws, pull request 21.
+Anyone who may send to the queue can write anything there, so only a message's key is used, as a
+hint to look at it. Source: "Event message structure" and "EventBridge event message structure" in
+the Amazon S3 User Guide; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide.
+EventBridge does not encode keys, which the guides omit; tested with keys such as `%2B++ %20.mp3` in
+aws-solutions-library-samples/guidance-for-medialake-on-aws, pull request 21.
 """
 
 import json
@@ -29,12 +28,10 @@ BATCH: Final = 10
 """SQS's limit of messages in one request."""
 
 HIDDEN_SECONDS: Final = 60
-"""Seconds for which other receivers do not get a message. Longer than a tick, which deletes it or
-dies.
-"""
+"""Other receivers do not get a message meanwhile. Longer than a tick, which deletes it or dies."""
 
 WAIT_SECONDS: Final = 1
-"""Long polling: a receive without waiting asks only some of SQS's servers and may miss messages."""
+"""Long polling; otherwise SQS asks only some of its servers and may miss messages."""
 
 _TEST_EVENT: Final = "s3:TestEvent"
 _RESTORED: Final = (
@@ -62,13 +59,7 @@ _DENIED: Final = (
 class S3EventQueue:
     """The queue of a source; see `EventQueue`.
 
-    Attributes:
-        client: boto3's SQS client.
-        source: the source's name, for hints.
-        url: the queue's URL.
-        bucket: the bucket that events must name; "" for an access point, since events name its
-            bucket.
-        prefix: the prefix of the source's keys.
+    `bucket` is "" for an access point, since events name its bucket.
     """
 
     client: Any
@@ -155,9 +146,9 @@ def open_event_queue(source: str, settings: SourceSettings) -> S3EventQueue:
 
 
 def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
-    """Return the events of a bucket in a message, and what is wrong with the message.
+    """Return the events of a bucket in a message, and what is wrong with it, or "".
 
-    The text is "" if all of the message is valid. `bucket` "" accepts any bucket.
+    `bucket` "" accepts any bucket.
     """
     try:
         content = json.loads(body)

@@ -1,7 +1,6 @@
 """Random access to an archive at `s3://bucket/key`, by range requests on one object.
 
-Uses boto3's credentials from the environment, or none. Unlike in `get`, only the object's name is
-known in advance.
+Uses boto3's credentials from the environment, or none.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """The manifest of an S3 Inventory report: its bucket, time, files and columns.
 
-Parses text and bytes only; `reports` downloads them. Columns have their ORC and Parquet names here,
-in CSV reports too. Source: "Locating your inventory list" in the Amazon S3 User Guide.
+Columns have their ORC and Parquet names here, in CSV reports too. Source: "Locating your inventory
+list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -38,11 +38,10 @@ COLUMNS: Final[Mapping[str, str]] = {
     "encryption_status": "EncryptionStatus",
     "checksum_algorithm": "ChecksumAlgorithm",
 }
-"""The columns that are read: their names in ORC and Parquet, and in CSV."""
+"""The columns that are read: names in ORC and Parquet, and in CSV."""
 
 ALWAYS_NEEDED: Final = ("bucket", "key", "size", "last_modified_date", "e_tag")
 VERSION_COLUMNS: Final = ("version_id", "is_latest", "is_delete_marker")
-"""Columns that only reports of all versions have."""
 
 _FIELDS_OF_SCHEMA: Final = {
     # Bucket, Key, Size
@@ -72,10 +71,7 @@ class ReportFile:
 class Manifest:
     """The content of a report's manifest.
 
-    Attributes:
-        url: the report's dated folder, for messages.
-        taken_at: when S3 began to read the bucket (creationTimestamp).
-        schema: the names of all columns of the files, in order.
+    `url` is the report's dated folder. `schema` has all columns of the files, in order.
     """
 
     url: str
@@ -126,15 +122,10 @@ class Manifest:
 
 
 def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
-    """Parse and verify a manifest.
-
-    Args:
-        url: the report's folder.
-        raw: the content of manifest.json.
-        checksum: the content of manifest.checksum, the MD5 of `raw`.
+    """Parse a manifest from the contents of manifest.json and manifest.checksum.
 
     Raises:
-        ReportRefused: the checksum differs, or the manifest is malformed.
+        ReportRefused: the MD5 differs, or the manifest is malformed.
     """
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest().encode()
     if md5 != checksum.strip().lower():

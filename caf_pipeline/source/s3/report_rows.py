@@ -1,8 +1,7 @@
 """Converts a file of an S3 Inventory report, in any format, to rows of a snapshot.
 
-pyarrow reads batches: some MiB of a CSV file are in memory, a part of a row group of Parquet, a
-stripe of ORC. Only CSV reports encode keys. A row must have all that an entry of a listing must
-have. Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
+Memory is some MiB of CSV, a part of a row group of Parquet, or a stripe of ORC. Only CSV reports
+encode keys. Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
 """
 
 from collections.abc import Iterator
@@ -31,14 +30,12 @@ from caf_pipeline.source.s3.report_manifest import (
 )
 
 BLOCK_BYTES: Final = 4 << 20
-"""Unpacked CSV that pyarrow reads as a block. A row must fit; an encoded key of 1,024 bytes takes
-some KiB.
-"""
+"""A block of unpacked CSV must hold a row; an encoded key of 1,024 bytes takes some KiB."""
 
 ROWS: Final = 65_536  # in a batch, like a row group of a snapshot
 
 UNKNOWN: Final = "unknown"
-"""The encryption of objects in a report without that column."""
+"""The encryption without that column."""
 
 _TIME: Final = SNAPSHOT_SCHEMA.field("last_modified").type
 _MIN_TIME: Final = pa.scalar(datetime.min.replace(tzinfo=UTC), _TIME)
@@ -52,12 +49,7 @@ for _digit in b"0123456789abcdefABCDEF":
 class ReportRows:
     """Converts the rows of a report to those of a snapshot.
 
-    Attributes:
-        prefix: the keys to take.
-        keeps_versions: whether the bucket keeps versions. If not, version ids are dropped.
-        all_versions: take older versions and delete markers instead of counting them only.
-        needs_storage_class: refuse an object without a storage class, which otherwise counts as
-            STANDARD.
+    `needs_storage_class` refuses an object without one, which otherwise counts as STANDARD.
     """
 
     manifest: Manifest
@@ -67,12 +59,7 @@ class ReportRows:
     needs_storage_class: bool
 
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
-        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, in the file's order.
-
-        Args:
-            file: the file's entry in the manifest, for messages.
-            path: the local file.
-            counts: increased by the rows that were taken and left out.
+        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, and add to `counts`.
 
         Raises:
             ReportRefused: the file is damaged, its columns differ from the manifest's, or a row is
@@ -150,7 +137,6 @@ class ReportRows:
                 raise _InvalidFile(f"has a column {name} of type {kind}")
 
     def _objects(self, batch: pa.RecordBatch, counts: ReportCounts) -> pa.RecordBatch:
-        """Return a batch's rows under the prefix: current objects, or everything."""
         batch.drop_columns(["key"]).validate(full=True)  # all text except keys must be UTF-8
         _require(
             pc.equal(batch["bucket"].cast(pa.string()), self.manifest.source_bucket),
@@ -278,7 +264,6 @@ def _converted(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
-    """Return a column of flags, or `otherwise` if the report has no such column."""
     if name not in batch.schema.names:
         return pa.repeat(otherwise, batch.num_rows)
     flags = _converted(batch, name, pa.bool_())
@@ -307,7 +292,6 @@ def _frequencies(values: pa.Array) -> dict[str, int]:
 
 
 def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
-    """Return a column of text, with `otherwise` for missing values or a missing column."""
     if name not in batch.schema.names:
         return pa.array([otherwise] * batch.num_rows, pa.string())
     texts = pc.fill_null(batch[name].cast(pa.string()), "")
@@ -315,9 +299,7 @@ def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
 
 
 def decode_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
-    """Return the bytes of keys in a CSV report: `%XX` is a byte, `+` a space.
-
-    Like `listing.decode_key`, for a whole column.
+    """Return the bytes of a column of keys, like `listing.decode_key`.
 
     Raises:
         ValueError: two hexadecimal digits of the same key do not follow a `%`.

@@ -1,8 +1,8 @@
 """Finds, downloads and verifies S3 Inventory reports of a source.
 
-A report is a folder named after its time, with a manifest. S3 writes the manifest's checksum last,
-so a report without it is incomplete. The manifest names the report's files, which are elsewhere.
-Source: "Locating your inventory list" in the Amazon S3 User Guide.
+A report is a folder named after its time, with a manifest that names files elsewhere. S3 writes the
+manifest's checksum last, so a report without it is incomplete. Source: "Locating your inventory
+list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -50,9 +50,7 @@ from caf_pipeline.source.s3.report_rows import ReportRows
 from caf_pipeline.system.parquet import translate_errors, write_whole
 
 FILES_AT_ONCE: Final = 4
-"""Files fetched and read concurrently. Each takes 150 to 250 MiB of memory, measured with 10^6 rows
-in each format.
-"""
+"""Each takes 150 to 250 MiB of memory, measured with 10^6 rows in each format."""
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
 """A manifest has some 180 bytes for each file. The report of a bucket with 10^8 objects had 516
@@ -62,8 +60,7 @@ files.
 CHUNK_BYTES: Final = 1 << 20  # one read of a file's body
 
 MAX_FOLDER_PAGES: Final = 10
-"""Pages of report folders that are searched for new reports. Ten years of daily reports fill seven.
-"""
+"""Ten years of daily reports fill seven."""
 
 T = TypeVar("T")
 
@@ -71,7 +68,6 @@ _DATED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
 _DAY_FORM: Final = "0000-00-00"
 _NAME_FORM: Final = f"{_DAY_FORM}T00-00Z"
 _COMPLETE: Final = frozenset({"manifest.json", "manifest.checksum"})
-"""The files in the folder of a complete report."""
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 _IN_COLD_STORAGE: Final = "InvalidObjectState"
 _KMS_PREFIX: Final = "KMS."
@@ -84,14 +80,10 @@ class _Stopped(Exception):
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of a source in a folder, read with the source's credentials and endpoint.
+    """The reports of a source in a folder, read with the source's credentials.
 
-    Attributes:
-        policy: retries and waits.
-        listing: lists the source's bucket.
-        folder: the address, `s3://…/`; "" if the settings name none.
-        extra: parameters of every request, e.g. requester pays.
-        needs_storage_class: the source filters by storage class, so each object must have one.
+    `folder` is `s3://…/`, or "" if the settings name none. `needs_storage_class` refuses reports
+    without storage classes.
     """
 
     client: S3Client
@@ -219,7 +211,6 @@ class Reports:
         )
 
     def _small(self, key: str) -> bytes | None:
-        """Return an object of at most MAX_MANIFEST_BYTES, or None if it does not exist."""
         url = f"s3://{self.bucket}/{key}"
 
         def read() -> bytes:
@@ -286,7 +277,6 @@ class Reports:
     def _convert(
         self, rows: ReportRows, file: ReportFile, path: Path, stop: threading.Event
     ) -> tuple[Path, ReportCounts]:
-        """Download and verify a file, and write its objects of the source."""
         counts = ReportCounts()
         objects = path.with_suffix(".parquet")
         with translate_errors(objects):
@@ -341,7 +331,6 @@ class Reports:
         *,
         attempt: Callable[[Callable[[], T]], T] | None = None,
     ) -> T:
-        """Return the result of `call`, retried and with translated errors."""
         try:
             return (attempt or self.policy.attempt)(call)
         except REQUEST_ERRORS as error:

@@ -47,12 +47,10 @@ class S3Source:
     ) -> None:
         """Create a source from a boto3 client and the GET client built from it.
 
-        `prefix` is part of the keys. `name` is the source's name in the settings, for hints.
-        `attempts` limits the attempts for one request that fails transiently, the first included.
-        `page_keys` is at most 1,000. `listing_rate` is in requests per second, 0 for no limit.
-        `waits` is where a missing answer is reported. `inventory` is the folder of reports, "" for
-        none. `all_versions` refuses a bucket that keeps no versions, `needs_storage_class` a report
-        without storage classes.
+        `prefix` is part of the keys. `name` is for hints. `attempts` limits the attempts for one
+        request, the first included. `listing_rate` is in requests per second, 0 for no limit.
+        `inventory` is the folder of reports, or "". `all_versions` refuses a bucket that keeps no
+        versions, `needs_storage_class` a report without storage classes.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
@@ -138,8 +136,8 @@ def open_s3_source(
 ) -> S3Source:
     """Return the source that the settings name. On AWS, asks for its bucket's region.
 
-    `connections` limits concurrent GETs; None leaves the limit to awscrt. A `client` is used
-    instead of one built from the settings; its own retries multiply with `attempts`.
+    `connections` limits concurrent GETs; None leaves the limit to awscrt. The retries of `client`
+    multiply with `attempts`.
 
     Raises:
         SettingsError: a setting cannot be used.

@@ -1,8 +1,7 @@
 """`ObjectTarget` on S3: a bucket that objects are restored to.
 
-An object is written with its SHA-256, which S3 compares before the object appears, and on condition
-that the key is free. Source: "Checking object integrity" and "Conditional writes" in the Amazon S3
-User Guide.
+S3 compares an object's SHA-256, and that its key is free, before the object appears. Source:
+"Checking object integrity" and "Conditional writes" in the Amazon S3 User Guide.
 """
 
 import base64
@@ -46,20 +45,17 @@ from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.waits import Waits
 
 ATTEMPTS: Final = 6
-"""Attempts for one request, the default for sources."""
 
 PART_BYTES: Final = 8 << 20
-"""The size of a part. Two are in memory, and S3 requires at least 5 MiB."""
+"""Two parts are in memory, and S3 requires at least 5 MiB."""
 
 MAX_PARTS: Final = 10_000
-"""Parts of one object: "Amazon S3 multipart upload limits"."""
+"""S3's limit: "Amazon S3 multipart upload limits" in the Amazon S3 User Guide."""
 
 MAX_KEY_BYTES: Final = 1024
 
 MAX_PAGES: Final = 8
-"""Pages of 1,000 keys that are listed to find existing objects. Beyond that, a HEAD for each costs
-less.
-"""
+"""Listed to find existing objects. Beyond that, a HEAD for each costs less."""
 
 _READ_BYTES: Final = 1 << 20
 _ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep no checksum without it
@@ -409,7 +405,7 @@ def open_bucket_target(
 ) -> BucketTarget:
     """Return the target at `s3://BUCKET/PREFIX`, with `/` appended to the prefix if missing.
 
-    Endpoint, region and credentials come from the places of the AWS tools. Sends no request.
+    Endpoint, region and credentials are those of the AWS tools. Sends no request.
 
     Raises:
         UsageError: the address names no bucket, or an option is invalid.
@@ -514,7 +510,6 @@ def _base64(digest: bytes) -> str:
 
 
 def _sha256_of(encoded: str) -> bytes | None:
-    """Return S3's SHA-256 of the whole object, or None if it is missing or invalid."""
     with suppress(binascii.Error):
         digest = base64.b64decode(encoded, validate=True)
         return digest if len(digest) == hashlib.sha256().digest_size else None
