@@ -334,7 +334,17 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
             if oversized.num_rows:
                 too_large.write_batch(oversized)
     cutter.close()
-    tail = _waiting_tail(cutter, folder, terms)
+    # The last chunk waits if it is small, and has no object that is older than `waits_since`.
+    tail: WaitingTail | None = None
+    last_is_whole = not cutter.leftover_count and not cutter.only_parts
+    if last_is_whole and cutter.last_size_bytes < terms.min_chunk_size_bytes:
+        with pq.ParquetFile(folder / OBJECTS_FILE) as file:
+            times = chunk_batches(file, cutter.chunks[-1].chunk_number, ["last_modified"])
+            oldest: datetime = min(
+                pc.min(batch["last_modified"]).as_py() for batch in times if batch.num_rows
+            )
+        if terms.waits_since is None or oldest > terms.waits_since:
+            tail = WaitingTail(cutter.take_last(), oldest)
     content_sha256 = cutter.digest()
     described = _described(terms) | {"content_sha256": content_sha256.hex()}
     metadata = {PLAN_METADATA_KEY: json.dumps(described).encode()}
@@ -385,23 +395,6 @@ def _split_all(
                     "member": row["key"].decode(),
                 }
                 objects.write_table(pa.Table.from_pylist([whole], PLAN_SCHEMA))
-
-
-def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTail | None:
-    if (
-        cutter.leftover_count
-        or cutter.only_parts
-        or cutter.last_size_bytes >= terms.min_chunk_size_bytes
-    ):
-        return None
-    with pq.ParquetFile(folder / OBJECTS_FILE) as file:
-        batches = chunk_batches(file, cutter.chunks[-1].chunk_number, ["last_modified"])
-        oldest: datetime = min(
-            pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows
-        )
-    if terms.waits_since is not None and oldest <= terms.waits_since:
-        return None
-    return WaitingTail(cutter.take_last(), oldest)
 
 
 def _described(terms: PlanTerms) -> dict[str, str]:

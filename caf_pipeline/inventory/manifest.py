@@ -307,7 +307,7 @@ class PartLocation:
 class OpenedManifest:
     """An open manifest of this format, whose rows are not yet read.
 
-    `described` is its metadata, of which only the format was checked.
+    Only the format in its metadata, `described`, was checked.
     """
 
     described: Mapping[str, Any]
@@ -326,24 +326,19 @@ class OpenedManifest:
         """
         names = list(columns) if columns else None
         with _as_malformed():
-            groups = [
-                number
-                for number in range(self._parquet.num_row_groups)
-                if between is None or self._may_have(number, *between)
-            ]
+            column = self._parquet.schema_arrow.get_field_index("key")
+            groups = []
+            for number in range(self._parquet.num_row_groups):
+                keys = self._parquet.metadata.row_group(number).column(column).statistics
+                is_known = keys is not None and keys.has_min_max
+                if between and is_known and (keys.max < between[0] or keys.min > between[1]):
+                    continue
+                groups.append(number)
             for batch in self._parquet.iter_batches(
                 batch_size=MANIFEST_GROUP_ROWS, columns=names, row_groups=groups
             ):
                 batch.validate(full=True)  # a Parquet reader accepts any bytes as text
                 yield batch
-
-    def _may_have(self, number: int, first: str, last: str) -> bool:
-        keys = (
-            self._parquet.metadata.row_group(number)
-            .column(self._parquet.schema_arrow.get_field_index("key"))
-            .statistics
-        )
-        return keys is None or not keys.has_min_max or (keys.min <= last and first <= keys.max)
 
     def rows(
         self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None

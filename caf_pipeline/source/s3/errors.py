@@ -418,7 +418,11 @@ def _general_error(error: Exception, at: BucketAddress) -> CafError | None:  # n
         return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not a bucket name")
     if not isinstance(error, ClientError):
         return None
-    code, region = code_of(error), _other_region(error)
+    code, details = code_of(error), error.response.get("Error", {})
+    expected = _EXPECTED_REGION.search(str(details.get("Message", "")))
+    region = _headers(error).get("x-amz-bucket-region") or details.get("Region")
+    region = str(region or (expected and expected[1]) or "")
+    region = region if _REGION.fullmatch(region) else ""
     if code == "RequestTimeTooSkewed":
         return SourceDenied(
             f"{at} refuses requests because this machine's clock is wrong",
@@ -450,18 +454,6 @@ def _elsewhere(region: str, at: BucketAddress) -> SourceError:
     where = f"region '{region}'" if region else "another region"
     value = f"'{region}'" if region else "the bucket's region"
     return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {value}")
-
-
-def _other_region(error: ClientError) -> str:
-    details = error.response.get("Error", {})
-    expected = _EXPECTED_REGION.search(str(details.get("Message", "")))
-    region = str(
-        _headers(error).get("x-amz-bucket-region")
-        or details.get("Region")
-        or (expected and expected[1])
-        or ""
-    )
-    return region if _REGION.fullmatch(region) else ""
 
 
 def _headers(error: ClientError) -> Mapping[str, str]:

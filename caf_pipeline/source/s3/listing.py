@@ -329,6 +329,8 @@ class Listing:
         try:
             key = decode_key(entry["Key"], encoding)
             etag = entry["ETag"]
+            algorithms = entry.get("ChecksumAlgorithm") or ()
+            kinds = [entry["ChecksumType"]] if algorithms and "ChecksumType" in entry else []
             obj = S3Object(
                 key=key,
                 # "null" is not a version id: a PUT without versioning overwrites that version.
@@ -339,7 +341,7 @@ class Listing:
                 size_bytes=entry["Size"],
                 last_modified=entry["LastModified"].astimezone(UTC),
                 storage_class="" if is_marker else entry.get("StorageClass") or "STANDARD",
-                checksum=_checksum(entry),
+                checksum="/".join([*algorithms[:1], *kinds]),
                 is_latest=entry.get("IsLatest", True),
                 is_delete_marker=is_marker,
             )
@@ -386,12 +388,6 @@ def _without_overlap(
         return objects
     listed = {(obj.key, obj.version_id, obj.is_delete_marker) for obj in previous}
     return [obj for obj in objects if (obj.key, obj.version_id, obj.is_delete_marker) not in listed]
-
-
-def _checksum(entry: S3Answer) -> str:
-    algorithms = entry.get("ChecksumAlgorithm") or ()
-    kinds = [entry["ChecksumType"]] if algorithms and "ChecksumType" in entry else []
-    return "/".join([*algorithms[:1], *kinds])
 
 
 def _next_token(answer: S3Answer, _: BucketAddress) -> dict[str, str]:

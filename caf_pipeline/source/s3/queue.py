@@ -77,9 +77,22 @@ class S3EventQueue:
                 VisibilityTimeout=HIDDEN_SECONDS,
                 WaitTimeSeconds=WAIT_SECONDS,
             )
-            return [self._message(message) for message in answer.get("Messages", ())]
         except (ClientError, BotoCoreError) as error:
             raise self._error(error, "sqs:ReceiveMessage") from error
+        messages = []
+        for message in answer.get("Messages", ()):
+            body = message.get("Body", "")
+            events, wrong = events_of(body, self.bucket)
+            messages.append(
+                QueueMessage(
+                    message["MessageId"],
+                    message["ReceiptHandle"],
+                    body.encode("utf-8", "surrogatepass"),
+                    [event for event in events if event.key.startswith(self.prefix)],
+                    wrong,
+                )
+            )
+        return messages
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
         """Delete messages, ten in a request."""
@@ -93,17 +106,6 @@ class S3EventQueue:
                 self.client.delete_message_batch(QueueUrl=self.url, Entries=entries)
         except (ClientError, BotoCoreError) as error:
             raise self._error(error, "sqs:DeleteMessage") from error
-
-    def _message(self, message: Mapping[str, Any]) -> QueueMessage:
-        body = message.get("Body", "")
-        events, wrong = events_of(body, self.bucket)
-        return QueueMessage(
-            message["MessageId"],
-            message["ReceiptHandle"],
-            body.encode("utf-8", "surrogatepass"),
-            [event for event in events if event.key.startswith(self.prefix)],
-            wrong,
-        )
 
     def _error(self, error: Exception, permission: str) -> CafError:
         setting = f"sources.{self.source}.queue"

@@ -138,8 +138,13 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
         described = json.loads(raw)
         format_name, schema = _text(described, "fileFormat"), _text(described, "fileSchema")
         taken_at = datetime.fromtimestamp(int(described["creationTimestamp"]) / 1000, UTC)
-        # A repeated file must not count twice.
-        files = list(dict.fromkeys(map(_file, described["files"])))
+        files = [
+            ReportFile(_text(entry, "key"), int(entry["size"]), _text(entry, "MD5checksum").lower())
+            for entry in described["files"]
+        ]
+        for file in files:
+            if not file.key or file.size_bytes < 0 or not _MD5.fullmatch(file.md5):
+                raise ValueError(f"it has a file without key, size or MD5: {file.key!r}")
         source_bucket = _text(described, "sourceBucket")
     except KeyError as error:
         raise _malformed(url, f"it has no {error.args[0]}") from error
@@ -155,7 +160,9 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
     names = _FIELDS_OF_SCHEMA[file_format].findall(schema)
     if len(names) != len(set(names)):
         raise _malformed(url, "its fileSchema names a column twice")
-    return Manifest(url, source_bucket, taken_at, file_format, names, files)
+    # A repeated file must not count twice.
+    distinct = list(dict.fromkeys(files))
+    return Manifest(url, source_bucket, taken_at, file_format, names, distinct)
 
 
 def _malformed(url: str, why: str) -> ReportRefused:
@@ -169,10 +176,3 @@ def _text(described: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is not text")
     return value
-
-
-def _file(entry: Mapping[str, Any]) -> ReportFile:
-    file = ReportFile(_text(entry, "key"), int(entry["size"]), _text(entry, "MD5checksum").lower())
-    if not file.key or file.size_bytes < 0 or not _MD5.fullmatch(file.md5):
-        raise ValueError(f"it has a file without key, size or MD5: {file.key!r}")
-    return file

@@ -168,8 +168,11 @@ class BucketTarget:
                 self._require_bucket(key)
                 return None
             self._refuse(error, key, "read")
-        whole = answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT
-        sha256 = _sha256_of(answer.get("ChecksumSHA256", "")) if whole else None
+        sha256 = None
+        if answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT:
+            with suppress(binascii.Error):
+                digest = base64.b64decode(answer.get("ChecksumSHA256", ""), validate=True)
+                sha256 = digest if len(digest) == hashlib.sha256().digest_size else None
         return ExistingObject(
             answer.get("ContentLength"), answer.get("ETag", ""), headers_of(answer), sha256
         )
@@ -507,10 +510,3 @@ def _condition(replace: bool) -> dict[str, str]:
 
 def _base64(digest: bytes) -> str:
     return base64.b64encode(digest).decode()
-
-
-def _sha256_of(encoded: str) -> bytes | None:
-    with suppress(binascii.Error):
-        digest = base64.b64decode(encoded, validate=True)
-        return digest if len(digest) == hashlib.sha256().digest_size else None
-    return None
