@@ -81,7 +81,7 @@ def test_each_object_is_in_exactly_one_place(source, data):
 @pytest.mark.thorough
 @given(sources())
 @settings(max_examples=40)
-def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_object(source):
+def test_delta_and_unsupported_keys_account_for_every_object(source):
     objects, rows = source
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -124,7 +124,7 @@ def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_obje
         ([Known(b"a", "etag:f:1", "located")], [], "unaccounted"),
     ],
 )
-def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, field):
+def test_a_failing_accounting_names_its_causes(tmp_path, rows, planned, field):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path
     standing = write_standing(tmp_path / "k.parquet", rows)
     account = account_for_files(snapshot, standing, write_plan(tmp_path / "p.parquet", planned))
@@ -132,7 +132,7 @@ def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, fiel
     assert getattr(account, field) == 1
 
 
-def test_of_what_was_written_late_older_is_what_a_later_listed_content_replaced(tmp_path):
+def test_late_locations_are_older_if_newer_content_is_listed(tmp_path):
     """Of `a`, `b` and `c` something is listed that was written in the minutes 2, 2 (a delete
     marker) and 1.
     """
@@ -185,7 +185,7 @@ def test_windows_of_keys_account_for_each_object_once(tmp_path, monkeypatch):
     )
 
 
-def test_a_file_that_tells_no_bounds_of_its_keys_is_read_for_them(tmp_path, monkeypatch):
+def test_key_bounds_are_read_if_statistics_are_missing(tmp_path, monkeypatch):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a"), thing(b"b")])
     pq.write_table(pq.read_table(snapshot.path), snapshot.path, write_statistics=False)
     monkeypatch.setattr(key_windows, "WINDOW_ROWS", 1)

@@ -65,7 +65,7 @@ def decided(folder, members, objects, standing=(), **options):
     }, found
 
 
-def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_deleted_is_none(
+def test_a_member_matches_the_newest_version_with_its_bytes(
     tmp_path,
 ):
     def version(key, name, body, hours, **more):
@@ -95,7 +95,7 @@ def test_an_object_that_was_written_again_keeps_its_identity(tmp_path):
 
 
 @pytest.mark.thorough
-def test_many_members_are_decided_on_some_at_a_time_as_they_are_at_once(tmp_path):
+def test_windows_of_members_do_not_change_decisions(tmp_path):
     members = [(f"key-{number % 400:03d}", b"%d" % (number % 400)) for number in range(500)]
     objects = [
         S3Object(f"key-{n:03d}".encode(), None, md5(b"%d" % n), len(b"%d" % n), MOMENT)

@@ -23,11 +23,11 @@ def test_an_id_is_read_as_it_is_written(chunk_id):
     ["", "demo", "demo-1a2b3c4d", "demo-1a2b3c4d-0001", "demo-1a2b3c4d-000001", "demo-1A2B3C4D-00001", "demo-1a2b3c4d5-00001",  # noqa: E501
      "-1a2b3c4d-00001\n", "Demo-1a2b3c4d-00001", "demo-1a2b3c4d-٠٠٠٠١"],
 )  # fmt: skip
-def test_what_is_no_id_is_read_as_none(text):
+def test_an_invalid_id_parses_as_none(text):
     assert ChunkId.parse(text) is None
 
 
-def test_a_partition_that_is_no_chunk_is_refused_by_its_name():
+def test_an_invalid_partition_is_refused_by_name():
     from caf_pipeline.defs.naming import source_of
 
     assert source_of("a-b-1a2b3c4d-00001") == "a-b"

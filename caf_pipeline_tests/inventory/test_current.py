@@ -74,7 +74,7 @@ def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
     return pq.read_table(identify(snapshot, *files).unsettled_keys)["key"].to_pylist()
 
 
-def test_a_key_that_is_located_as_it_is_listed_is_settled(tmp_path):
+def test_a_key_whose_listed_content_is_located_is_settled(tmp_path):
     assert unsettled(tmp_path, [LISTED], [LOCATED]) == []
 
 
@@ -141,7 +141,7 @@ def test_any_other_key_is_not_settled(tmp_path, listed, known, stated):
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 4097, 9000])
-def test_a_key_longer_than_s3_s_is_left_alone_and_keeps_none_from_being_found(tmp_path, length):
+def test_an_overlong_key_does_not_hide_other_keys(tmp_path, length):
     long, new = replace(LISTED, key=b"l" * length), replace(LISTED, key=b"new")
     assert unsettled(tmp_path, [long, new], [LOCATED | {"key": long.key}]) == [new.key]
     assert unsettled(tmp_path, [long, new], []) == ([long.key] if length <= 1024 else []) + [
@@ -149,7 +149,7 @@ def test_a_key_longer_than_s3_s_is_left_alone_and_keeps_none_from_being_found(tm
     ]
 
 
-def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
+def test_keys_outside_of_the_snapshot_are_ignored(tmp_path):
     keys = (b"k", b"key", b"key!", b"other/0999", b"other/0999!", b"z")
     located = [LOCATED | {"key": key, "object_version": "etag:gone:7"} for key in keys]
     stated = [GONE | {"key": key} for key in keys]
@@ -161,7 +161,7 @@ NEW = replace(LISTED, key=b"new")
 
 
 @pytest.mark.parametrize("column", SNAPSHOT_SCHEMA.names)
-def test_an_inventory_that_is_damaged_is_refused_before_anything_of_it_is_used(tmp_path, column):
+def test_a_damaged_inventory_is_refused_before_use(tmp_path, column):
     for number, (listed, known) in enumerate([([LISTED, NEW], [LOCATED]), ([NEW], [])]):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -172,14 +172,14 @@ def test_an_inventory_that_is_damaged_is_refused_before_anything_of_it_is_used(t
 
 
 @pytest.mark.parametrize("column", ["key", "object_version", "last_modified"])
-def test_an_inventory_with_nothing_new_is_refused_where_what_tells_so_is_damaged(tmp_path, column):
+def test_damage_in_compared_columns_is_refused(tmp_path, column):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
     damage_page(snapshot.path, column)
     with pytest.raises(IntegrityError):
         identify(snapshot, *files)
 
 
-def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not_one_with_nothing_new(  # noqa: E501
+def test_lost_rows_and_locations_do_not_seem_settled(  # noqa: E501
     tmp_path,
 ):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
@@ -190,7 +190,7 @@ def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not
         identify(snapshot, *files)
 
 
-def test_of_an_inventory_with_nothing_new_only_what_tells_so_is_read(tmp_path):
+def test_a_settled_inventory_is_read_in_few_columns(tmp_path):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
     damage_page(snapshot.path, "storage_class")
     assert identify(snapshot, *files).settled_count == snapshot.row_count
@@ -225,9 +225,7 @@ some_known = st.fixed_dictionaries(
     st.booleans(),
 )
 @settings(max_examples=20)
-def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_is_so_without_them(
-    objects, known, all_located
-):
+def test_settled_keys_do_not_change_the_result(objects, known, all_located):
     """`known`: files of a standing, in no order.
 
     `all_located`: a third has every object as it is listed.

@@ -214,7 +214,7 @@ def all_read_back(context, keys):
         ), key
 
 
-def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(
+def test_hostile_keys_go_from_bucket_to_network_and_back(
     make_context, new_bucket, caf, fault, tmp_path
 ):
     with fault("Hostile input", "keys of every kind, archived and restored") as case:
@@ -240,7 +240,7 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(
 
 
 @pytest.mark.thorough
-def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(
+def test_keys_beyond_moto_are_archived_or_skipped_with_reason(
     make_context,
 ):
     source = AnySource(
@@ -275,9 +275,7 @@ def extracted(make_context, tmp_path, caf):
 
 
 @pytest.mark.parametrize("options", [[], ["--force"]], ids=["", "forced"])
-def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(
-    extracted, caf, tmp_path, options
-):
+def test_hostile_keys_are_extracted_only_into_the_folder(extracted, caf, tmp_path, options):
     path, out, outside = extracted
     before = {str(one) for one in tmp_path.rglob("*")}
     status, _, err = caf("extract", *options, str(path), "-C", str(out))
@@ -309,7 +307,7 @@ def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(
         assert key.encode() not in written, key
 
 
-def test_no_listing_of_such_keys_moves_the_cursor_and_json_gives_them_exactly(extracted, caf):
+def test_listed_keys_are_harmless_on_terminals_and_exact_in_json(extracted, caf):
     path, _, _ = extracted
     status, out, err = caf("list", str(path))
     assert (status, err) == (0, "")

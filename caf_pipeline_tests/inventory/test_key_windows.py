@@ -21,9 +21,7 @@ from caf_pipeline_tests.support.snapshots import MOMENT, thing, use_small_window
         (b"50", b"60", [(b"50", b"60")]),
     ],
 )
-def test_windows_of_a_snapshot_cover_the_keys_that_it_covers_and_no_others(
-    tmp_path, monkeypatch, after, until, expected
-):
+def test_windows_cover_exactly_the_snapshots_keys(tmp_path, monkeypatch, after, until, expected):
     use_small_windows(monkeypatch)
     keys = [
         key

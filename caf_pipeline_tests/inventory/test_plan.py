@@ -17,7 +17,7 @@ from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 TARGET = 1 << 20
 
 
-def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
+def test_a_plan_reads_back(tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "ROWS_PER_BATCH", 3)  # several row groups, chunks across them
     objects = [an_object(f"k{n}", 400_000, version_id=f"v{n}", etag=f"e{n}") for n in range(8)]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
@@ -28,7 +28,7 @@ def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
     assert read_terms(tmp_path)["snapshot"] == "snapshot"
 
 
-def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypatch):
+def test_a_chunks_objects_are_counted_from_the_files(tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "ROWS_PER_BATCH", 4)
     objects = [an_object(f"key-{number:02d}", 1000) for number in range(30)]
     plan = plan_of(tmp_path, objects, target_size_bytes=12_000)
@@ -42,7 +42,7 @@ def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypat
     assert count_chunk_objects(plan.folder, len(counts) + 1) == 0
 
 
-def test_a_plan_whose_files_are_gone_says_so(tmp_path):
+def test_a_plan_without_files_is_refused(tmp_path):
     with pytest.raises(CafError, match=r"objects\.parquet cannot be read"):
         list(read_chunk_objects(tmp_path, 1))
 

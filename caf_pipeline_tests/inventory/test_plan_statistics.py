@@ -64,7 +64,7 @@ def test_storage_classes_are_counted_apart(tmp_path):
     }
 
 
-def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over_all_of_it(
+def test_checksum_requests_count_objects_read_in_pieces(
     tmp_path,
 ):
     whole = replace(an_object("a", PART + 1), checksum="CRC64NVME/FULL_OBJECT")
@@ -78,7 +78,7 @@ def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over
     assert statistics_of(tmp_path, [whole, *others, of_a_report, in_chunks]).checksum_requests == 2
 
 
-def test_what_waits_is_not_counted_and_several_plans_are_counted_together(tmp_path):
+def test_statistics_add_plans_without_waiting_objects(tmp_path):
     big, small = an_object("a", 40 * PART), an_object("b", 5)
     for name in ("1", "2"):
         plan = plan_of(
@@ -92,7 +92,7 @@ def test_what_waits_is_not_counted_and_several_plans_are_counted_together(tmp_pa
 
 @pytest.mark.parametrize("name", [OBJECTS_FILE, CHUNKS_FILE])
 @pytest.mark.parametrize("spoil", [Path.unlink, partial(os.truncate, length=100)])
-def test_a_file_of_the_plan_that_is_gone_or_damaged_is_told_as_the_plans(tmp_path, name, spoil):
+def test_a_damaged_plan_file_names_the_plan(tmp_path, name, spoil):
     statistics_of(tmp_path, [an_object("k", 10)])
     spoil(tmp_path / name)
     with pytest.raises(CafError, match=r"the plan.* cannot be read: ") as refused:
@@ -102,7 +102,7 @@ def test_a_file_of_the_plan_that_is_gone_or_damaged_is_told_as_the_plans(tmp_pat
     )
 
 
-def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_path):
+def test_a_text_histogram_has_a_line_for_each_step(tmp_path):
     objects = [
         an_object("e", 0),
         *(an_object(f"k{n}", 5_000) for n in range(40)),
@@ -116,7 +116,7 @@ def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_pat
     assert lines[-1].split()[-3:] == ["20", "1.9", "MiB"]
 
 
-def test_a_drawn_histogram_has_a_bar_a_step_with_objects_and_its_numbers_below(tmp_path):
+def test_an_svg_histogram_has_a_bar_for_each_step(tmp_path):
     objects = [
         an_object("e", 0),
         *(an_object(f"k{n}", 5_000) for n in range(40)),

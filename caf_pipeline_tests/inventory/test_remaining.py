@@ -29,7 +29,7 @@ from caf_pipeline_tests.support.snapshots import (
 @pytest.mark.thorough
 @given(sources())
 @settings(max_examples=60)
-def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
+def test_an_object_is_planned_unless_its_standing_blocks_it(source):
     objects, rows = source
     free = [
         obj
@@ -61,7 +61,7 @@ def test_files_are_found_under_any_name(tmp_path, path_name):
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_every_odd_key_is_either_wanted_or_listed_as_unsupported(tmp_path, key):
+def test_every_hostile_key_is_planned_or_unsupported(tmp_path, key):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key)])
     delta = not_yet_archived(
         snapshot.path, write_standing(tmp_path / "k.parquet", []), tmp_path / "out.parquet"
@@ -72,7 +72,7 @@ def test_every_odd_key_is_either_wanted_or_listed_as_unsupported(tmp_path, key):
     assert delta.object_count + delta.unsupported_count == 1
 
 
-def test_a_key_that_equals_another_ones_encoded_form_is_not_taken_for_it(tmp_path):
+def test_a_key_equal_to_an_encoded_key_is_distinct(tmp_path):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"%FF"), thing(b"\xff")])
     standing = write_standing(
         tmp_path / "k.parquet", [Known(b"%FF", "etag:e:1", "skipped", "unsupported_key")]
@@ -88,7 +88,7 @@ def test_a_key_that_equals_another_ones_encoded_form_is_not_taken_for_it(tmp_pat
     )
 
 
-def test_skips_of_which_the_snapshot_has_no_object_are_told_by_key_and_version(tmp_path):
+def test_skips_end_when_the_snapshot_lacks_the_object(tmp_path):
     listed = [thing(key) for key in (b"%FF", b"a", b"b", b"\xfe")]
     snapshot = write_snapshot(tmp_path / "s.parquet", listed)
     there = [Known(key, "etag:e:1", "skipped", "cold_storage") for key in (b"%FF", b"a")]
@@ -111,7 +111,7 @@ def test_skips_of_which_the_snapshot_has_no_object_are_told_by_key_and_version(t
 
 
 @pytest.mark.thorough
-def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
+def test_a_small_budget_does_not_change_the_delta(tmp_path):
     keys = [f"{number * 7919 % 200_000:06d}-{'x' * 100}".encode() for number in range(200_000)]
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key) for key in keys])
     standing = write_standing(
@@ -127,7 +127,7 @@ def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("which", ["snapshot", "standing"])
-def test_an_input_that_is_missing_or_broken_is_an_integrity_error(tmp_path, which):
+def test_a_bad_input_is_an_integrity_error(tmp_path, which):
     paths = {
         "snapshot": write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path,
         "standing": write_standing(tmp_path / "k.parquet", []),
@@ -141,7 +141,7 @@ def test_an_input_that_is_missing_or_broken_is_an_integrity_error(tmp_path, whic
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_delta_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_no_delta(tmp_path):
     objects = [
         thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)
     ]

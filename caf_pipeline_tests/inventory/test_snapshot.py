@@ -78,7 +78,7 @@ def test_a_bounded_snapshot_keeps_its_bounds_and_is_not_complete(tmp_path, bound
     )
 )
 @settings(max_examples=40)
-def test_a_listing_in_any_order_becomes_a_sorted_snapshot_with_each_object_once(listed):
+def test_a_snapshot_is_sorted_with_each_object_once(listed):
     objects = [thing(key, etag=etag, minute=minute) for key, etag, minute in listed]
     latest = {
         (obj.key, obj.object_version): obj
@@ -96,7 +96,7 @@ def test_a_listing_in_any_order_becomes_a_sorted_snapshot_with_each_object_once(
 
 
 @pytest.mark.thorough
-def test_a_long_listing_out_of_order_is_sorted_across_row_groups(tmp_path):
+def test_an_unordered_listing_is_sorted_across_row_groups(tmp_path):
     keys = [f"{number:06d}".encode() for number in range(150_000)]
     snapshot = write_snapshot(
         tmp_path / "s.parquet",
@@ -107,9 +107,7 @@ def test_a_long_listing_out_of_order_is_sorted_across_row_groups(tmp_path):
     assert pq.ParquetFile(snapshot.path).metadata.num_row_groups > 1
 
 
-def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_with_each_object_once(
-    tmp_path, monkeypatch
-):
+def test_windowed_sorting_keeps_each_object_once(tmp_path, monkeypatch):
     monkeypatch.setattr(inventory, "SORTED_BY_MEMORY", 0.03)  # four windows
     budget = QueryBudget(memory_bytes=256 << 20)
     generator = random.Random(7)
@@ -146,7 +144,7 @@ def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_wit
     ),
     st.integers(1, 4),
 )
-def test_an_identity_that_comes_again_is_taken_once_however_batches_divide_its_rows(rows, size):
+def test_a_repeated_identity_is_kept_once_across_batches(rows, size):
     objects = sorted(
         (thing(key.encode(), etag=etag, minute=minute) for key, etag, minute in rows), key=order_of
     )
@@ -171,7 +169,7 @@ def test_a_snapshot_that_was_not_finished_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_no_snapshot(tmp_path):
     objects = [
         thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)
     ]
@@ -183,7 +181,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_folder_is_told(tmp_path):
+def test_a_missing_folder_is_reported(tmp_path):
     with pytest.raises(StagingError, match="No such file or directory"):
         write_snapshot(tmp_path / "nowhere" / "s.parquet")
 
@@ -242,13 +240,13 @@ GOOD = {
         (with_metadata(json.dumps(GOOD), STANDING_SCHEMA), "columns"),
     ],
 )
-def test_what_is_not_a_snapshot_is_refused(tmp_path, make, message):
+def test_an_invalid_snapshot_is_refused(tmp_path, make, message):
     make(tmp_path / "s.parquet")
     with pytest.raises(IntegrityError, match=message):
         read_snapshot(tmp_path / "s.parquet")
 
 
-def test_a_snapshot_that_says_another_time_than_it_was_written_with_is_refused(tmp_path):
+def test_a_snapshot_with_altered_metadata_is_refused(tmp_path):
     path = write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path
     path.write_bytes(path.read_bytes().replace(b'"taken_at": "2026', b'"taken_at": "3026'))
     with pytest.raises(IntegrityError, match="its description is missing or damaged"):

@@ -103,7 +103,7 @@ def test_an_empty_object_is_a_plain_get(scripted_s3):
     assert "range" not in scripted_s3.requests[0].headers
 
 
-def test_whoever_pays_says_so_and_whoever_is_anonymous_does_not_sign(scripted_s3):
+def test_requester_pays_header_and_anonymous_requests_without_signature(scripted_s3):
     scripted_s3.answer = lambda request: ok()
     scripted_s3.source(requester_pays=True).read(thing(), 0, 5)
     scripted_s3.source(anonymous=True).read(thing(), 0, 5)
@@ -152,7 +152,7 @@ def test_an_object_that_cannot_be_archived_has_its_reason(scripted_s3, answer, r
         (s3_error(501, "NotImplemented"), ObjectReadFailed),
     ],
 )
-def test_other_refusals_are_no_reason_to_skip(scripted_s3, answer, error):
+def test_other_refusals_raise_instead_of_skipping(scripted_s3, answer, error):
     with pytest.raises(error) as caught:
         answers(scripted_s3, answer).read(thing(), 0, 5)
     assert SECRET not in f"{caught.value}{caught.value.hint}"
@@ -169,7 +169,7 @@ def test_other_refusals_are_no_reason_to_skip(scripted_s3, answer, error):
         ok(b"byt", length=5),
     ],
 )
-def test_what_is_over_after_a_while_is_tried_again(scripted_s3, failure):
+def test_transient_failures_are_retried(scripted_s3, failure):
     assert bytes(answers(scripted_s3, failure, ok()).read(thing(), 0, 5).body) == b"bytes"
     assert len(scripted_s3.requests) == 2
 
@@ -185,7 +185,7 @@ def test_what_is_over_after_a_while_is_tried_again(scripted_s3, failure):
         (ok(b"bytes and more"), "14 bytes of 14 came where 5 of 5 were promised"),
     ],
 )
-def test_a_get_that_goes_on_failing_ends_after_its_budget(scripted_s3, failure, words):
+def test_a_failing_get_ends_after_its_attempts(scripted_s3, failure, words):
     with pytest.raises(ObjectReadFailed, match=words):
         answers(scripted_s3, failure).read(thing(), 0, 5)
     assert len(scripted_s3.requests) == 2
@@ -202,7 +202,7 @@ def test_a_get_that_goes_on_failing_ends_after_its_budget(scripted_s3, failure, 
         ok(b"bytes"),
     ],
 )
-def test_a_range_that_is_not_what_was_asked_for_is_not_taken(scripted_s3, answer):
+def test_a_wrong_range_is_refused(scripted_s3, answer):
     with pytest.raises(ObjectReadFailed):
         answers(scripted_s3, answer).read(thing(), 2, 4)
 
@@ -214,9 +214,7 @@ def test_a_range_that_is_not_what_was_asked_for_is_not_taken(scripted_s3, answer
     ("bounds", "answer"), [((0, 5), ok()), ((2, 4), partial(b"te", "bytes 2-3/5"))]
 )
 @pytest.mark.parametrize("said", ["caf\xe9", "caf\xc3\xa9"])
-def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(
-    scripted_s3, said, bounds, answer
-):
+def test_non_ascii_headers_equal_those_of_boto3(scripted_s3, said, bounds, answer):
     answer.headers |= {
         "x-amz-meta-Name": said,
         "Content-Type": "text/plain",
@@ -244,7 +242,7 @@ def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(
         ),
     ],
 )
-def test_a_head_has_the_checksums_of_the_full_object_alone(scripted_s3, headers, algorithms):
+def test_a_head_has_full_object_checksums_only(scripted_s3, headers, algorithms):
     answer = ok()
     answer.headers |= {"Last-Modified": format_datetime(MOMENT, usegmt=True), **headers}
     head = answers(scripted_s3, answer).read_headers(thing())
@@ -257,7 +255,7 @@ def test_a_head_has_the_checksums_of_the_full_object_alone(scripted_s3, headers,
 # ------------------------------------------------------------------------------------------
 
 
-def test_an_object_that_is_begun_costs_one_request_and_is_what_is_read(scripted_s3):
+def test_a_pending_read_costs_one_request_and_equals_read(scripted_s3):
     answer = head(x_amz_checksum_crc32=CRC)
     source = answers(scripted_s3, replace(answer, body=b"bytes"))
     obj = thing(checksum="CRC32/FULL_OBJECT")
@@ -288,13 +286,13 @@ def test_an_object_that_is_begun_costs_one_request_and_is_what_is_read(scripted_
         ScriptedAnswer(200, b"bytes", GET_OK | {"x-amz-meta-name": "caf\xe9"}),
     ],
 )
-def test_what_was_begun_and_came_to_nothing_is_left_to_be_read(scripted_s3, answer):
+def test_a_failed_pending_read_returns_no_part(scripted_s3, answer):
     begun = answers(scripted_s3, answer).begin(thing())
     assert begun.part() is None
     assert len(scripted_s3.requests) == 1
 
 
-def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_to_be_read(
+def test_begin_returns_none_without_credentials_or_text_key(
     scripted_s3,
 ):
     source = answers(scripted_s3, ok())
@@ -304,7 +302,7 @@ def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_
     assert scripted_s3.requests == []
 
 
-def test_what_was_begun_can_be_cancelled(scripted_s3):
+def test_a_pending_read_can_be_cancelled(scripted_s3):
     arrived, gate = threading.Event(), threading.Event()
     scripted_s3.answer = lambda request: (arrived.set(), gate.wait(PATIENCE_SECONDS), ok())[-1]
     try:
@@ -319,7 +317,7 @@ def test_what_was_begun_can_be_cancelled(scripted_s3):
 
 
 @pytest.mark.parametrize("answer", [ok(), ScriptedAnswer(404, b"", {})])
-def test_what_was_begun_may_be_dropped_as_an_error_passes(scripted_s3, answer):
+def test_a_pending_read_may_be_dropped_during_an_error(scripted_s3, answer):
     """awscrt calls Python where its request is freed, and made the error another one."""
     source, finished = answers(scripted_s3, answer), []
 
@@ -335,7 +333,7 @@ def test_what_was_begun_may_be_dropped_as_an_error_passes(scripted_s3, answer):
     assert not wait(finished, timeout=60).not_done
 
 
-def test_errors_that_awscrt_makes_pythons_own_can_be_tried_again():
+def test_awscrts_python_errors_are_transient():
     future = Future()
     future.set_exception(BrokenPipeError())
     with pytest.raises(AwsCrtError, match="AWS_IO_SOCKET_CLOSED") as broken:
@@ -373,7 +371,7 @@ def head(**headers: str) -> ScriptedAnswer:
         ("CRC32/FULL_OBJECT", head(x_amz_checksum_crc32="not base64!"), None),
     ],
 )
-def test_a_checksum_is_told_where_it_covers_the_full_object(scripted_s3, listed_as, answer, digest):
+def test_a_checksum_must_cover_the_full_object(scripted_s3, listed_as, answer, digest):
     found = answers(scripted_s3, answer).full_object_checksum(thing(checksum=listed_as))
     assert (found.digest if found else None) == digest
     [request] = scripted_s3.requests
@@ -391,7 +389,7 @@ def test_a_checksum_is_told_where_it_covers_the_full_object(scripted_s3, listed_
     assert [request.method for request in scripted_s3.requests] == ["HEAD", "GET"]
 
 
-def test_a_part_is_not_asked_for_its_checksum(scripted_s3):
+def test_a_ranged_get_requests_no_checksum(scripted_s3):
     """S3 has none of a part, where other servers tell that of the whole."""
     answer = partial(b"te", "bytes 2-3/5")
     answer.headers |= {"x-amz-checksum-crc32": CRC, "x-amz-checksum-type": "FULL_OBJECT"}
@@ -400,7 +398,7 @@ def test_a_part_is_not_asked_for_its_checksum(scripted_s3):
     assert "x-amz-checksum-mode" not in scripted_s3.requests[0].headers
 
 
-def test_an_object_whose_listing_names_no_checksum_is_not_asked_for_one(scripted_s3):
+def test_get_requests_no_checksum_that_the_listing_lacks(scripted_s3):
     assert answers(scripted_s3, ok()).read(thing(), 0, 5).checksum is None
     assert "x-amz-checksum-mode" not in scripted_s3.requests[0].headers
 
@@ -413,9 +411,7 @@ def test_an_object_whose_listing_names_no_checksum_is_not_asked_for_one(scripted
         ({}, None),
     ],
 )
-def test_an_object_whose_report_names_no_checksum_is_asked_for_any_with_its_body(
-    scripted_s3, headers, digest
-):
+def test_get_requests_any_checksum_if_the_source_has_reports(scripted_s3, headers, digest):
     answer = ok()
     answer.headers |= headers
     scripted_s3.answer = lambda request: answer
@@ -431,9 +427,7 @@ def test_an_object_whose_report_names_no_checksum_is_asked_for_any_with_its_body
 
 
 @pytest.mark.parametrize("checksum", ["", "CRC32/COMPOSITE", "MD5/FULL_OBJECT", "SHA256/SOMETHING"])
-def test_nothing_is_asked_where_the_listing_names_no_checksum_of_the_full_object(
-    scripted_s3, checksum
-):
+def test_no_head_without_a_listed_full_object_checksum(scripted_s3, checksum):
     assert answers(scripted_s3, head()).full_object_checksum(thing(checksum=checksum)) is None
     assert scripted_s3.requests == []
 
@@ -465,7 +459,7 @@ def test_a_head_that_fails_is_explained_by_a_get(scripted_s3, status, get, outco
 NOBODY = "http://127.0.0.1:1"
 
 
-def test_an_endpoint_where_nobody_is_is_unreachable():
+def test_a_closed_port_is_unreachable():
     source = open_s3_source("demo", settings_for(NOBODY, "bucket"), attempts=2)
     with pytest.raises(
         SourceUnreachable,
@@ -477,7 +471,7 @@ def test_an_endpoint_where_nobody_is_is_unreachable():
         source.read(thing(), 0, 5)
 
 
-def test_a_source_without_credentials_says_which_to_set(scripted_s3):
+def test_missing_credentials_name_the_variables_to_set(scripted_s3):
     source = open_s3_source(
         "demo",
         settings_for(scripted_s3.endpoint, "bucket", access_key_id=None, secret_access_key=None),
@@ -518,9 +512,7 @@ def temporary(key_id: str, lasts: timedelta) -> str:
     return json.dumps({"Version": 1, **keys})
 
 
-def test_the_credentials_of_a_profile_sign_and_are_renewed_while_the_source_is_open(
-    scripted_s3, profile
-):
+def test_temporary_credentials_are_renewed_while_the_source_is_open(scripted_s3, profile):
     profile.write_text(temporary("FIRST", timedelta(minutes=1)))
     scripted_s3.answer = lambda request: ok()
     settings = settings_for(
@@ -548,7 +540,7 @@ def test_the_credentials_of_a_profile_sign_and_are_renewed_while_the_source_is_o
         ({"AWS_ENDPOINT_URL_S3": "not a url"}, "not a url"),
     ],
 )
-def test_a_variable_of_aws_that_is_of_no_use_is_named(changes, words, monkeypatch):
+def test_an_invalid_aws_variable_is_named(changes, words, monkeypatch):
     for name, value in changes.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=words) as caught:
@@ -558,7 +550,7 @@ def test_a_variable_of_aws_that_is_of_no_use_is_named(changes, words, monkeypatc
     assert next(iter(changes)) in caught.value.hint
 
 
-def test_half_of_the_credentials_is_named(monkeypatch):
+def test_a_missing_secret_key_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
     with pytest.raises(SettingsError, match="AWS_SECRET_ACCESS_KEY is missing"):
         open_s3_source(
@@ -566,12 +558,12 @@ def test_half_of_the_credentials_is_named(monkeypatch):
         )
 
 
-def test_a_profile_that_there_is_not_is_named():
+def test_a_missing_profile_is_named():
     with pytest.raises(SettingsError, match="no profile 'nowhere'"):
         open_s3_source("demo", settings_for(NOBODY, "bucket", profile="nowhere"))
 
 
-def test_an_arn_that_is_no_access_point_is_named(scripted_s3):
+def test_an_arn_of_no_access_point_is_named(scripted_s3):
     with pytest.raises(SettingsError, match=r"sources\.demo\.bucket: 'arn:aws:sns:x'"):
         listed(open_s3_source("demo", settings_for(scripted_s3.endpoint, "arn:aws:sns:x")))
 
@@ -615,7 +607,7 @@ def test_gets_go_to_the_endpoint_of_boto3(asked, endpoint, path):
     assert is_aws(client) == ("endpoint" not in asked)
 
 
-def test_an_ip_address_of_the_environment_gets_no_bucket_in_front(monkeypatch):
+def test_an_ip_address_is_addressed_by_path(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
     gets = GetClient(build_client(settings_for("", "plain")), "plain")
     assert (gets.endpoint, gets.path) == ("http://127.0.0.1:9000", "/plain")
@@ -628,7 +620,7 @@ def tls_s3(scripted_s3, tls, certificate):
         yield f"https://localhost:{port}", certificate
 
 
-def test_gets_trust_the_certificates_that_boto3_is_told_to_trust(tls_s3, scripted_s3, monkeypatch):
+def test_gets_trust_the_same_certificates_as_boto3(tls_s3, scripted_s3, monkeypatch):
     endpoint, file = tls_s3
     scripted_s3.answer = lambda request: ok()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
@@ -671,7 +663,7 @@ def tunnel():
             thread.join()
 
 
-def test_https_goes_through_the_proxy_that_the_environment_names(tls_s3, scripted_s3, monkeypatch):
+def test_https_uses_the_proxy_of_the_environment(tls_s3, scripted_s3, monkeypatch):
     endpoint, file = tls_s3
     scripted_s3.answer = lambda request: ok()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
@@ -684,7 +676,7 @@ def test_https_goes_through_the_proxy_that_the_environment_names(tls_s3, scripte
     assert asked == [endpoint.removeprefix("https://")]
 
 
-def test_http_goes_through_the_proxy_that_the_environment_names(scripted_s3, monkeypatch):
+def test_http_uses_the_proxy_of_the_environment(scripted_s3, monkeypatch):
     scripted_s3.answer = lambda request: ok()
     monkeypatch.setenv("HTTP_PROXY", scripted_s3.endpoint)
     source = open_s3_source("demo", settings_for("http://s3.invalid", "bucket"), attempts=1)
@@ -694,7 +686,7 @@ def test_http_goes_through_the_proxy_that_the_environment_names(scripted_s3, mon
 
 
 @pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
-def test_a_host_of_no_proxy_is_asked_directly(scripted_s3, monkeypatch, name):
+def test_no_proxy_hosts_are_reached_directly(scripted_s3, monkeypatch, name):
     scripted_s3.answer = lambda request: ok()
     monkeypatch.setenv("HTTP_PROXY", NOBODY)
     monkeypatch.setenv(name, "example.org,127.0.0.1")
@@ -714,7 +706,7 @@ def test_an_unknown_certificate_is_not_trusted(tls_s3):
         source.read(thing(), 0, 5)
 
 
-def test_http_where_https_is_spoken_is_told(tls_s3):
+def test_http_to_an_https_port_names_the_setting(tls_s3):
     endpoint = tls_s3[0].replace("https:", "http:")
     with pytest.raises(SourceError, match="speaks HTTPS and not HTTP") as caught:
         listed(open_s3_source("demo", settings_for(endpoint, "bucket"), attempts=2))

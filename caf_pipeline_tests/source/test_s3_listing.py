@@ -91,7 +91,7 @@ def script(server, *answers: ScriptedAnswer, versioning: ScriptedAnswer = UNVERS
 
 
 @given(st.binary(min_size=1))
-def test_a_key_is_decoded_to_its_bytes_however_a_space_is_written(key):
+def test_decoding_accepts_both_forms_of_a_space(key):
     assert decode_key(quote(key, safe="/"), "url") == decode_key(quote_plus(key), "url") == key
 
 
@@ -106,7 +106,7 @@ def test_a_key_is_decoded_to_its_bytes_however_a_space_is_written(key):
         ("%", None, b"%"),
     ],
 )
-def test_keys_are_decoded_as_the_answer_says_that_they_are_encoded(text, encoding, key):
+def test_keys_are_decoded_by_the_answers_encoding_type(text, encoding, key):
     assert decode_key(text, encoding) == key
 
 
@@ -191,7 +191,7 @@ def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, oth
     assert parser.parse(answer, model.output_shape) | ours == expected
 
 
-def test_all_that_boto3_knows_of_an_entry_is_read_or_known_to_be_left_out(boto3_client):
+def test_every_field_of_boto3_is_parsed_or_omitted_deliberately(boto3_client):
     known = {
         name
         for operation, kinds in {
@@ -211,7 +211,7 @@ def test_all_that_boto3_knows_of_an_entry_is_read_or_known_to_be_left_out(boto3_
 
 
 @given(st.integers(0, 30), st.integers(1, 30))
-def test_a_sequence_that_repeats_is_found_out_and_no_other(lead, period):
+def test_only_repeating_markers_are_a_cycle(lead, period):
     loop = CycleDetector()
     assert not any(loop.closes({"m": str(number)}) for number in range(lead + period))
     later = ({"m": str(lead + number % period)} for number in range(4 * (lead + period)))
@@ -234,7 +234,7 @@ def test_a_listing_that_goes_in_circles_is_refused(scripted_s3, tokens):
 # ------------------------------------------------------------------------------------------
 
 
-def test_pages_are_asked_for_with_the_token_and_who_pays(scripted_s3):
+def test_pages_are_requested_with_token_and_payer(scripted_s3):
     script(scripted_s3, page("p/a", more="t/1+="), page("p/b"))
     assert [
         obj.key for obj in listed(scripted_s3.source("p/", requester_pays=True), after=b"p/ 0")
@@ -249,18 +249,18 @@ def test_pages_are_asked_for_with_the_token_and_who_pays(scripted_s3):
     assert {request.headers["x-amz-request-payer"] for request in (first, second)} == {"requester"}
 
 
-def test_nothing_is_asked_before_the_first_page_is_wanted(scripted_s3):
+def test_listing_sends_no_request_before_the_first_page(scripted_s3):
     scripted_s3.source().list_pages()
     assert scripted_s3.requests == []
 
 
-def test_a_server_that_ignores_where_to_start_is_filtered(scripted_s3):
+def test_keys_before_the_start_are_filtered(scripted_s3):
     assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", "c")), after=b"b")] == [
         b"c"
     ]
 
 
-def test_an_empty_page_in_the_middle_is_no_end(scripted_s3):
+def test_an_empty_page_does_not_end_a_listing(scripted_s3):
     source = script(scripted_s3, page(more="1"), page("a", more="2"), page(more="3"), page("b"))
     assert [obj.key for obj in listed(source)] == [b"a", b"b"]
 
@@ -309,7 +309,7 @@ def version(key: str, version_id: str, latest: bool, tag: str = "Version") -> st
     return f"<{tag}>{entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)}</{tag}>"  # noqa: E501
 
 
-def test_of_versions_the_latest_is_taken_and_no_deleted_object(scripted_s3):
+def test_listing_yields_latest_versions_and_no_deleted_objects(scripted_s3):
     more = (
         "<NextKeyMarker>b+%2B%C3%A9</NextKeyMarker><NextVersionIdMarker>v/3</NextVersionIdMarker>"
     )
@@ -325,7 +325,7 @@ def test_of_versions_the_latest_is_taken_and_no_deleted_object(scripted_s3):
     assert (asked["key-marker"], asked["version-id-marker"]) == ("b +é", "v/3")
 
 
-def test_versions_are_gone_on_with_after_a_key(scripted_s3):
+def test_a_version_listing_continues_after_a_key(scripted_s3):
     source = script(
         scripted_s3,
         listing(version("b", "v1", True) + version("c", "v1", True)),
@@ -344,9 +344,7 @@ def test_versions_are_gone_on_with_after_a_key(scripted_s3):
         s3_error(400, "X"),
     ],
 )
-def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
-    scripted_s3, refusal
-):
+def test_unknown_versioning_is_listed_without_versions(scripted_s3, refusal):
     source = script(scripted_s3, page("a"), versioning=refusal)
     assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", None)]
 
@@ -387,7 +385,7 @@ def test_a_listing_that_breaks_the_protocol_is_refused(scripted_s3, answer, mess
 
 
 @pytest.mark.parametrize("count", [None, 0, 1, 2, 1001, 50493])
-def test_a_page_whose_number_counts_something_else_is_taken(scripted_s3, count):
+def test_a_page_with_another_key_count_is_accepted(scripted_s3, count):
     """SeaweedFS said 0, Swift says nothing, s3ninja how many keys there are in all."""
     assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", count=count)))] == [
         b"a",
@@ -395,7 +393,7 @@ def test_a_page_whose_number_counts_something_else_is_taken(scripted_s3, count):
     ]
 
 
-def test_prefixes_that_nobody_asked_for_count_among_the_keys_of_a_page(scripted_s3):
+def test_unrequested_prefixes_count_as_keys_of_a_page(scripted_s3):
     body = f"<Contents>{entry('a')}</Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes><KeyCount>2</KeyCount>"  # noqa: E501
     assert [obj.key for obj in listed(script(scripted_s3, listing(body)))] == [b"a"]
 
@@ -406,7 +404,7 @@ def test_a_listing_that_ignores_the_prefix_is_refused(scripted_s3):
         listed(scripted_s3.source("p/"))
 
 
-def test_an_empty_storage_class_is_the_usual_one_as_in_a_report(scripted_s3):
+def test_an_empty_storage_class_is_standard(scripted_s3):
     assert [
         obj.storage_class for obj in listed(script(scripted_s3, page("a", StorageClass="")))
     ] == ["STANDARD"]
@@ -415,7 +413,7 @@ def test_an_empty_storage_class_is_the_usual_one_as_in_a_report(scripted_s3):
 @pytest.mark.parametrize(
     "marker", ["<NextKeyMarker>%FF</NextKeyMarker>", "<NextKeyMarker>%z</NextKeyMarker>", ""]
 )
-def test_versions_that_go_on_nowhere_are_refused(scripted_s3, marker):
+def test_a_version_listing_without_valid_marker_is_refused(scripted_s3, marker):
     with pytest.raises(ListingRefused):
         listed(
             script(
@@ -456,9 +454,7 @@ DENIED = [
         (ScriptedAnswer(502, b"<html>"), SourceUnreachable, "502"),
     ],
 )
-def test_what_concerns_the_whole_source_is_told_with_a_hint(
-    scripted_s3, first, answer, error, words
-):
+def test_source_errors_have_a_hint(scripted_s3, first, answer, error, words):
     source = script(
         scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED
     )
@@ -524,7 +520,7 @@ HTML = {"Content-Type": "text/html; charset=utf-8"}
         ),
     ],
 )
-def test_what_is_wrong_with_a_source_is_told_apart(scripted_s3, answer, words, hint):
+def test_causes_of_source_errors_are_distinct(scripted_s3, answer, words, hint):
     scripted_s3.answer = lambda request: answer
     with pytest.raises(SourceError, match=re.escape(words)) as caught:
         listed(scripted_s3.source())
@@ -532,7 +528,7 @@ def test_what_is_wrong_with_a_source_is_told_apart(scripted_s3, answer, words, h
     assert caught.value.permanent
 
 
-def test_a_web_page_that_is_no_xml_is_told(scripted_s3):
+def test_a_web_page_is_reported(scripted_s3):
     scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<html><br></html>", HTML)
     with pytest.raises(
         SourceUnreachable, match="is not S3, or is out of order: it answers with a web page"
@@ -577,13 +573,13 @@ def test_malformed_xml_is_reported_without_a_status(scripted_s3, first):
     assert "500" not in str(caught.value)
 
 
-def test_an_html_page_with_a_document_type_is_reported_as_a_page(scripted_s3):
+def test_html_with_a_doctype_is_a_web_page(scripted_s3):
     scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<!DOCTYPE html><html/>", HTML)
     with pytest.raises(SourceUnreachable, match="it answers with a web page"):
         listed(scripted_s3.source())
 
 
-def test_a_listing_that_is_not_permitted_names_the_permission(scripted_s3):
+def test_a_forbidden_listing_names_the_permission(scripted_s3):
     with pytest.raises(SourceDenied, match="may not be listed") as caught:
         listed(script(scripted_s3, s3_error(403, "AccessDenied")))
     assert "s3:ListBucket" in caught.value.hint
@@ -599,7 +595,7 @@ def test_a_bucket_of_another_region_names_the_setting(scripted_s3):
     assert "sources.demo.region" in caught.value.hint
 
 
-def test_a_page_that_fails_transiently_is_asked_for_again(scripted_s3):
+def test_a_transiently_failing_page_is_requested_again(scripted_s3):
     source = script(scripted_s3, page("a", more="1"), s3_error(503, "SlowDown"), page("b"))
     assert [obj.key for obj in listed(source)] == [b"a", b"b"]
     assert (
@@ -609,13 +605,13 @@ def test_a_page_that_fails_transiently_is_asked_for_again(scripted_s3):
     )
 
 
-def test_a_page_that_was_cut_off_is_asked_for_again(scripted_s3):
+def test_a_truncated_page_is_requested_again(scripted_s3):
     cut = page("a", "b")
     cut.body = cut.body[:-30]
     assert [obj.key for obj in listed(script(scripted_s3, cut, page("a", "b")))] == [b"a", b"b"]
 
 
-def test_a_page_is_asked_for_as_often_as_the_budget_says(scripted_s3):
+def test_a_page_is_requested_up_to_the_attempts(scripted_s3):
     with pytest.raises(SourceUnreachable):
         listed(script(scripted_s3, s3_error(503, "SlowDown")))
     assert len([request for request in scripted_s3.requests if "list-type" in request.query]) == 2

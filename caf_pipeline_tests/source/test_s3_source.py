@@ -42,7 +42,7 @@ class TestWithVersions(ObjectSourceContract):
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_was_overwritten_or_deleted_since_still_reads_as_listed(new_bucket):
+def test_a_replaced_version_still_reads_as_listed(new_bucket):
     new_bucket.keep_versions()
     for key in ("a", "a/"):
         new_bucket.put(key, b"first")
@@ -54,7 +54,7 @@ def test_a_version_that_was_overwritten_or_deleted_since_still_reads_as_listed(n
     assert all(obj.version_id == obj.object_version for obj in objects)
 
 
-def test_the_null_version_has_no_version_id_and_is_pinned_by_its_etag(new_bucket):
+def test_the_null_version_is_pinned_by_its_etag(new_bucket):
     new_bucket.put("a", b"before")
     new_bucket.keep_versions()
     source = new_bucket.source()
@@ -120,7 +120,7 @@ def test_any_key_is_read_as_itself(s3_server, key):
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_get_and_a_head_give_the_same_headers_and_user_metadata(new_bucket):
+def test_get_and_head_return_the_same_headers(new_bucket):
     metadata = {
         "content-type": "mine",
         "cache-control": "mine too",
@@ -183,7 +183,7 @@ def test_an_object_without_a_listed_checksum_has_none(new_bucket):
     assert source.full_object_checksum(listed(source)[0]) is None
 
 
-def test_the_checksum_of_an_object_that_changed_since_is_not_told(new_bucket):
+def test_a_changed_object_has_no_checksum(new_bucket):
     new_bucket.put("a", b"x", ChecksumAlgorithm="SHA256")
     source = new_bucket.source()
     [obj] = listed(source)
@@ -198,7 +198,7 @@ def test_the_checksum_of_an_object_that_changed_since_is_not_told(new_bucket):
 
 
 @pytest.mark.parametrize("key", ["a", "a/"])
-def test_cold_storage_is_told_by_the_get_and_not_by_the_storage_class(new_bucket, key):
+def test_cold_storage_is_decided_by_the_get(new_bucket, key):
     new_bucket.put(key, b"x", StorageClass="GLACIER")
     source = new_bucket.source()
     [obj] = listed(source)
@@ -215,7 +215,7 @@ def test_cold_storage_is_told_by_the_get_and_not_by_the_storage_class(new_bucket
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_source_opens_from_its_settings_or_with_a_client_that_is_there(new_bucket):
+def test_a_source_opens_from_settings_or_a_client(new_bucket):
     new_bucket.put("p/a", b"x")
     opened = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2)
     given = open_s3_source(
@@ -225,7 +225,7 @@ def test_a_source_opens_from_its_settings_or_with_a_client_that_is_there(new_buc
     assert whole(opened, listed(opened)[0]) == whole(given, listed(given)[0]) == b"x"
 
 
-def test_no_other_endpoint_or_key_of_the_environment_counts_for_a_get(new_bucket, monkeypatch):
+def test_gets_ignore_other_endpoints_and_keys_in_the_environment(new_bucket, monkeypatch):
     for name, value in {
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
@@ -242,7 +242,7 @@ def test_no_other_endpoint_or_key_of_the_environment_counts_for_a_get(new_bucket
     assert whole(source, obj) == b"x"
 
 
-def test_a_server_that_answers_some_threads_is_not_waited_for_by_the_others():
+def test_answers_to_one_thread_end_the_reported_wait():
     """They wait by the same words, so that one of many threads is always within a request."""
     asking = RequestPolicy(BucketAddress("demo", "b", "http://127.0.0.1:1"), 1, Waits())
     with asking.waiting(60) as others:
