@@ -179,7 +179,7 @@ def test_damage_in_compared_columns_is_refused(tmp_path, column):
         identify(snapshot, *files)
 
 
-def test_lost_rows_and_locations_do_not_seem_settled(  # noqa: E501
+def test_lost_rows_and_locations_do_not_seem_settled(
     tmp_path,
 ):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])

@@ -1,6 +1,4 @@
-"""Listings as S3 and its look-alikes write them, the wrong ones too: what is decoded, retried,
-refused.
-"""
+"""Listings of S3 and compatible servers, valid and invalid."""
 
 import re
 from urllib.parse import quote, quote_plus
@@ -60,8 +58,10 @@ def listing(
     contents: str, more: str = "", encoding: str = "url", truncated: bool | None = None
 ) -> ScriptedAnswer:
     head = f"<EncodingType>{encoding}</EncodingType>" if encoding else ""
-    said = "true" if (bool(more) if truncated is None else truncated) else "false"
-    body = f"<ListResult>{head}<IsTruncated>{said}</IsTruncated>{more}{contents}</ListResult>"
+    is_truncated = "true" if (bool(more) if truncated is None else truncated) else "false"
+    body = (
+        f"<ListResult>{head}<IsTruncated>{is_truncated}</IsTruncated>{more}{contents}</ListResult>"
+    )
     return ScriptedAnswer(200, body.encode(), {"Content-Type": "application/xml"})
 
 
@@ -72,22 +72,19 @@ VERSIONED = ScriptedAnswer(
 
 
 def script(server, *answers: ScriptedAnswer, versioning: ScriptedAnswer = UNVERSIONED):
-    """Give the answers one after another, the last for ever, and `versioning` to the question for
-    that.
-    """
-    left = list(answers)
+    """Send the answers in turn, repeat the last, and answer GetBucketVersioning."""
+    remaining = list(answers)
 
     def answer(request):
         if "versioning" in request.query:
             return versioning
-        return left.pop(0) if len(left) > 1 else left[0]
+        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
     server.answer = answer
     return server.source()
 
 
-# --- keys
-# ------------------------------------------------------------------------------------------
+# Keys.
 
 
 @given(st.binary(min_size=1))
@@ -123,8 +120,7 @@ def test_keys_that_are_not_utf8_stay_apart(scripted_s3):
     assert [obj.key for obj in listed(source)] == [b"bad\xfe", b"bad\xff"]
 
 
-# --- entries
-# ------------------------------------------------------------------------------------------
+# Entries.
 
 TEXT = st.text(st.characters(exclude_categories=["C"]), max_size=8)
 TIMES = st.sampled_from(
@@ -192,7 +188,7 @@ def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, oth
 
 
 def test_every_field_of_boto3_is_parsed_or_omitted_deliberately(boto3_client):
-    known = {
+    boto3_fields = {
         name
         for operation, kinds in {
             "ListObjectsV2": ["Contents"],
@@ -203,19 +199,18 @@ def test_every_field_of_boto3_is_parsed_or_omitted_deliberately(boto3_client):
         .output_shape.members[kind]
         .member.members
     }
-    assert known - READ == {"Owner", "RestoreStatus"}
+    assert boto3_fields - READ == {"Owner", "RestoreStatus"}
 
 
-# --- circles
-# ------------------------------------------------------------------------------------------
+# Cycles.
 
 
 @given(st.integers(0, 30), st.integers(1, 30))
 def test_only_repeating_markers_are_a_cycle(lead, period):
-    loop = CycleDetector()
-    assert not any(loop.closes({"m": str(number)}) for number in range(lead + period))
+    cycle = CycleDetector()
+    assert not any(cycle.closes({"m": str(number)}) for number in range(lead + period))
     later = ({"m": str(lead + number % period)} for number in range(4 * (lead + period)))
-    assert any(loop.closes(marker) for marker in later)
+    assert any(cycle.closes(marker) for marker in later)
 
 
 @pytest.mark.parametrize("tokens", [["t"], ["t", "u"], ["s", "t", "u", "t", "u"]])
@@ -230,8 +225,7 @@ def test_a_listing_that_goes_in_circles_is_refused(scripted_s3, tokens):
     assert len(scripted_s3.requests) < 20
 
 
-# --- what is asked
-# ------------------------------------------------------------------------------------------
+# Requests.
 
 
 def test_pages_are_requested_with_token_and_payer(scripted_s3):
@@ -300,13 +294,13 @@ def test_the_checksum_is_kept_as_listed(scripted_s3, fields, checksum):
     assert [obj.checksum for obj in listed(script(scripted_s3, page("a", **fields)))] == [checksum]
 
 
-# --- versions
-# ------------------------------------------------------------------------------------------
+# Versions.
 
 
 def version(key: str, version_id: str, latest: bool, tag: str = "Version") -> str:
     size = None if tag == "DeleteMarker" else "3"
-    return f"<{tag}>{entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)}</{tag}>"  # noqa: E501
+    fields = entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)
+    return f"<{tag}>{fields}</{tag}>"
 
 
 def test_listing_yields_latest_versions_and_no_deleted_objects(scripted_s3):
@@ -321,8 +315,8 @@ def test_listing_yields_latest_versions_and_no_deleted_objects(scripted_s3):
     second = version("b+%2B%C3%A9", "v3", False) + version("c", "null", True)
     source = script(scripted_s3, listing(first, more), listing(second), versioning=VERSIONED)
     assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", "v2"), (b"c", None)]
-    asked = scripted_s3.requests[2].query
-    assert (asked["key-marker"], asked["version-id-marker"]) == ("b +é", "v/3")
+    query = scripted_s3.requests[2].query
+    assert (query["key-marker"], query["version-id-marker"]) == ("b +é", "v/3")
 
 
 def test_a_version_listing_continues_after_a_key(scripted_s3):
@@ -349,29 +343,28 @@ def test_unknown_versioning_is_listed_without_versions(scripted_s3, refusal):
     assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", None)]
 
 
-# --- refusals
-# ------------------------------------------------------------------------------------------
+# Refusals.
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "fact"),
     [
         (page("a%zz"), "not percent-encoded"),
-        (page("a", ETag=None), "without its ETag"),
-        (page("a", Size=None), "without its Size"),
+        (page("a", ETag=None), "without ETag"),
+        (page("a", Size=None), "without Size"),
         (page("a", ETag='"e\n1"'), "impossible ETag"),
         (page("a", ETag="e" * 1025), "impossible ETag"),
         (page("a", LastModified="0001-01-01T00:00:00+05:00"), "impossible LastModified"),
-        (page("a", LastModified="9" * 20), "has a value that cannot be read"),
+        (page("a", LastModified="9" * 20), "cannot be read"),
         (page("a", Size="-1"), "impossible Size, -1"),
         (page("a", Size=str(2**53 + 1)), "impossible Size, 9007199254740993"),
         (page("a", Size=str(2**64)), "impossible Size"),
-        (page("a", LastModified=None), "without its LastModified"),
-        (listing("<Contents><Size>1</Size></Contents>"), "without its Key"),
-        (page(""), "without its Key"),
-        (listing("", truncated=True), "where it continues"),
-        (page("a", count=2), "a page of 1 keys that says it has 2"),
-        (page(count=1), "a page of 0 keys that says it has 1"),
+        (page("a", LastModified=None), "without LastModified"),
+        (listing("<Contents><Size>1</Size></Contents>"), "without Key"),
+        (page(""), "without Key"),
+        (listing("", truncated=True), "continuation marker"),
+        (page("a", count=2), "1 keys whose KeyCount is 2"),
+        (page(count=1), "0 keys whose KeyCount is 1"),
         (ScriptedAnswer(200, b"<html>Please log in</html>"), "not a listing"),
         (ScriptedAnswer(200, b""), "not a listing"),
         (page("a", Size="many"), "cannot be read"),
@@ -379,14 +372,14 @@ def test_unknown_versioning_is_listed_without_versions(scripted_s3, refusal):
         (s3_error(400, "InvalidArgument"), "InvalidArgument"),
     ],
 )
-def test_a_listing_that_breaks_the_protocol_is_refused(scripted_s3, answer, message):
-    with pytest.raises(ListingRefused, match=message):
+def test_a_listing_that_breaks_the_protocol_is_refused(scripted_s3, answer, fact):
+    with pytest.raises(ListingRefused, match=fact):
         listed(script(scripted_s3, answer))
 
 
 @pytest.mark.parametrize("count", [None, 0, 1, 2, 1001, 50493])
 def test_a_page_with_another_key_count_is_accepted(scripted_s3, count):
-    """SeaweedFS said 0, Swift says nothing, s3ninja how many keys there are in all."""
+    """SeaweedFS sends 0, Swift nothing, and s3ninja the number of all keys."""
     assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", count=count)))] == [
         b"a",
         b"b",
@@ -394,7 +387,10 @@ def test_a_page_with_another_key_count_is_accepted(scripted_s3, count):
 
 
 def test_unrequested_prefixes_count_as_keys_of_a_page(scripted_s3):
-    body = f"<Contents>{entry('a')}</Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes><KeyCount>2</KeyCount>"  # noqa: E501
+    body = (
+        f"<Contents>{entry('a')}</Contents>"
+        "<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes><KeyCount>2</KeyCount>"
+    )
     assert [obj.key for obj in listed(script(scripted_s3, listing(body)))] == [b"a"]
 
 
@@ -435,30 +431,22 @@ DENIED = [
 
 @pytest.mark.parametrize("first", ["versioning", "listing"])
 @pytest.mark.parametrize(
-    ("answer", "error", "words"),
+    ("answer", "error", "fact"),
     [
-        *[(s3_error(403, code), SourceDenied, "refuses") for code in DENIED],
-        (
-            s3_error(404, "NoSuchBucket"),
-            BucketMissing,
-            "there is no bucket 'bucket-of-script' at http",
-        ),
-        (
-            s3_error(404, "XAdminUserNotFound"),
-            ListingRefused,
-            "refuses to be listed: XAdminUserNotFound",
-        ),
-        (s3_error(400, "AuthorizationHeaderMalformed"), SourceDenied, "refuses the credentials"),
+        *[(s3_error(403, code), SourceDenied, "at http") for code in DENIED],
+        (s3_error(404, "NoSuchBucket"), BucketMissing, "at http"),
+        (s3_error(404, "XAdminUserNotFound"), ListingRefused, "XAdminUserNotFound"),
+        (s3_error(400, "AuthorizationHeaderMalformed"), SourceDenied, "credentials"),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown"),
         (s3_error(500, "InternalError"), SourceUnreachable, "InternalError"),
         (ScriptedAnswer(502, b"<html>"), SourceUnreachable, "502"),
     ],
 )
-def test_source_errors_have_a_hint(scripted_s3, first, answer, error, words):
+def test_source_errors_have_a_hint(scripted_s3, first, answer, error, fact):
     source = script(
         scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED
     )
-    with pytest.raises(error, match=words) as caught:
+    with pytest.raises(error, match=fact) as caught:
         listed(source)
     assert caught.value.hint
     assert "bucket-of-script" in str(caught.value)
@@ -470,59 +458,47 @@ HTML = {"Content-Type": "text/html; charset=utf-8"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "words", "hint"),
+    ("answer", "fact", "hint"),
     [
         (
             s3_error(403, "InvalidAccessKeyId"),
-            "does not know it",
+            "access key",
             "CAF_SOURCES__DEMO__ACCESS_KEY_ID",
         ),
         (
             s3_error(403, "SignatureDoesNotMatch"),
-            "secret key does not belong",
+            "secret key",
             "CAF_SOURCES__DEMO__SECRET_ACCESS_KEY",
         ),
-        (
-            s3_error(404, "NoSuchBucket"),
-            "there is no bucket 'bucket-of-script'",
-            "sources.demo.bucket",
-        ),
-        (s3_error(403, "AccessDenied"), "may not be listed", "s3:ListBucket"),
+        (s3_error(404, "NoSuchBucket"), "bucket 'bucket-of-script'", "sources.demo.bucket"),
+        (s3_error(403, "AccessDenied"), "bucket 'bucket-of-script'", "s3:ListBucket"),
         (
             s3_error(
                 400,
                 "AuthorizationHeaderMalformed",
                 message="the region is wrong; expecting 'eu-test-1'",
             ),
-            "is in region 'eu-test-1'",
-            "set sources.demo.region to 'eu-test-1'",
+            "'eu-test-1'",
+            "sources.demo.region",
         ),
-        (
-            ScriptedAnswer(200, b"<html>Please log in</html>", HTML),
-            "is not S3: it answers with something that is",
-            "S3 API",
-        ),
+        (ScriptedAnswer(200, b"<html>Please log in</html>", HTML), "not a listing", "S3 API"),
         (
             ScriptedAnswer(404, b"<html><br></html>", HTML),
-            "is not S3: it answers with a web page with HTTP status 404",
+            "web page with HTTP status 404",
             "sources.demo.endpoint_url",
         ),
-        (
-            ScriptedAnswer(403, b"<html><br></html>", HTML),
-            "is not S3: it answers with a web page",
-            "S3 API",
-        ),
-        (ScriptedAnswer(404, b"not found"), "is not S3: it answers with HTTP status 404", "S3 API"),
+        (ScriptedAnswer(403, b"<html><br></html>", HTML), "web page", "S3 API"),
+        (ScriptedAnswer(404, b"not found"), "HTTP status 404", "S3 API"),
         (
             ScriptedAnswer(301, b"", {"Location": "https://s3.here/"}),
-            "redirects to https://s3.here/",
+            "https://s3.here/",
             "sources.demo.endpoint_url",
         ),
     ],
 )
-def test_causes_of_source_errors_are_distinct(scripted_s3, answer, words, hint):
+def test_causes_of_source_errors_are_distinct(scripted_s3, answer, fact, hint):
     scripted_s3.answer = lambda request: answer
-    with pytest.raises(SourceError, match=re.escape(words)) as caught:
+    with pytest.raises(SourceError, match=re.escape(fact)) as caught:
         listed(scripted_s3.source())
     assert hint in caught.value.hint
     assert caught.value.permanent
@@ -530,9 +506,7 @@ def test_causes_of_source_errors_are_distinct(scripted_s3, answer, words, hint):
 
 def test_a_web_page_is_reported(scripted_s3):
     scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<html><br></html>", HTML)
-    with pytest.raises(
-        SourceUnreachable, match="is not S3, or is out of order: it answers with a web page"
-    ):
+    with pytest.raises(SourceUnreachable, match="web page"):
         listed(scripted_s3.source())
 
 
@@ -556,9 +530,8 @@ def test_a_document_type_in_an_answer_is_refused(scripted_s3, first, body, heade
             script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
         )
     assert "500" not in str(caught.value)
-    assert len(scripted_s3.requests) == 1 + (
-        first == "listing"
-    )  # asking again would change nothing
+    # A retry would not help.
+    assert len(scripted_s3.requests) == 1 + (first == "listing")
 
 
 @pytest.mark.parametrize("first", ["versioning", "listing"])
@@ -566,7 +539,7 @@ def test_malformed_xml_is_reported_without_a_status(scripted_s3, first):
     answer = ScriptedAnswer(
         200, b"<ListBucketResult><Contents>", {"Content-Type": "application/xml"}
     )
-    with pytest.raises(SourceUnreachable, match="not valid S3 XML: no element found") as caught:
+    with pytest.raises(SourceUnreachable, match="no element found") as caught:
         listed(
             script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
         )
@@ -575,18 +548,18 @@ def test_malformed_xml_is_reported_without_a_status(scripted_s3, first):
 
 def test_html_with_a_doctype_is_a_web_page(scripted_s3):
     scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<!DOCTYPE html><html/>", HTML)
-    with pytest.raises(SourceUnreachable, match="it answers with a web page"):
+    with pytest.raises(SourceUnreachable, match="web page"):
         listed(scripted_s3.source())
 
 
 def test_a_forbidden_listing_names_the_permission(scripted_s3):
-    with pytest.raises(SourceDenied, match="may not be listed") as caught:
+    with pytest.raises(SourceDenied) as caught:
         listed(script(scripted_s3, s3_error(403, "AccessDenied")))
     assert "s3:ListBucket" in caught.value.hint
 
 
 def test_a_bucket_of_another_region_names_the_setting(scripted_s3):
-    # boto3 asks by a HEAD where the bucket is; this server does not say.
+    # boto3 sends a HEAD to find the bucket's region; this server does not report it.
     scripted_s3.answer = lambda request: (
         ScriptedAnswer() if request.method == "HEAD" else s3_error(301, "PermanentRedirect")
     )

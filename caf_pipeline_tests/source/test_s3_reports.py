@@ -59,16 +59,16 @@ def writer(bucket, destination, **options) -> ReportWriter:
 
 
 def taken(source, folder, name=""):
-    """Return the objects of a report as a snapshot has them, and the counts."""
+    """Return the objects of a report, as a snapshot has them, and the counts."""
     report = source.open_report(name)
     files, counts = [], ReportCounts()
     folder.mkdir(exist_ok=True)
     with SnapshotWriter(
         folder / "snapshot.parquet", source="demo", listed_at=report.taken_at, report=report.url
     ) as snapshot:
-        for file, each in report.fetch(folder):
+        for file, file_counts in report.fetch(folder):
             files.append(file)
-            counts.add(each)
+            counts.add(file_counts)
         snapshot.add_files(files)
         path = snapshot.finish().path
     return list(read_objects(path)), counts
@@ -79,7 +79,7 @@ def keys_taken(source, folder, name="") -> list[bytes]:
 
 
 def fields(obj):
-    """Return an object's fields; a report does not tell the type of a checksum."""
+    """Return the fields of an object that reports and listings share."""
     return (
         obj.key,
         obj.object_version,
@@ -90,8 +90,7 @@ def fields(obj):
     )
 
 
-# --- the same as a listing
-# ------------------------------------------------------------------------------------------
+# Reports equal listings.
 
 
 @pytest.fixture(scope="module")
@@ -333,11 +332,9 @@ def test_a_reports_name_is_at_least_a_day(new_bucket, three_days):
         " ",
         "today",
     ):
-        with pytest.raises(
-            UsageError, match="is neither the day of an inventory report nor the name of its folder"
-        ) as refused:
+        with pytest.raises(UsageError, match=re.escape(repr(name))) as caught:
             source.open_report(name)
-        assert "YYYY-MM-DD" in refused.value.hint
+        assert "YYYY-MM-DD" in caught.value.hint
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "manifest.checksum"])
@@ -348,7 +345,7 @@ def test_an_incomplete_report_is_passed_over(new_bucket, tmp_path, three_days, m
     )
     source = new_bucket.source(inventory=reports.folder)
     assert keys_taken(source, tmp_path) == [b"1 days ago"]
-    with pytest.raises(ReportRefused, match=f"no complete inventory report of {names[0]}"):
+    with pytest.raises(ReportRefused, match=f"of {names[0]}"):
         source.open_report(names[0])
 
 
@@ -356,28 +353,37 @@ def test_a_folder_without_reports_is_refused(new_bucket, destination):
     reports = writer(new_bucket, destination)
     reports.put(f"{reports.prefix}hive/dt=2026-11-20-01-00/symlink.txt", b"s3://x")
     reports.put(f"{reports.prefix}data/x.parquet", b"")
-    with pytest.raises(ReportRefused, match="no complete inventory report in s3://") as caught:
+    with pytest.raises(ReportRefused, match=re.escape(reports.folder)) as caught:
         new_bucket.source(inventory=reports.folder).open_report()
     assert "48 hours" in caught.value.hint
     assert "sources.demo.inventory" in caught.value.hint
 
 
 def test_a_source_without_the_setting_has_no_reports(new_bucket):
-    with pytest.raises(SettingsError, match=r"sources\.demo\.inventory is not set"):
+    with pytest.raises(SettingsError, match=r"sources\.demo\.inventory"):
         new_bucket.source().open_report()
 
 
-# --- reports that are refused
-# ------------------------------------------------------------------------------------------
+# Refused reports.
 
 
 def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
-    """Return a CSV file of one row as S3 writes it, some of its values replaced."""
+    """Return a CSV file of one row, with some values replaced."""
     row = {
-        "Bucket": bucket, "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",  # noqa: E501
-        "LastModifiedDate": "2026-11-01T12:30:15.000Z", "ETag": "e1", "StorageClass": "STANDARD", "IsMultipartUploaded": "false",  # noqa: E501
-        "ReplicationStatus": "", "EncryptionStatus": "SSE-S3", "ChecksumAlgorithm": "",
-    } | values  # fmt: skip
+        "Bucket": bucket,
+        "Key": "k",
+        "VersionId": "",
+        "IsLatest": "true",
+        "IsDeleteMarker": "false",
+        "Size": "1",
+        "LastModifiedDate": "2026-11-01T12:30:15.000Z",
+        "ETag": "e1",
+        "StorageClass": "STANDARD",
+        "IsMultipartUploaded": "false",
+        "ReplicationStatus": "",
+        "EncryptionStatus": "SSE-S3",
+        "ChecksumAlgorithm": "",
+    } | values
     return gzip.compress(
         (",".join(f'"{row[CSV_NAMES[name]]}"' for name in columns) + "\n").encode()
     )
@@ -386,9 +392,9 @@ def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"Key": "a%zz"}, "has a key that is not percent-encoded: b'a%zz'"),
-        ({"Key": "a%4"}, "has a key that is not percent-encoded"),
-        ({"Key": "%"}, "has a key that is not percent-encoded"),
+        ({"Key": "a%zz"}, "not percent-encoded: b'a%zz'"),
+        ({"Key": "a%4"}, "not percent-encoded"),
+        ({"Key": "%"}, "not percent-encoded"),
         ({"Key": ""}, "has a row without its Key"),
         ({"Key": 'a","b'}, "cannot be read"),
         ({"Size": str((1 << 53) + 1)}, "has a row with an impossible Size: key 'k'"),
@@ -503,7 +509,7 @@ def test_the_largest_possible_size_is_accepted(new_bucket, destination, tmp_path
 
 
 def refused(source, folder, words, name="") -> CafError:
-    """Take a report that is refused; nothing of it may be left."""
+    """Read a report that is refused, and leaves no snapshot."""
     with pytest.raises(ReportRefused, match=re.escape(words)) as caught:
         taken(source, folder, name)
     assert caught.value.hint
@@ -542,8 +548,8 @@ def test_a_damaged_file_with_a_right_checksum_is_refused(new_bucket, destination
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"x" * 9, "has 9 bytes, and its manifest says"),
-        (None, "has another MD5"),
+        (b"x" * 9, "has 9 bytes"),
+        (None, "another MD5"),
         (b"", "has 0 bytes"),
     ],
 )
@@ -553,10 +559,10 @@ def test_a_file_that_differs_from_its_manifest_is_refused(
     reports = writer(every_key, destination, config="damaged")
     reports.write()
     if body is None:
-        there = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])[
+        original = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])[
             "Body"
         ].read()
-        body = there[:-1] + bytes([there[-1] ^ 1])
+        body = original[:-1] + bytes([original[-1] ^ 1])
     reports.put(reports.written[1], body)
     refused(every_key.source(inventory=reports.folder), tmp_path, words)
 
@@ -582,11 +588,7 @@ def test_a_schema_that_changes_between_files_is_refused(
     write = WRITERS[file_format]
     fewer = [name for name in SCHEMA.names if name != left_out]
     reports.write_files([write([row], SCHEMA.names), write([row], fewer)])
-    words = (
-        "cannot be read: CSV parse error"
-        if file_format == "CSV"
-        else f"has other columns than its manifest says: {left_out}"
-    )
+    words = "CSV parse error" if file_format == "CSV" else f"columns: {left_out}"
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
@@ -626,7 +628,7 @@ def test_missing_columns_are_named_before_a_file_is_fetched(
     error = refused(
         new_bucket.source(inventory=reports.folder), tmp_path, "has no column Size, ETag"
     )
-    assert "add Size, ETag to the inventory's fields" in error.hint
+    assert "Size, ETag" in error.hint
 
 
 def test_a_storage_class_filter_needs_the_reports_column(new_bucket, destination, tmp_path):
@@ -636,7 +638,7 @@ def test_a_storage_class_filter_needs_the_reports_column(new_bucket, destination
     without = [name for name in SCHEMA.names if name != "storage_class"]
     writer(new_bucket, destination, columns=without).write_files([], datetime.now(UTC) - 2 * DAY)
     error = refused(source, tmp_path, "has no column StorageClass")
-    assert "add StorageClass to the inventory's fields" in error.hint
+    assert "StorageClass" in error.hint
     new_bucket.put("deleted", b"1")
     (row,) = listed_rows(new_bucket.client, new_bucket.name)
     marker = row | {"is_delete_marker": True, "size": None, "e_tag": None, "storage_class": None}
@@ -684,7 +686,7 @@ MANIFEST = {
         ],
         ({"creationTimestamp": "today"}, "is malformed"),
         ({"creationTimestamp": "9" * 30}, "is malformed"),
-        ({"fileFormat": "Avro"}, "has the format 'Avro'; CSV, ORC and Parquet can be read"),
+        ({"fileFormat": "Avro"}, "format 'Avro'"),
         ({"fileFormat": 3}, "is malformed: fileFormat is not text"),
         ({"fileSchema": "Bucket, Key, Key"}, "names a column twice"),
         ({"fileSchema": ""}, "has no column Bucket, Key, Size, LastModifiedDate, ETag"),
@@ -713,21 +715,21 @@ def test_a_manifest_with_another_checksum_is_refused(new_bucket, tmp_path, three
     refused(
         new_bucket.source(inventory=reports.folder),
         tmp_path,
-        "does not have the MD5 that its manifest.checksum says",
+        "MD5 in its manifest.checksum",
     )
 
 
 def test_a_report_of_another_bucket_is_refused(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(sourceBucket="another")
-    words = f"is of bucket 'another', and the source's is '{new_bucket.name}'"
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+    error = refused(new_bucket.source(inventory=reports.folder), tmp_path, "bucket 'another'")
+    assert new_bucket.name in str(error)
 
 
 def test_a_report_from_the_future_is_refused(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(NOW + DAY)
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, "which is still to come")
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "in the future")
 
 
 @pytest.mark.parametrize(
@@ -755,13 +757,12 @@ def test_an_inventory_with_a_filter_is_refused(new_bucket, tmp_path, only, prefi
     )
     source = new_bucket.source(prefix, inventory=reports.folder)
     if refuses:
-        refused(source, tmp_path, "has only keys that begin with 'a/', and the source has more")
+        refused(source, tmp_path, "begin with 'a/'")
     else:
         assert keys_taken(source, tmp_path) == []
 
 
-# --- S3 that fails
-# ------------------------------------------------------------------------------------------
+# Failures of S3.
 
 FOLDER = "s3://dest/reports/bucket-of-script/daily/"
 
@@ -772,7 +773,7 @@ FOLDER = "s3://dest/reports/bucket-of-script/daily/"
         (
             s3_error(403, "AccessDenied"),
             SourceDenied,
-            "may not be read with the credentials of source 'demo'",
+            "source 'demo'",
             "kms:Decrypt",
         ),
         (
@@ -790,13 +791,13 @@ FOLDER = "s3://dest/reports/bucket-of-script/daily/"
         (
             s3_error(404, "NoSuchBucket"),
             BucketMissing,
-            "there is no bucket 'dest'",
+            "bucket 'dest'",
             "sources.demo.inventory",
         ),
         (
             s3_error(403, "InvalidAccessKeyId"),
             SourceDenied,
-            "refuses the access key",
+            "access key",
             "CAF_SOURCES__DEMO__ACCESS_KEY_ID",
         ),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown", "try again"),
@@ -817,12 +818,12 @@ def test_a_report_opens_without_its_configuration(scripted_s3):
         if "inventory" in request.query
         else ScriptedAnswer(200, b"<ListBucketResult/>")
     )
-    with pytest.raises(ReportRefused, match="no complete inventory report"):
+    with pytest.raises(ReportRefused, match=FOLDER):
         scripted_s3.source(inventory=FOLDER).open_report()
 
 
-class Kept:
-    """A client that keeps what is put."""
+class RecordingClient:
+    """A client that stores objects in a dict."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
@@ -839,7 +840,9 @@ class Kept:
     ],
 )
 def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, broken):
-    reports = ReportWriter(kept := Kept(), "bucket-of-script", "dest", files=FILES_AT_ONCE)
+    reports = ReportWriter(
+        client := RecordingClient(), "bucket-of-script", "dest", files=FILES_AT_ONCE
+    )
     dated = reports.write(
         NOW - DAY,
         rows=[dict.fromkeys(SCHEMA.names) | one_object("bucket-of-script")] * FILES_AT_ONCE,
@@ -852,12 +855,12 @@ def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, br
         if "versioning" in request.query:
             return ScriptedAnswer(200, b"<VersioningConfiguration/>")
         if "list-type" in request.query:
-            found = f"<CommonPrefixes><Prefix>{reports.prefix}{dated}/</Prefix></CommonPrefixes>"
+            prefixes = f"<CommonPrefixes><Prefix>{reports.prefix}{dated}/</Prefix></CommonPrefixes>"
             return ScriptedAnswer(
                 200,
-                f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode(),
+                f"<ListBucketResult><IsTruncated>false</IsTruncated>{prefixes}</ListBucketResult>".encode(),
             )
-        body = kept.bodies[request.path]
+        body = client.bodies[request.path]
         if "/data/" in request.path and request.path not in failed:
             failed.add(request.path)
             return broken(body)
