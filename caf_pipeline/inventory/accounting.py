@@ -1,7 +1,6 @@
-"""Recomputes what became of each object of a snapshot.
+"""Recomputes from the files alone what became of each object of a snapshot.
 
-Reads the files alone, whatever was counted when they were written. Source: promise 2 in
-docs/design.md.
+Source: promise 2 in docs/design.md.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """Decides which objects of a source the members of another program's CAF file are.
 
 A member is an object if key and size are equal, and the ETag is the MD5 of its bytes. Multipart
-uploads and objects encrypted with a KMS key cannot be compared: they have no such ETag. Memory is
-bounded by windows of keys.
+uploads and objects encrypted with a KMS key have no such ETag.
 """
 
 from collections import Counter

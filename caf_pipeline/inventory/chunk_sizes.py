@@ -145,7 +145,6 @@ class PlanRows:
 
 
 def _ends(texts: pa.Array) -> _Numbers:
-    """Return the offset at which the texts begin, and that at which each ends."""
     offsets = np.frombuffer(texts.buffers()[1], np.int32)
     return offsets[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
 
@@ -294,10 +293,7 @@ class NameCollisions:
         return min([otherwise, *self._repeated[index : index + 1]])
 
     def collides(self, rows: PlanRows, row: int) -> bool:
-        """Return whether an older version in the open chunk has a name that this row needs.
-
-        The row may need its own name or, for the newest version of its key, the key.
-        """
+        """Return whether an older version in the open chunk has this row's name or key."""
         names = (rows.keys[row].as_py(), rows.members[row].as_py())
         return self._is_repeated(row) and not self._taken.isdisjoint(names)
 

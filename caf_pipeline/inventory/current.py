@@ -425,7 +425,6 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 def _query(
     snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget
 ) -> Iterator[Query]:
-    """Open a query with the tables `whole_snapshot`, `whole_standing` and `whole_exception`."""
     with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
@@ -534,7 +533,6 @@ def _unsettled_keys(listed: pa.Table, recorded: pa.Table) -> pa.ChunkedArray:
 
 
 def _agree(first: pa.Table, second: pa.Table) -> _Flags:
-    """Return for each pair of rows whether both can settle a key, and are equal."""
     agree = pc.and_(first["can_settle"], second["can_settle"])
     for name in _FACT_COLUMNS:
         # Comparing whole columns takes a fraction of the time.

@@ -254,7 +254,6 @@ class _Cutter:
         return numbers
 
     def _take(self, rows: PlanRows, first: int, stop: int) -> int:
-        """Add rows `[first, stop)` to the open chunk as far as possible; return how many."""
         if self._names.collides(rows, first):
             return 0
         stop = self._names.next_after(first, otherwise=stop)
@@ -372,7 +371,6 @@ def _split_all(
     objects: pq.ParquetWriter,
     metadata: Mapping[bytes, bytes],
 ) -> None:
-    """Split the objects that no chunk can hold, and write their rows."""
     with contextlib.ExitStack() as opened:
         parts: pq.ParquetWriter | None = None
         for batch in file.iter_batches(
@@ -412,7 +410,6 @@ def _described(terms: PlanTerms) -> dict[str, str]:
 def _assigned(
     cutter: _Cutter, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield planned rows (PLAN_SCHEMA) and rows that are too large (SNAPSHOT_SCHEMA)."""
     # A batch is held back until the row that follows its last one is known.
     held = empty = pa.RecordBatch.from_pylist([], PLAN_SCHEMA)
     for batch, following in pairwise(

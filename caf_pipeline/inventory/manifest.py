@@ -134,8 +134,7 @@ MB.
 class ChunkIdentity:
     """The identity of a chunk in its head and its manifest's metadata.
 
-    `planned_objects` and `planned_bytes` are the chunk's share of the plan. The manifest has them
-    only with `plan_sha256`, the plan's full hash.
+    The manifest has the chunk's share of the plan only with `plan_sha256`, the plan's full hash.
     """
 
     archive_id: str
@@ -376,7 +375,6 @@ class OpenedManifest:
         return PartLocation(place, row["size_bytes"], part, **checksums, headers=headers)
 
     def _part_row(self) -> dict[str, Any] | None:
-        """Return the only row of a chunk of a part, or None for a chunk of whole objects."""
         for batch in self.batches(PART_COLUMNS):
             if all(batch[name].null_count == batch.num_rows for name in PART_COLUMNS):
                 continue
@@ -463,7 +461,7 @@ def unknown_format(member: str, chunk_format: object) -> MalformedArchive:
 def refuse_long_texts(file: Path) -> None:
     """Raise MalformedArchive if a text is longer than packing ever writes.
 
-    In a Parquet file one long text may stand for thousands of rows, which would fill the memory.
+    In Parquet one long text may stand for thousands of rows.
     """
     with _as_malformed():
         texts = [column.name for column in pq.read_schema(file) if column.type == pa.string()]

@@ -1,4 +1,4 @@
-"""A plan's terms and files.
+"""A plan's terms and files. Functions that read a plan raise CafError if they cannot.
 
 objects.parquet     objects sorted by chunk, then key. Objects that wait for the next plan
                     have the number after the last chunk's. A split object is in the chunk
@@ -114,8 +114,7 @@ class PlanTerms:
 class ChunkPlan:
     """A row of `chunks.parquet`.
 
-    `expected_size_bytes` is the size of the whole file. It includes an upper bound of the manifest
-    for headers of usual length.
+    `expected_size_bytes` includes an upper bound of the manifest, for headers of usual length.
     """
 
     chunk_number: int
@@ -152,10 +151,7 @@ class Plan:
     part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
-        """Return the plan's full hash, over its content and how often it was planned before.
-
-        The same objects are planned again after a withdrawal or a skip.
-        """
+        """Return the plan's full hash, over its content and how often it was planned before."""
         return _full_hash(self.content_sha256, generation)
 
     @property
@@ -197,9 +193,6 @@ def read_terms(folder: Path) -> dict[str, str]:
 
     The keys are format (of the chunks), source, archive, snapshot, inventory_time (ISO 8601),
     target_size and limit_size (bytes) and content_sha256 (hex).
-
-    Raises:
-        CafError: `folder` has no readable plan.
     """
     with _opened(folder / CHUNKS_FILE) as file:
         return _terms_of(file)
@@ -216,11 +209,7 @@ def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
 
 
 def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
-    """Return one chunk of a plan.
-
-    Raises:
-        CafError: `folder` has no readable plan, or the plan has no such chunk.
-    """
+    """Return one chunk of a plan."""
     with _opened(folder / CHUNKS_FILE) as file:
         table = file.read()
     rows = table.filter(pc.equal(table["chunk_number"], number)).to_pylist()
@@ -230,11 +219,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield the objects of a chunk in plan order, with at most a row group in memory.
-
-    Raises:
-        CafError: `folder` has no readable plan.
-    """
+    """Yield the objects of a chunk in plan order, with at most a row group in memory."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -243,12 +228,12 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
 
 
 def holds_part(folder: Path, number: int) -> bool:
-    """Return whether a chunk has a part of an object; raises as `read_chunk_objects`."""
+    """Return whether a chunk has a part of an object."""
     return _read_part(folder, number, ("chunk_number",)) is not None
 
 
 def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
-    """Yield each part with its chunk's number, in order; raises as `read_chunk_objects`."""
+    """Yield each part with its chunk's number, in order."""
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE) as file:
             for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH):
@@ -257,7 +242,7 @@ def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
 
 
 def split_counts(folder: Path) -> tuple[int, int]:
-    """Return the number of split objects and of their parts; raises as `read_chunk_objects`."""
+    """Return the number of split objects and of their parts."""
     if not (folder / PARTS_FILE).exists():
         return 0, 0
     with _opened(folder / PARTS_FILE) as file:
@@ -266,7 +251,6 @@ def split_counts(folder: Path) -> tuple[int, int]:
 
 
 def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBatch | None:
-    """Return a chunk's part as a row with these columns, or None for whole objects."""
     if not (folder / PARTS_FILE).exists():
         return None
     with _opened(folder / PARTS_FILE) as file:
@@ -285,10 +269,7 @@ def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBa
 def read_chunk_batches(
     folder: Path, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a chunk's objects in plan order, with these columns of PLAN_SCHEMA.
-
-    Raises as `read_chunk_objects`.
-    """
+    """Yield a chunk's objects in plan order, with these columns of PLAN_SCHEMA."""
     if (part := _read_part(folder, number, columns)) is not None:
         yield part
         return
@@ -309,13 +290,7 @@ def chunk_batches(
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Return the number of objects of a chunk in the plan's files.
-
-    Reads only the row groups shared with another chunk.
-
-    Raises:
-        CafError: `folder` has no readable plan.
-    """
+    """Return a chunk's number of objects, reading only row groups shared with another chunk."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:
@@ -353,10 +328,7 @@ def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def verify_plan(folder: Path) -> None:
-    """Compare a plan's files with their checksums, which DuckDB does not do.
-
-    Raises as `read_chunk_objects`.
-    """
+    """Compare a plan's files with their checksums, which DuckDB does not do."""
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE):
             pass
@@ -366,10 +338,7 @@ def verify_plan(folder: Path) -> None:
 
 
 def read_waiting(plan: Plan) -> Iterator[S3Object]:
-    """Yield the objects that wait for the next plan, in key order.
-
-    Raises as `read_chunk_objects`.
-    """
+    """Yield the objects that wait for the next plan, in key order."""
     if plan.waiting:
         yield from (
             planned.object
@@ -409,7 +378,7 @@ def write_sums(folder: Path) -> None:
 
 @lru_cache(64)
 def _sha256_of(path: Path, inode: int, modified_ns: int, size_bytes: int) -> str:
-    """Return a file's SHA-256, cached: packing a chunk opens each plan file several times."""
+    """Cached, because packing a chunk opens each plan file several times."""
     return _sha256(path)
 
 

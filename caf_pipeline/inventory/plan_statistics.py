@@ -191,10 +191,7 @@ BAR_CHARACTERS: Final = 40
 
 
 def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
-    """Draw a histogram as text: a line for each step, with sizes, a bar and numbers.
-
-    The bar shows the number of objects.
-    """
+    """Draw a histogram of object counts as text, a line for each step."""
     most = max((step.objects for step in sizes), default=0)
     lines = []
     for step in sizes:
@@ -220,10 +217,9 @@ _HIGHEST: Final = 80
 
 
 def histogram_svg(sizes: Sequence[SizeStep]) -> str:
-    """Draw a histogram as SVG: a bar for each step, with size, number and bytes below.
+    """Draw a histogram of object counts as SVG, readable on white and on black.
 
-    The colours are readable on white and on black. The SVG is short and has no double quotes, as
-    its embedding in Markdown requires.
+    It is short and has no double quotes, as its embedding in Markdown requires.
     """
     most = max((step.objects for step in sizes), default=0)
     column, margin = _COLUMN * _PIXELS, _HEADING * _PIXELS
@@ -251,7 +247,6 @@ def histogram_svg(sizes: Sequence[SizeStep]) -> str:
 
 
 def _in_four(number: float, base: int) -> str:
-    """Return a number in at most four characters, e.g. "9.9K" or "256M"."""
     units, unit = iter("KMGTP"), ""
     while number >= 999.5:
         number, unit = number / base, next(units)

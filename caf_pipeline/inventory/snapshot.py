@@ -7,7 +7,7 @@ docs/design.md.
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise, starmap
@@ -317,22 +317,12 @@ class SnapshotWriter:
             self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
             self._object_count = self._object_bytes = self._unsupported_count = 0
             self._beside = VersionCounts()
-            held: pa.RecordBatch | None = None  # rows of the last key, which may go on
-            for batch in sorted_by_key(query, self._budget):
-                rows = batch if held is None else pa.concat_batches([held, batch])
-                rows = _without_repeated(rows)
-                begin = pc.index(rows["key"], rows["key"][-1]).as_py()
-                self._write_sorted(rows.slice(0, begin))
-                held = rows.slice(begin)
-            if held is not None:
-                self._write_sorted(held)
-
-    def _write_sorted(self, rows: pa.RecordBatch) -> None:
-        unsupported = pc.and_not(pc.invert(rows["supported"]), rows["is_delete_marker"])
-        self._write(
-            rows.drop_columns("supported").cast(SNAPSHOT_SCHEMA),
-            unsupported=pc.sum(unsupported).as_py() or 0,
-        )
+            for batch in distinct_identities(sorted_by_key(query, self._budget)):
+                unsupported = pc.and_not(pc.invert(batch["supported"]), batch["is_delete_marker"])
+                self._write(
+                    batch.drop_columns("supported").cast(SNAPSHOT_SCHEMA),
+                    unsupported=pc.sum(unsupported).as_py() or 0,
+                )
 
 
 def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
@@ -363,8 +353,20 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
         )
 
 
+def distinct_identities(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield sorted rows without all but the last of each (key, object version)."""
+    held: pa.RecordBatch | None = None  # rows of the last key, which the next batch may continue
+    for batch in batches:
+        rows = _without_repeated(batch if held is None else pa.concat_batches([held, batch]))
+        begin = pc.index(rows["key"], rows["key"][-1]).as_py()
+        yield rows.slice(0, begin)
+        held = rows.slice(begin)
+    if held is not None:
+        yield held
+
+
 def _without_repeated(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Keep the last row of each (key, object version): the bytes are the same at any time."""
+    """Keep the last row of each identity, whose bytes are the same at any time."""
     if not _repeats_keys(rows):
         return rows
     numbered = pa.table(
@@ -479,11 +481,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def read_objects(path: Path) -> Iterator[S3Object]:
-    """Yield the objects of a file of SNAPSHOT_SCHEMA in its order, in bounded memory.
-
-    Raises:
-        IntegrityError: the file is missing, or cannot be read.
-    """
+    """Yield the objects of a file of SNAPSHOT_SCHEMA in its order, in bounded memory."""
     with open_parquet(path) as file:
         for batch in file.iter_batches(batch_size=8192):
             yield from map(s3_object, batch.to_pylist())

@@ -1,9 +1,8 @@
-"""What every ObjectSource does.
+"""The contract of every ObjectSource.
 
-A test class of an implementation inherits it and gives the fixture `bucket`.
-
-A bucket has `put(key, body, **headers)`, `delete(key)` and `source(prefix, page_keys=…)`, which
-opens it as a source.
+A test class of an implementation inherits it and defines the fixture `bucket`. A bucket has
+`put(key, body, **headers)`, `delete(key)` and `source(prefix, page_keys=…)`, which opens it as a
+source.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.source.protocol import LastPage
 from caf_pipeline_tests.support.tiers import sampled
 
-# Clients and servers bend some of them. (moto cannot store a key with a line feed.)
+# Clients and servers change some of them. moto cannot store a key with a line feed.
 KEYS = [
     "/abs", "a/", "a//b", "//", "///", "/", "a//", ".", "..", "./x", "../x", "a/.", "a/..",
     "a/./b", "a/../b",
@@ -37,11 +36,9 @@ def listed(source, **bounds) -> list[S3Object]:
 
 
 def whole(source, obj: S3Object) -> bytes:
-    """Return an object as it is read, which is what it is where it is begun and waited for
-    later.
-    """
-    begun, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
-    assert begun is None or begun.part() == part
+    """Return an object's bytes, after comparing `read` with `begin`."""
+    pending, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
+    assert pending is None or pending.part() == part
     return bytes(part.body)
 
 
@@ -147,7 +144,7 @@ class ObjectSourceContract:
 
     @pytest.mark.parametrize("key", sampled(KEYS, every=4))
     def test_every_key_is_listed_and_read_as_itself(self, bucket, key):
-        # What a client that bends keys would ask for instead is there as well.
+        # The keys that a client might request instead exist, too.
         for other in {key.strip("/"), "a", "abs", "b", "x"} - {key, ""}:
             bucket.put(other, b"another one")
         bucket.put(key, b"the right one")

@@ -44,9 +44,7 @@ objects_by_key = st.dictionaries(keys, st.integers(0, 2 * TARGET), max_size=60)
 
 
 def sizes_by_hand(chunk, objects):
-    """The chunk's size without and with its manifest, computed by the index itself and not by the
-    planner's sums.
-    """
+    """Return a chunk's size without and with its manifest, computed by the index itself."""
     index, position = IndexBuilder(), HEAD_SIZE_BYTES
     index.add(chunk.head_member, 0, HEAD_SIZE_BYTES)
     manifest = MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES * -(-len(objects) // MANIFEST_GROUP_ROWS)
@@ -105,14 +103,12 @@ def test_the_expected_size_includes_the_exact_index(sizes):
 
 
 LARGEST = TARGET // 300
-"""To this target what 100 MiB are to 30 GiB."""
+"""For this target, the equivalent of 100 MiB for 30 GiB."""
 
 
 @st.composite
 def sizes_up_to_the_largest(draw):
-    """Sizes in key order: log-normal ones, and such that greedy cutting is worst at, all large or
-    large after small.
-    """
+    """Draw sizes: log-normal ones, or the worst cases of greedy cutting."""
     kind = draw(st.sampled_from(["log-normal", "largest", "alternating", "runs"]))
     random = Random(draw(st.integers(0, 1 << 32)))
     if kind == "log-normal":
@@ -185,8 +181,8 @@ def test_a_large_object_has_a_chunk_to_itself(tmp_path):
 def test_a_huge_object_is_split_over_the_first_chunks(tmp_path):
     objects = [an_object("a"), an_object("huge", 33 << 30), an_object("z")]
     plan = plan_of(tmp_path, objects, target_size_bytes=30 << 30)
-    one, other, small = chunks_of(plan)
-    assert [planned.member for planned in [*one, *other, *small]] == [
+    first, second, small = chunks_of(plan)
+    assert [planned.member for planned in [*first, *second, *small]] == [
         "huge~caf-p-1-2",
         "huge~caf-p-2-2",
         "a",
@@ -244,7 +240,7 @@ SMALL = Limits(max_bytes=100_000)
 @example({"0": 0, "0000&" + "\x1f" * 8 + "\u0800\U00010000": 67_000}, 67_801, 0)
 def test_parts_cover_their_object_within_the_limits(sizes, target, max_chunks):
     objects = [an_object(key, size) for key, size in sizes.items()]
-    seen, left = {}, objects
+    planned_parts, remaining = {}, objects
     with tempfile.TemporaryDirectory() as folder:
         for number in range(len(objects) + 1):
             terms = {
@@ -252,41 +248,44 @@ def test_parts_cover_their_object_within_the_limits(sizes, target, max_chunks):
                 "limits": SMALL,
                 "max_chunks": max_chunks and max_chunks + 20,
             }
-            plan = plan_of(Path(folder) / str(number), left, **terms)
+            plan = plan_of(Path(folder) / str(number), remaining, **terms)
             assert (
-                plan.sha256() == plan_of(Path(folder) / f"again-{number}", left, **terms).sha256()
+                plan.sha256()
+                == plan_of(Path(folder) / f"again-{number}", remaining, **terms).sha256()
             )
             assert len(plan.chunks) <= (max_chunks + 20 if max_chunks else cutting.MAX_CHUNKS)
             for chunk, planned in zip(plan.chunks, chunks_of(plan), strict=True):
                 assert chunk.expected_size_bytes <= SMALL.max_bytes
-                assert chunk.object_bytes == sum(one.size_bytes for one in planned)
+                assert chunk.object_bytes == sum(part.size_bytes for part in planned)
                 assert (
                     chunk.object_count
                     == len(planned)
                     == count_chunk_objects(plan.folder, chunk.chunk_number)
                 )
-                assert len(planned) == 1 or not any(one.part for one in planned)
-                for one in planned:
-                    seen.setdefault(one.object.key, []).append(one)
+                assert len(planned) == 1 or not any(part.part for part in planned)
+                for part in planned:
+                    planned_parts.setdefault(part.object.key, []).append(part)
             claimed = [
                 row for batch in read_identities(plan.folder) for row in batch["key"].to_pylist()
             ]
             assert len(set(claimed)) == len(claimed) == plan.object_count
-            left = [obj for obj in left if obj.key not in seen]
-            assert plan.leftover_count == len(left)
-            if not left:
+            remaining = [obj for obj in remaining if obj.key not in planned_parts]
+            assert plan.leftover_count == len(remaining)
+            if not remaining:
                 break
-    assert seen.keys() == {obj.key for obj in objects}
+    assert planned_parts.keys() == {obj.key for obj in objects}
     for obj in objects:
-        found = seen[obj.key]
-        ends = [0, *(one.part.end_byte if one.part else obj.size_bytes for one in found)]
-        assert [one.start_byte for one in found] == ends[:-1]
+        parts = planned_parts[obj.key]
+        ends = [0, *(part.part.end_byte if part.part else obj.size_bytes for part in parts)]
+        assert [part.start_byte for part in parts] == ends[:-1]
         assert ends[-1] == obj.size_bytes
-        if found[0].part:
-            assert [(one.part.number, one.part.count) for one in found] == [
-                (n + 1, len(found)) for n in range(len(found))
+        if parts[0].part:
+            assert [(part.part.number, part.part.count) for part in parts] == [
+                (n + 1, len(parts)) for n in range(len(parts))
             ]
-            assert max(one.size_bytes for one in found) - min(one.size_bytes for one in found) <= 1
+            assert (
+                max(part.size_bytes for part in parts) - min(part.size_bytes for part in parts) <= 1
+            )
 
 
 def test_one_byte_too_many_splits_an_object(tmp_path):
@@ -333,14 +332,17 @@ def test_a_tail_waits_beside_a_split_object(tmp_path):
 
 
 def test_versions_of_one_key_are_split_apart(tmp_path):
-    versions = [an_object("k", 250_000, version_id=one) for one in "abc"] + [
+    versions = [an_object("k", 250_000, version_id=planned) for planned in "abc"] + [
         an_object("k", 5, version_id="d")
     ]
     plan = plan_of(tmp_path, versions, target_size_bytes=TARGET, limits=SMALL)
-    found = [[(one.object.version_id, one.member) for one in chunk] for chunk in chunks_of(plan)]
-    assert [name for ((_, name),) in found[:4]] == [f"k~caf-p-{number}-4" for number in range(1, 5)]
-    assert [version for ((version, _),) in found[::4]] == list("abcd")
-    assert found[-1] == [("d", "k")]
+    names = [
+        [(planned.object.version_id, planned.member) for planned in chunk]
+        for chunk in chunks_of(plan)
+    ]
+    assert [name for ((_, name),) in names[:4]] == [f"k~caf-p-{number}-4" for number in range(1, 5)]
+    assert [version for ((version, _),) in names[::4]] == list("abcd")
+    assert names[-1] == [("d", "k")]
 
 
 def test_a_part_named_like_an_object_is_another_member(tmp_path):
@@ -350,7 +352,7 @@ def test_a_part_named_like_an_object_is_another_member(tmp_path):
         an_object("x~caf-p-2-2", 5),
     ]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=SMALL)
-    assert [[one.member for one in chunk] for chunk in chunks_of(plan)] == [
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [
         ["x~caf-p-1-2"],
         ["x~caf-p-2-2"],
         ["x~caf-p-1-2~caf-p-1-2"],
@@ -501,11 +503,10 @@ def test_versions_in_a_chunk_have_distinct_names(sizes, rows, max_chunks):
             Path(folder), objects, target_size_bytes=90_000, limits=SMALL, max_chunks=max_chunks
         )
         chunks = [chunk for chunk in chunks_of(plan) if not chunk[0].part]
-        found = [planned.object for chunk in chunks for planned in chunk] + list(
-            read_objects(plan.folder / TOO_LARGE_FILE)
-        )
+        covered = [planned.object for chunk in chunks for planned in chunk]
+        covered += read_objects(plan.folder / TOO_LARGE_FILE)
     placed_count = len(objects) - plan.leftover_count - plan.split_count
-    assert len({(obj.key, obj.version_id) for obj in found}) == len(found) == placed_count
+    assert len({(obj.key, obj.version_id) for obj in covered}) == len(covered) == placed_count
     for chunk in chunks:
         newest = {planned.object.key: planned.object for planned in chunk}
         for planned in chunk:
@@ -538,8 +539,8 @@ versions = st.one_of(st.none(), st.sampled_from(["", "v1", "v2", "v1~caf-v-v1"])
 versioned = st.lists(
     st.tuples(names, versions, st.sampled_from("ef"), st.integers(0, 3000)), max_size=60
 ).map(
-    lambda found: [
-        an_object(name, size, version_id=version, etag=etag) for name, version, etag, size in found
+    lambda rows: [
+        an_object(name, size, version_id=version, etag=etag) for name, version, etag, size in rows
     ]
 )
 
@@ -559,7 +560,7 @@ def test_batch_sizes_do_not_change_a_plan(objects, rows, members):
         patch.setattr(cutting, "_MIN_ROWS", 1)
         assert cut(Path(folder) / "2") == at_once
     for chunk, planned in zip(at_once[1], at_once[3], strict=True):
-        members_of_chunk = [one.member for one in planned]
+        members_of_chunk = [obj.member for obj in planned]
         assert (
             len({*members_of_chunk, chunk.head_member, chunk.manifest_member}) == len(planned) + 2
         )
@@ -568,8 +569,7 @@ def test_batch_sizes_do_not_change_a_plan(objects, rows, members):
 
 
 def test_a_plan_keeps_its_hash_and_its_names(tmp_path):
-    """The hashes of cut and names were taken from the planner that looked at one object after the
-    other, at commit ccbd5c5.
+    """The hashes come from the planner at commit ccbd5c5, which looked at one object after another.
 
     That planner gave two versions one name if another version of their key is too large. Expected
     sizes have grown since.

@@ -37,7 +37,7 @@ def test_windows_cover_exactly_the_snapshots_keys(tmp_path, monkeypatch, after, 
 
 
 def test_a_file_whose_rows_lost_their_keys_is_damaged(tmp_path):
-    """As by a flipped bit in its end."""
+    """A flipped bit in the file's footer has this effect."""
     pq.write_table(pa.table({"key": pa.nulls(3, pa.binary())}), tmp_path / "s.parquet")
-    with pytest.raises(IntegrityError, match="it has rows without a key"):
+    with pytest.raises(IntegrityError, match=r"s\.parquet"):
         KeyedRows(tmp_path / "s.parquet", ["key"])

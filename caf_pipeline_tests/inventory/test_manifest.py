@@ -126,7 +126,10 @@ _times = st.none() | st.tuples(
 @given(st.dictionaries(st.integers(0, 1 << 35), _times, max_size=30))
 def test_log_times_read_back_within_the_bound(tmp_path_factory, times):
     path = tmp_path_factory.mktemp("manifest") / "m.parquet"
-    logs = [LogTimes(start, *(told or (None, None))) for start, told in times.items()]
+    logs = [
+        LogTimes(start, *(first_and_last or (None, None)))
+        for start, first_and_last in times.items()
+    ]
     manifest = with_logs(path, logs, rows=len(logs))
     opened = open_manifest(path)
     assert opened.logs() == logs
@@ -135,7 +138,7 @@ def test_log_times_read_back_within_the_bound(tmp_path_factory, times):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "encoded",
     [
         b"",
         b"[",
@@ -150,9 +153,9 @@ def test_log_times_read_back_within_the_bound(tmp_path_factory, times):
         b"[" * 100_000,
     ],
 )
-def test_invalid_log_times_are_refused(tmp_path, told):
+def test_invalid_log_times_are_refused(tmp_path, encoded):
     described = {manifest_module.METADATA_KEY: json.dumps({"format": manifest_module.CHUNK_FORMAT})}
-    schema = manifest_module.MANIFEST_SCHEMA.with_metadata(described | {LOGS_KEY: told})
+    schema = manifest_module.MANIFEST_SCHEMA.with_metadata(described | {LOGS_KEY: encoded})
     rows = [a_row(number, inventory_time=MOMENT) for number in range(3)]
     pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "m")
     opened = open_manifest(tmp_path / "m")

@@ -146,11 +146,11 @@ ENTRIES = st.lists(st.fixed_dictionaries({}, optional=FIELDS), max_size=4)
 
 
 def elements(kind: str, entries: list[dict[str, str]]) -> str:
-    each = (
+    bodies = (
         "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
         for fields in entries
     )
-    return "".join(f"<{kind}>{fields}</{kind}>" for fields in each)
+    return "".join(f"<{kind}>{fields}</{kind}>" for fields in bodies)
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +160,17 @@ def boto3_client():
 
 @pytest.mark.parametrize("operation", ["ListObjectsV2", "ListObjectVersions"])
 @given(ENTRIES, ENTRIES, st.sampled_from(["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"']))
-def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, others, namespace):
+def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, first, second, namespace):
     kinds = (
         ("Version", "DeleteMarker")
         if operation == "ListObjectVersions"
         else ("Contents", "Contents")
     )
-    rest = "<IsTruncated>true</IsTruncated><Name>b</Name><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"  # noqa: E501
-    body = f"<R{namespace}>{elements(kinds[0], some)}{rest}{elements(kinds[1], others)}</R>"
+    rest = (
+        "<IsTruncated>true</IsTruncated><Name>b</Name>"
+        "<CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"
+    )
+    body = f"<R{namespace}>{elements(kinds[0], first)}{rest}{elements(kinds[1], second)}</R>"
     answer = {"status_code": 200, "headers": {}, "body": body.encode()}
     model = boto3_client.meta.service_model.operation_model(operation)
     parser = create_parser("rest-xml")
@@ -176,15 +179,15 @@ def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, oth
         expected[kind] = [
             {name: entry[name] for name in entry.keys() & READ} for entry in expected[kind]
         ]
-    ours: dict[str, object] = {}
+    entries: dict[str, object] = {}
     boto3_client.meta.events.emit(
         f"before-parse.s3.{operation}",
         operation_model=model,
         response_dict=answer,
-        customized_response_dict=ours,
+        customized_response_dict=entries,
     )
-    assert bool(ours) == bool(some or others)
-    assert parser.parse(answer, model.output_shape) | ours == expected
+    assert bool(entries) == bool(first or second)
+    assert parser.parse(answer, model.output_shape) | entries == expected
 
 
 def test_every_field_of_boto3_is_parsed_or_omitted_deliberately(boto3_client):

@@ -226,8 +226,7 @@ def test_columns_that_are_not_needed_may_be_missing(new_bucket, destination, tmp
     assert (counts.encryption, counts.multipart) == ({"unknown": 1}, 0)
 
 
-# --- keys
-# ------------------------------------------------------------------------------------------
+# Keys.
 
 
 def as_array(texts: list[str]) -> pa.Array:
@@ -272,8 +271,7 @@ def test_keys_in_parquet_and_orc_are_not_decoded(new_bucket, destination, tmp_pa
         ]
 
 
-# --- which report
-# ------------------------------------------------------------------------------------------
+# Which report.
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -729,7 +727,7 @@ def test_a_report_of_another_bucket_is_refused(new_bucket, destination, tmp_path
 def test_a_report_from_the_future_is_refused(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(NOW + DAY)
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, "in the future")
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "still to come")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ class TestWithVersions(ObjectSourceContract):
         new_bucket.keep_versions()
         return new_bucket
 
-    # moto writes the keys of a listing of versions into XML as they are, which cannot hold control
-    # characters.
+    # moto does not encode keys in a listing of versions, and XML cannot hold control characters.
     @pytest.mark.parametrize(
         "key", [key for key in KEYS if min(key) >= " " and key not in ("\uffff",)]
     )
@@ -38,8 +37,7 @@ class TestWithVersions(ObjectSourceContract):
         super().test_every_key_is_listed_and_read_as_itself(bucket, key)
 
 
-# --- versions
-# ------------------------------------------------------------------------------------------
+# Versions.
 
 
 def test_a_replaced_version_still_reads_as_listed(new_bucket):
@@ -85,8 +83,7 @@ def test_a_version_that_was_removed_for_good_is_deleted(new_bucket, key):
     assert caught.value.reason == SkipReason.DELETED
 
 
-# --- keys
-# ------------------------------------------------------------------------------------------
+# Keys.
 
 
 pieces = st.one_of(
@@ -116,8 +113,7 @@ def test_any_key_is_read_as_itself(s3_server, key):
     assert whole(bucket.source(), obj) == key.encode()
 
 
-# --- headers
-# ------------------------------------------------------------------------------------------
+# Headers.
 
 
 def test_get_and_head_return_the_same_headers(new_bucket):
@@ -154,8 +150,7 @@ def test_get_and_head_return_the_same_headers(new_bucket):
     assert {obj.storage_class for obj in listed(source)} == {"STANDARD_IA"}
 
 
-# --- checksums
-# ------------------------------------------------------------------------------------------
+# Checksums.
 
 
 @pytest.mark.parametrize("key", ["a", "a//"])
@@ -171,9 +166,9 @@ def test_the_checksum_of_a_full_object_is_its_raw_digest(new_bucket, algorithm, 
     new_bucket.put(key, b"x", ChecksumAlgorithm=algorithm)
     source = new_bucket.source()
     [obj] = listed(source)
-    found = source.full_object_checksum(obj)
-    assert (found.algorithm, found.digest) == (algorithm.lower(), digest)
-    assert source.read(obj, 0, 1).checksum == found
+    checksum = source.full_object_checksum(obj)
+    assert (checksum.algorithm, checksum.digest) == (algorithm.lower(), digest)
+    assert source.read(obj, 0, 1).checksum == checksum
 
 
 def test_an_object_without_a_listed_checksum_has_none(new_bucket):
@@ -193,8 +188,7 @@ def test_a_changed_object_has_no_checksum(new_bucket):
     assert caught.value.reason == SkipReason.CHANGED
 
 
-# --- skips that moto knows
-# -----------------------------------------------------------------------------------------
+# Skips that moto knows.
 
 
 @pytest.mark.parametrize("key", ["a", "a/"])
@@ -211,18 +205,17 @@ def test_cold_storage_is_decided_by_the_get(new_bucket, key):
     assert whole(source, obj) == b"x"
 
 
-# --- opening
-# ------------------------------------------------------------------------------------------
+# Opening.
 
 
 def test_a_source_opens_from_settings_or_a_client(new_bucket):
     new_bucket.put("p/a", b"x")
     opened = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2)
-    given = open_s3_source(
+    with_client = open_s3_source(
         "demo", new_bucket.settings(prefix="p/"), attempts=2, client=new_bucket.client
     )
-    assert listed(opened) == listed(given)
-    assert whole(opened, listed(opened)[0]) == whole(given, listed(given)[0]) == b"x"
+    assert listed(opened) == listed(with_client)
+    assert whole(opened, listed(opened)[0]) == whole(with_client, listed(with_client)[0]) == b"x"
 
 
 def test_gets_ignore_other_endpoints_and_keys_in_the_environment(new_bucket, monkeypatch):

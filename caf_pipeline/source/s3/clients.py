@@ -122,7 +122,7 @@ def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
         yield
     except ProfileNotFound as error:
         raise SettingsError(
-            f"the AWS configuration has no profile '{error.kwargs['profile']}'",
+            f"there is no profile '{error.kwargs['profile']}' in the AWS configuration",
             hint=f"correct {profile_from}; `aws configure list-profiles` lists the profiles",
         ) from error
     except PartialCredentialsError as error:

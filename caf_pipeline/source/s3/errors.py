@@ -463,7 +463,7 @@ def _headers(error: ClientError) -> Mapping[str, str]:
 def missing_bucket(at: BucketAddress) -> BucketMissing:
     """Return the error for a bucket that does not exist."""
     return BucketMissing(
-        f"{at} does not exist",
+        f"there is no {at}",
         hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}",
     )
 

@@ -160,7 +160,7 @@ class S3ObjectReader:
         return _checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"])
 
     def _head(self, obj: S3Object, **more: Any) -> Any:  # noqa: ANN401 - botocore's calls and answers are made at run time
-        """Return the answer to a HEAD, or the refusal if the object can be read all the same."""
+        """Return the answer to a HEAD, or its refusal if the object can be read."""
         try:
             return self.policy.attempt(
                 lambda: self.client.head_object(**self._identity(obj), **more)

@@ -207,7 +207,6 @@ class Listing:
         return list(heapq.merge(objects, markers, key=lambda obj: obj.key)) if markers else objects
 
     def _begun(self, answers: Iterator[S3Answer]) -> Iterator[S3Answer]:
-        """Yield the answers; raise ListingUnordered if the server refuses the first."""
         try:
             first = next(answers)
         except ListingRefused as error:
@@ -236,7 +235,7 @@ class Listing:
         keeps = answer.get("Status") in ("Enabled", "Suspended")
         refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= MIN_REFUSAL
         if self.all_versions and not keeps:
-            why = "does not report whether it keeps versions" if refused else "keeps no versions"
+            why = "does not say whether it keeps versions" if refused else "keeps no versions"
             setting = self.at.setting("versions")
             raise SettingsError(
                 f"{self.at} {why}, and {setting} is 'all'",
@@ -255,8 +254,6 @@ class Listing:
             return datetime.now(UTC)
 
     def _versioning(self) -> S3Answer:
-        """Return the answer to GetBucketVersioning, or the refusal's metadata."""
-
         def ask() -> S3Answer:
             self.rate.wait()
             answer: S3Answer = self.client.get_bucket_versioning(Bucket=self.at.bucket)

@@ -20,7 +20,6 @@ _OPERATIONS: Final = ("ListObjectsV2", "ListObjectVersions")
 
 
 def _timestamp(text: str) -> datetime:
-    """Parse a time in S3's form; botocore parses the forms of other servers, or raises."""
     try:
         timestamp = datetime.fromisoformat(text)
     except ValueError:
@@ -95,8 +94,6 @@ class _Doctype(Exception): ...
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Raises at a document type declaration, before any of its entities is used."""
-
     def doctype(self, name: str, public_id: str | None, system_id: str | None) -> None:
         raise _Doctype
 
@@ -132,5 +129,5 @@ def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
 
 @lru_cache
 def _name(tag: str) -> str:
-    """Return an element's name without its namespace, which some servers omit."""
+    """Some servers omit the namespace."""
     return tag.rpartition("}")[2]

@@ -112,9 +112,7 @@ class S3EventQueue:
         if isinstance(error, ClientError):
             code = code_of(error)
             if any(code.endswith(name) for name in _NO_QUEUE):
-                return SourceError(
-                    f"the queue {self.url} does not exist", hint=f"correct {setting}"
-                )
+                return SourceError(f"there is no queue {self.url}", hint=f"correct {setting}")
             if any(name in code for name in _DENIED):
                 hint = f"grant {permission} on the queue, or check the credentials of the source"
                 return SourceDenied(
@@ -169,7 +167,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
         return (), f"it is a test event of another bucket than '{bucket}'" if is_other else ""
     if from_eventbridge := _DETAIL_TYPE in content:
         if content.get("source") != _S3_SOURCE:
-            return (), f"it is an EventBridge event whose source is not '{_S3_SOURCE}'"
+            return (), f"it is an EventBridge event, but its source is not '{_S3_SOURCE}'"
         records: Any = [content]
     else:
         records = content.get("Records")

@@ -243,7 +243,6 @@ _FITS: Final = {
 
 
 def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:
-    """Refuse the first row for which `holds` is false or null."""
     row = pc.index(pc.fill_null(holds, False), False).as_py()
     if row >= 0:
         key = batch["key"][row].as_py()

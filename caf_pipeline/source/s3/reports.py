@@ -74,8 +74,7 @@ _KMS_PREFIX: Final = "KMS."
 """Prefix of S3's codes for a key that is disabled, missing or unusable."""
 
 
-class _Stopped(Exception):
-    """Another file failed, so this one is no longer needed."""
+class _Stopped(Exception): ...
 
 
 @dataclass(frozen=True)
@@ -190,8 +189,8 @@ class Reports:
         )
         if manifest.taken_at > self.listing.clock():
             raise ReportRefused(
-                f"the time of the inventory report {manifest.url} is in the future: "
-                f"{manifest.taken_at:%Y-%m-%d %H:%M:%S} UTC",
+                f"the inventory report {manifest.url} is of {manifest.taken_at:%Y-%m-%d %H:%M:%S} "
+                "UTC, a time that is still to come",
                 hint=OTHER_REPORT_HINT,
             )
         rows = ReportRows(
@@ -311,7 +310,7 @@ class Reports:
                 hint=OTHER_REPORT_HINT,
             ) from None
         if size_bytes != file.size_bytes:
-            what = f"{size_bytes:,} bytes instead of the {file.size_bytes:,} in its manifest"
+            what = f"{size_bytes:,} bytes, and its manifest says {file.size_bytes:,}"
         elif md5 != file.md5:
             what = "another MD5 than in its manifest"
         else:
@@ -343,7 +342,7 @@ class Reports:
                 return _NoSuchObject(f"{url} does not exist")
             if code_of(error) == "NoSuchBucket":
                 return BucketMissing(
-                    f"{at} does not exist", hint=f"check {self.source.setting('inventory')}"
+                    f"there is no {at}", hint=f"check {self.source.setting('inventory')}"
                 )
             if code_of(error) == _IN_COLD_STORAGE:
                 return ReportRefused(
@@ -360,5 +359,4 @@ class Reports:
         return source_error(error, at)
 
 
-class _NoSuchObject(CafError):
-    """The object does not exist. Callers translate this error."""
+class _NoSuchObject(CafError): ...

@@ -73,8 +73,8 @@ _PARAMETERS: Final = {
 
 T = TypeVar("T")
 
-_ENDPOINT_FROM: Final = f"--endpoint-url (in a job: `endpoint_url`), {ENDPOINT_VARIABLES}"
-_PROFILE: Final = "--profile (in a job: `profile`)"
+_ENDPOINT_FROM: Final = f"--endpoint-url (of the job: `endpoint_url`), {ENDPOINT_VARIABLES}"
+_PROFILE: Final = "--profile (of the job: `profile`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class BucketTarget:
 
     def _takes_no_parts(self, answer: str) -> SourceError:
         return SourceError(
-            f"bucket '{self._bucket}' supports no multipart uploads: the server {answer}",
+            f"bucket '{self._bucket}' takes no object in parts: the server {answer}",
             hint="check the server, or a proxy in front of it",
         )
 
@@ -442,7 +442,6 @@ def part_bytes(size_bytes: int) -> int:
 
 
 def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> CafError:
-    """Return the error for a failure: NotRestored if it concerns this object only."""
     if isinstance(error, ParamValidationError):
         return NotRestored(f"{at.of(key)} was not written: {str(error).splitlines()[-1]}")
     if not isinstance(error, ClientError) or concerns_source(error, at) or is_transient(error):
