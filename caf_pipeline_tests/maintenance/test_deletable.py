@@ -403,9 +403,8 @@ def worlds(draw):
         if place == "located":
             located.append(row(obj, draw(st.integers(1, 4))))
         elif place != "nowhere":
-            known.append(
-                StandingRow(obj.key, obj.object_version, place, "changed" if place == "skipped" else None)
-            )
+            reason = "changed" if place == "skipped" else None
+            known.append(StandingRow(obj.key, obj.object_version, place, reason))
     reasons = st.sampled_from([None, None, Unsafe.DAMAGED, Unsafe.NOT_READ_BACK])
     return (
         listed,
