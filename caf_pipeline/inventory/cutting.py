@@ -110,7 +110,7 @@ def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPl
 
 
 _MIN_ROWS: Final = 64
-"""Rows tried at a chunk's begin and end. In between, the number grows fourfold."""
+"""Rows tried at a chunk's beginning and end. In between, the number grows fourfold."""
 
 
 class _Cutter:

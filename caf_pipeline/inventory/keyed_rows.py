@@ -66,10 +66,19 @@ class KeyedRows:
                 last: rows.slice(len(rows) - self._file.metadata.row_group(last).num_rows)
             }
         if after is not None and any(least <= after for least, _ in within.values()):
-            rows = rows.filter(pc.greater(rows["key"], after))
+            rows = _select(rows, pc.greater(rows["key"], after))
         if until is not None and any(most > until for _, most in within.values()):
-            rows = rows.filter(pc.less_equal(rows["key"], until))
+            rows = _select(rows, pc.less_equal(rows["key"], until))
         return rows
 
     def _read(self, *groups: int) -> pa.Table:
         return self._file.read_row_groups(groups, columns=self._columns)
+
+
+def _select(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    # Rows of sorted files are at the beginning or the end, and need no copy.
+    count = pc.sum(mask).as_py() or 0
+    for first in (0, len(rows) - count):
+        if pc.all(mask.slice(first, count), min_count=0).as_py():
+            return rows.slice(first, count)
+    return rows.filter(mask)
