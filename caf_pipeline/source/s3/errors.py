@@ -322,7 +322,7 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
         return SourceUnreachable(f"{at} {what}", hint="wait, and try again")
     if isinstance(error, ResponseParserError):
         return not_s3("its answer is not S3's XML", at)
-    return SourceError(f"{at} cannot be asked: {first_line(error)}")
+    return SourceError(f"the request to {at} failed: {first_line(error)}")
 
 
 def not_s3(answer: str, at: BucketAddress) -> CafError:
@@ -364,7 +364,7 @@ def _refusal(error: ClientError, at: BucketAddress) -> CafError:
             "or check the credentials",
         )
     return ListingRefused(
-        f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})",
+        f"{at} refuses the listing: {code_of(error)} (HTTP status {status_of(error)})",
         hint=f"check {at.setting('bucket')}, {at.setting('endpoint_url')} and the credentials",
     )
 
