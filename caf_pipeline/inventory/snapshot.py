@@ -138,7 +138,7 @@ class Snapshot:
 
     @property
     def silent_from(self) -> datetime | None:
-        """Keys written at this time or later may be missing. None if the snapshot is complete."""
+        """Keys written at this time or later may be missing. None for a listing, which has all."""
         return self.taken_at - REPORT_LAG if self.report else None
 
     @property
