@@ -33,7 +33,7 @@ from caf_pipeline.inventory.manifest import (
     ManifestWriter,
     open_manifest,
 )
-from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
+from caf_pipeline.inventory.plan import CLAIM_COLUMNS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.inventory.snapshot import object_versions
 from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, location_batches
 from caf_pipeline.ledger.copy import copy_location_batches
@@ -347,16 +347,16 @@ def _planned(
 
 
 def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
-    schema = pa.schema([PLAN_SCHEMA.field(name) for name in OF_CLAIMS])
+    schema = pa.schema([PLAN_SCHEMA.field(name) for name in CLAIM_COLUMNS])
     for batch in open_manifest(manifest).locations():
-        columns = {name: batch[name] for name in OF_CLAIMS if name in batch.schema.names}
+        columns = {name: batch[name] for name in CLAIM_COLUMNS if name in batch.schema.names}
         columns["chunk_number"] = pa.repeat(
             pa.scalar(1, schema.field("chunk_number").type), batch.num_rows
         )
         columns["key"] = batch["key"].cast(pa.binary())
         columns["size_bytes"] = pc.subtract(batch["end_byte"], batch["start_byte"])
         columns["object_version"] = object_versions(pa.record_batch(columns))
-        yield pa.record_batch([columns[name] for name in OF_CLAIMS], schema=schema)
+        yield pa.record_batch([columns[name] for name in CLAIM_COLUMNS], schema=schema)
 
 
 def _administer(url: str, *statements: str) -> None:

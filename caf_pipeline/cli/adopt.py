@@ -26,7 +26,7 @@ from caf_pipeline.maintenance import adopt as steps
 from caf_pipeline.maintenance.adopt import FileAdoption, Terms
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import load_settings
-from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.source.protocol import UnavailableSource
 
 
 def adopt(  # noqa: PLR0917 - the command line's options
@@ -106,7 +106,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
         if json:
             print_json({"source": source, "member": member, "left_out": reason})
 
-    objects = UnaskedObjects("files are adopted by an inventory that was taken")
+    objects = UnavailableSource("files are adopted by an inventory that was taken")
     with (
         opened_ledger(settings) as ledger,
         opened_run_context(settings, ledger, source, objects, register=not dry_run) as context,

@@ -19,7 +19,7 @@ from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended, not
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import jackal_of
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
@@ -213,7 +213,7 @@ def _run_context(settings: Settings, ledger: Ledger, store: ChunkStore, source: 
 
     Nothing is registered: looking changes nothing.
     """
-    objects = UnaskedObjects("the doctor does not ask S3")
+    objects = UnavailableSource("the doctor does not ask S3")
     return RunContext(
         source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger)
     )

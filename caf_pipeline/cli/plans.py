@@ -29,7 +29,7 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, NotLocated, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.inventory.plan import read_chunk_batches, read_terms, require_undamaged
+from caf_pipeline.inventory.plan import read_chunk_batches, read_terms, verify_plan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, histogram_lines, plan_statistics
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, PlanRow
@@ -369,7 +369,7 @@ def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> 
     gone = not folder.exists()  # as after `caf rebuild`, or on another machine
     terms = {} if gone else read_terms(folder)
     if not gone:
-        require_undamaged(folder)
+        verify_plan(folder)
     seen = None if gone else plan_statistics([folder], part_bytes=settings.packing.part_size)
     chunks = [
         chunk for chunk in ledger.chunks.list(row.record.source) if chunk.plan == row.record.name

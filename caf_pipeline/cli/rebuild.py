@@ -22,7 +22,7 @@ from caf_pipeline.maintenance import rebuild as steps
 from caf_pipeline.maintenance.rebuild import NOT_KNOWN, NOTHING_MISSING, FileKind, RebuildOutcome
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.jackal.wallet import require_address
 
 
@@ -118,7 +118,7 @@ def _rebuild(
     json: bool,
 ) -> Counter[FileKind]:
     """Rebuild one source; return its files by kind."""
-    objects = UnaskedObjects("a ledger is rebuilt without its source")
+    objects = UnavailableSource("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0
     with opened_run_context(settings, ledger, name, objects) as context:

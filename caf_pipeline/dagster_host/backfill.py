@@ -39,7 +39,7 @@ from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
 from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings
-from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
 
@@ -391,7 +391,7 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
     """Send parked chunks on their way again; return the names of all that can be submitted."""
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
-        nothing = UnaskedObjects("a backfill is only submitted")
+        nothing = UnavailableSource("a backfill is only submitted")
         context = open_run_context(
             settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing
         )

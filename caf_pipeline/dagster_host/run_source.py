@@ -56,7 +56,7 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings
-from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
@@ -461,7 +461,7 @@ class _Command:
     @contextmanager
     def _run_context(self) -> Iterator[RunContext]:
         """Open the source's store and ledger. The source itself is not asked."""
-        objects = UnaskedObjects("this command asks the source only in runs of Dagster")
+        objects = UnavailableSource("this command asks the source only in runs of Dagster")
         context = open_run_context(
             self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects
         )

@@ -30,7 +30,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
-from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.waits import Listener, Wait, Waits
 
@@ -144,7 +144,7 @@ class RunResource(ConfigurableResource["RunResource"]):
                 run=run,
                 ledger=context.resources.ledger.get(),
                 store=context.resources.store.open,
-                objects=UnaskedObjects(
+                objects=UnavailableSource(
                     f"this step does not read the bucket of '{source}', and what it needs is not "
                     "in staging any more",
                     hint="run the partition from caf_chunk on, which packs the chunk again",

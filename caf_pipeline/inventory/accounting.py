@@ -1,9 +1,9 @@
-"""Where each object of a snapshot has ended, found again from the files, whatever was counted when
-they were written.
+"""Recomputes from the files alone what became of each object of a snapshot.
 
 Source: promise 2 in docs/design.md.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,31 +11,31 @@ from pathlib import Path
 from typing import Any, Final
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
-from caf_pipeline.inventory.key_windows import EVERY_KEY, KeyWindow, bounded, key_windows
+from caf_pipeline.inventory.key_windows import ALL_KEYS, KeyWindow, bounded, key_windows
 from caf_pipeline.inventory.snapshot import inventory_query, show_objects
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 
 EXAMPLES: Final = 10
-"""Unaccounted keys that an accounting names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Where each object of a snapshot has ended: `located + claimed + all skipped + all left out +
-    unaccounted` are its objects.
+    """The outcome of each object of a snapshot.
 
-    Attributes: claimed: by a chunk under way, or in the plan that was asked about. skipped: by
-        reason; only objects that are neither located nor claimed, nor left out. left_out: by the
-        filter of the source's settings; only objects that are neither located nor claimed.
-        in_two_places: objects both located and claimed (counted as located). planned_twice: objects
-        that the plan names more than once. planned_unlisted: objects of the plan that the snapshot
-        does not have. examples: some unaccounted keys, percent-encoded where they are not
-        supported. current: of the located objects of the snapshot, those that are what their key
-        has now. older: located objects that are not, and whose key has another content now. gone:
-        located objects whose key has none: a snapshot that covers the key does not list it, or
-        lists a delete marker as
-            its latest. Neither counts those that it is silent about: written later than what it may
-            have, and than all that it lists of the key.
+    The snapshot's objects are `located + claimed + all skipped + all left out + unaccounted`.
+
+    Attributes:
+        claimed: claimed by a chunk under way, or in the plan.
+        skipped: by reason; neither located, claimed nor left out.
+        left_out: by filter; neither located nor claimed.
+        in_two_places: both located and claimed; they count as located.
+        planned_unlisted: objects of the plan that the snapshot lacks.
+        examples: some unaccounted keys, percent-encoded if unsupported.
+        older: located objects whose key has another content now.
+        gone: located objects whose key was deleted or is not listed.
+
+        Neither `older` nor `gone` counts objects that the snapshot may lack: those written at
+            `silent_from` or later, and not before everything that it lists of the key.
     """
 
     objects: int
@@ -54,64 +54,105 @@ class Accounting:
 
     @property
     def holds(self) -> bool:
-        """Whether every object is in exactly one place, and the plan names nothing else."""
+        """True if every object is in exactly one place, and the plan has no other objects."""
         return not (
             self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted
         )
 
 
-# One pass and one aggregate over everything that is said of an object; joins took more than twice
-# as long.
-_PLACES: Final = f"""WITH facts AS (
-        SELECT CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key,
+# One pass with one aggregate over all facts. Joins took more than twice as long.
+_PLACES: Final = f"""
+    WITH facts AS (
+        SELECT
+            CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key,
             object_version,
-            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason, false AS untold,
-                {{left_out}} AS left_out,
+            NOT is_supported(key) AS encoded,
+            'listed' AS fact,
+            NULL AS reason,
+            false AS is_late,
+            {{left_out}} AS left_out,
             is_latest
         FROM snapshot
         UNION ALL
-        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason,
-            untold, NULL, false
+        SELECT
+            key,
+            object_version,
+            reason IS NOT DISTINCT FROM 'unsupported_key',
+            standing,
+            reason,
+            is_late,
+            NULL,
+            false
         FROM standing
         UNION ALL
-        SELECT key, object_version, false, 'planned', NULL, false, NULL, false FROM plan
-    ), places AS (
-        SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS
-            located,
-            bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned')
-                AS planned,
-            max(reason) FILTER (fact = 'skipped') AS reason, bool_and(untold) FILTER (fact =
-                'located') AS untold,
-            max(left_out) AS left_out, bool_or(is_latest) AS is_latest
-        FROM facts GROUP BY key, object_version, encoded
+        SELECT key, object_version, false, 'planned', NULL, false, NULL, false
+        FROM plan
+    ),
+    objects AS (
+        SELECT
+            key,
+            count(*) FILTER (fact = 'listed') AS listed,
+            bool_or(fact = 'located') AS located,
+            bool_or(fact IN ('claimed', 'planned')) AS claimed,
+            count(*) FILTER (fact = 'planned') AS planned,
+            max(reason) FILTER (fact = 'skipped') AS reason,
+            bool_and(is_late) FILTER (fact = 'located') AS is_late,
+            max(left_out) AS left_out,
+            bool_or(is_latest) AS is_latest
+        FROM facts
+        GROUP BY key, object_version, encoded
     )
-    SELECT listed > 0, located AND (listed > 0 OR NOT untold), is_latest, claimed, reason, left_out,
+    SELECT
+        listed > 0,
+        located AND (listed > 0 OR NOT is_late),
+        is_latest,
+        claimed,
+        reason,
+        left_out,
         sum(listed),
-        count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
-        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL
-            AND left_out IS NULL), count(*)
-    FROM places GROUP BY ALL"""
+        count(*) FILTER (planned > 0),
+        count(*) FILTER (planned > 1),
+        min(key, {EXAMPLES}) FILTER (
+            listed > 0
+            AND NOT located
+            AND NOT claimed
+            AND reason IS NULL
+            AND left_out IS NULL
+        ),
+        count(*)
+    FROM objects
+    GROUP BY ALL"""
 
-# A key that has versions, and none of which is said to be its latest, is not gone: what it has now
-# is not known.
-_GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing WHERE standing =
-    'located'
-    AND (NOT untold OR (key, object_version) IN (SELECT (key, object_version) FROM snapshot))
-    AND (key NOT IN (SELECT key FROM snapshot)
-        OR key IN (SELECT key FROM marker WHERE is_latest) AND key NOT IN (SELECT key FROM snapshot
-            WHERE is_latest))"""
+# A key with versions but without a latest one is not gone: its current content is unknown.
+_GONE: Final = """
+    SELECT count(DISTINCT (key, object_version))
+    FROM standing
+    WHERE standing = 'located'
+        AND (NOT is_late OR (key, object_version) IN (SELECT (key, object_version) FROM snapshot))
+        AND (
+            key NOT IN (SELECT key FROM snapshot)
+            OR key IN (SELECT key FROM marker WHERE is_latest)
+            AND key NOT IN (SELECT key FROM snapshot WHERE is_latest)
+        )"""
 
-# What a key had before what is listed of it was written is no longer what it has, however late it
-# was written itself.
-_UNTOLD: Final = (
-    """SELECT key, object_version, last_modified FROM known WHERE standing = 'located' AND untold"""
-)
-_REPLACED: Final = """SELECT DISTINCT key, object_version FROM late
-    JOIN (SELECT key, last_modified AS listed FROM whole_snapshot WHERE {within}) USING (key) WHERE
-        listed > last_modified"""
-_WITHOUT_REPLACED: Final = """SELECT * REPLACE (untold
-    AND (key, object_version) NOT IN (SELECT (key, object_version) FROM replaced) AS untold) FROM
-        known"""
+# A late location is replaced if the snapshot lists something newer under its key.
+_LATE: Final = """
+    SELECT key, object_version, last_modified
+    FROM window_standing
+    WHERE standing = 'located'
+        AND is_late"""
+_REPLACED: Final = """
+    SELECT DISTINCT key, late.object_version
+    FROM late
+    JOIN whole_snapshot AS listed USING (key)
+    WHERE {within}
+        AND listed.last_modified > late.last_modified"""
+_WITHOUT_REPLACED: Final = """
+    SELECT * REPLACE (
+        is_late AND (key, object_version) NOT IN (SELECT (key, object_version) FROM replaced)
+            AS is_late
+    )
+    FROM window_standing"""
 
 _NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
@@ -123,38 +164,42 @@ def account_for_files(
     *,
     settled_count: int = 0,
     unsettled_keys: Path | None = None,
-    within: KeyWindow = EVERY_KEY,
+    within: KeyWindow = ALL_KEYS,
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
     due_skips: bool = True,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Accounting:
-    """Find the place of each object of a snapshot again from the files, whatever was counted when
-    they were written.
+    """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
-    Args: snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it. standing: one of
-        STANDING_SCHEMA. plan: one with the columns `key` and `object_version`, for a plan that the
-        standing may not know yet. settled_count: objects that the snapshot's file does not have,
-        since each was seen to be located as it is listed. unsettled_keys: a file of all other keys,
-        with a column `key`: of the standing no others are looked at; None: all are. within: the
-        keys that the snapshot covers; of others it tells nothing. silent_from: see `Snapshot`.
-        filters: what leaves objects out. due_skips: whether a skip counts that is due; a plan takes
-        its object, and says itself what it skips again. budget: bounds the memory.
+    Args:
+        snapshot: a file of SNAPSHOT_SCHEMA.
+        standing: a file of STANDING_SCHEMA.
+        plan: a file with `key` and `object_version`, for a plan that `standing` may lack.
+        settled_count: objects that `snapshot` lacks, since their listed content is located.
+        unsettled_keys: the only keys of `standing` to read; None: all.
+        within: the keys that the snapshot covers.
+        silent_from: see `Snapshot`.
+        filters: leave objects out.
+        due_skips: count due skips, which a plan would take.
+        budget: bounds the memory.
 
     Raises:
-        IntegrityError: a file cannot be read. StagingError: there is no room to spill.
+        IntegrityError: a file cannot be read.
+        StagingError: there is no room to spill.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("standing_rows", standing)
-        untold = (
-            f"coalesce(last_modified >= TIMESTAMPTZ '{silent_from.isoformat()}', false)"
-            if silent_from
-            else "false"
-        )
-        counted = "true" if due_skips else "NOT due"
+        is_late = "false"
+        if silent_from:
+            time = silent_from.isoformat()
+            is_late = f"coalesce(last_modified >= TIMESTAMPTZ '{time}', false)"
         query.view(
-            "whole_standing", f"SELECT *, {untold} AS untold FROM standing_rows WHERE {counted}"
+            "whole_standing",
+            f"""SELECT *, {is_late} AS is_late
+            FROM standing_rows
+            WHERE {"true" if due_skips else "NOT due"}""",
         )
         if plan:
             query.table("whole_plan", plan)
@@ -167,25 +212,27 @@ def account_for_files(
         places = _PLACES.replace("{left_out}", filters.sql)
         for window in key_windows(unsettled_keys or snapshot, within):
             if _show_window(query, window, unsettled_keys):
-                found = query.rows(places)
+                window_rows = query.rows(places)
                 if any(
                     located and not (listed and is_latest)
-                    for listed, located, is_latest, *_ in found
+                    for listed, located, is_latest, *_ in window_rows
                 ):
                     gone += query.rows(_GONE)[0][0]
-                rows += found
-        _show_unsupported(query)
+                rows += window_rows
+        # Unsupported keys are few, and their encoded form has another order.
+        show_objects(query, "NOT is_supported(key)")
+        query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")
         query.view("plan", _NO_PLAN)
         rows += query.rows(places)
-        return _counted(rows, gone, settled_count)
+        return _accounting(rows, gone, settled_count)
 
 
-def _counted(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) -> Accounting:
+def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) -> Accounting:
     numbers = dict.fromkeys(("claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
     numbers |= dict.fromkeys(("objects", "located", "current"), settled_count)
-    planned_unlisted = beside = 0
-    skipped: dict[str, int] = {}
-    left_out: dict[str, int] = {}
+    planned_unlisted = not_current = 0
+    skipped: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     examples: list[str] = []
     for (
         listed,
@@ -197,11 +244,13 @@ def _counted(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) -> 
         objects,
         planned,
         planned_twice,
-        nowhere,
-        places,
+        unaccounted,
+        identities,
     ) in rows:
-        beside += places if located and not (listed and is_latest) else 0
-        numbers["current"] += places if located and listed and is_latest else 0
+        if located:
+            is_current = listed and is_latest
+            numbers["current"] += identities if is_current else 0
+            not_current += 0 if is_current else identities
         if not listed:
             planned_unlisted += planned
             continue
@@ -209,49 +258,39 @@ def _counted(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) -> 
         numbers["planned_twice"] += planned_twice
         numbers["in_two_places"] += objects if located and claimed else 0
         if left_out_by is not None and not located and not claimed:
-            left_out[left_out_by] = left_out.get(left_out_by, 0) + int(objects)
+            left_out[left_out_by] += int(objects)
         elif reason is not None and not located and not claimed:
-            skipped[reason] = skipped.get(reason, 0) + objects
+            skipped[reason] += int(objects)
         else:
             numbers["located" if located else "claimed" if claimed else "unaccounted"] += objects
-        examples += [bytes(key).decode() for key in nowhere or ()]
+        examples += [bytes(key).decode() for key in unaccounted or ()]
     return Accounting(
         **{name: int(number) for name, number in numbers.items()},
-        skipped={reason: int(skipped[reason]) for reason in sorted(skipped)},
+        skipped={reason: skipped[reason] for reason in sorted(skipped)},
         planned_unlisted=int(planned_unlisted),
         examples=sorted(examples, key=str.encode)[:EXAMPLES],
-        older=beside - gone,
+        older=not_current - gone,
         gone=gone,
-        left_out=left_out,
+        left_out=dict(left_out),
     )
 
 
 def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -> bool:
-    """Let `snapshot`, `marker`, `standing` and `plan` stand for the supported keys of a window;
-    tell whether there may be any.
-    """
+    """Create the views of a window's supported keys; return whether it may have any."""
     within = bounded(window)
     show_objects(query, f"{within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
-    known = f"{within} AND reason IS DISTINCT FROM 'unsupported_key'"
+    condition = f"{within} AND reason IS DISTINCT FROM 'unsupported_key'"
     if unsettled_keys:
         if not query.hold(
             "unsettled",
             f"SELECT key FROM whole_unsettled WHERE {within} UNION SELECT key FROM plan",
         ):
             return False
-        known += " AND key IN (FROM unsettled)"
-    query.view("known", f"SELECT * FROM whole_standing WHERE {known}")
-    replaced = query.hold("late", _UNTOLD) and query.hold(
+        condition += " AND key IN (FROM unsettled)"
+    query.view("window_standing", f"SELECT * FROM whole_standing WHERE {condition}")
+    replaced = query.hold("late", _LATE) and query.hold(
         "replaced", _REPLACED.replace("{within}", within)
     )
-    query.view("standing", _WITHOUT_REPLACED if replaced else "FROM known")
+    query.view("standing", _WITHOUT_REPLACED if replaced else "FROM window_standing")
     return True
-
-
-def _show_unsupported(query: Query) -> None:
-    """Let `snapshot` and `standing` stand for the unsupported keys: few, and in another order where
-    they are encoded.
-    """
-    show_objects(query, "NOT is_supported(key)")
-    query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")

@@ -1,6 +1,6 @@
-"""S3's own checksums, computed here so that they can be compared.
+"""The checksum algorithms of S3, for comparison with S3's own checksums.
 
-Source: S3 User Guide, "Checking object integrity": digests are big-endian.
+Digests are big-endian. Source: "Checking object integrity" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ class Digest(Protocol):
     """A running checksum."""
 
     def update(self, data: Buffer, /) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         ...
 
     def digest(self) -> bytes:
@@ -25,8 +25,6 @@ class Digest(Protocol):
 
 
 class _Crc:
-    """A cyclic redundancy check as a running digest."""
-
     def __init__(self, function: Callable[[Buffer, int], int], size_bytes: int) -> None:
         self._function = function
         self._size_bytes = size_bytes
@@ -45,9 +43,7 @@ def new_crc64nvme() -> Digest:
 
 
 def combine_crc64nvme(parts: Iterable[tuple[bytes, int]]) -> bytes:
-    """Return the CRC-64/NVME of parts that follow each other, from the digest and the length in
-    bytes of each.
-    """
+    """Return the CRC-64/NVME of consecutive parts from their digests and sizes in bytes."""
     value = 0
     for digest, size_bytes in parts:
         value = awscrt_checksums.combine_crc64nvme(value, int.from_bytes(digest, "big"), size_bytes)
@@ -64,6 +60,6 @@ _ALGORITHMS: Final[dict[str, Callable[[], Digest]]] = {
 
 
 def new_digest(algorithm: str) -> Digest | None:
-    """Return a running checksum, or None for an algorithm that is not known here."""
+    """Return a running checksum, or None for an unknown algorithm."""
     make = _ALGORITHMS.get(algorithm)
     return make() if make else None

@@ -1,8 +1,7 @@
-"""Which objects of an inventory the settings of a source leave out.
+"""The filters in a source's settings that leave out objects.
 
-An object is left out by the first filter that applies, in the order of FILTERS. It stays in the
-inventory, and is planned once no filter leaves it out any more. Said twice, in SQL for inventories
-and in Python for the pages of a sensor; a test holds one to the other.
+The first filter of FILTERS that applies leaves an object out, until no filter applies any more.
+Filters exist in SQL for inventories, and in Python for a sensor's pages. A test compares the two.
 """
 
 import re
@@ -15,19 +14,13 @@ from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
 from caf_pipeline.settings import SourceSettings
 
 FILTERS: Final = ("include", "exclude", "storage_classes", "max_size", "min_age")
-"""Names of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFilter:
-    """The filters of a source at one time; an empty one leaves nothing out.
+    """The filters of a source at one time. The default leaves nothing out.
 
-    Attributes:
-        include: patterns of keys, of which one must match; none: all keys.
-        exclude: patterns of keys, of which none may match.
-        storage_classes: those that are archived; none: all.
-        max_size_bytes: larger objects are left out; 0: none are.
-        newest: objects modified later are left out.
+    Objects modified after `newest` are left out.
     """
 
     include: tuple[str, ...] = ()
@@ -38,54 +31,36 @@ class ObjectFilter:
 
     @classmethod
     def of(cls, settings: SourceSettings, at: datetime) -> Self:
-        """Return the filters that the settings name; ages are those at a time."""
+        """Return the filters in the settings; minimum ages count back from `at`."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
-        largest = min(
-            settings.max_size, MAX_SIZE_BYTES
-        )  # no inventory has a larger one, and DuckDB has no number of any size
+        largest = min(settings.max_size, MAX_SIZE_BYTES)  # DuckDB's integers are bounded
         return cls(settings.include, settings.exclude, settings.storage_classes, largest, newest)
 
     def left_out_by(self, obj: S3Object) -> str | None:
-        """Return the name of the filter that leaves out an object whose key is supported; None
-        where none does.
-        """
+        """Return the filter that leaves out an object with a supported key, or None."""
         key = obj.key.decode()
-        by = (
+        applies = (
             bool(self.include) and not re.fullmatch(regex_of(self.include), key),
             bool(self.exclude) and bool(re.fullmatch(regex_of(self.exclude), key)),
             bool(self.storage_classes) and obj.storage_class not in self.storage_classes,
             bool(self.max_size_bytes) and obj.size_bytes > self.max_size_bytes,
             self.newest is not None and obj.last_modified > self.newest,
         )
-        return next((name for name, applies in zip(FILTERS, by, strict=True) if applies), None)
+        return next((name for name, hit in zip(FILTERS, applies, strict=True) if hit), None)
 
     @property
     def sql(self) -> str:
-        """The same as an expression over the columns of SNAPSHOT_SCHEMA; NULL also for a key that
-        is not supported.
-        """
+        """`left_out_by` as an SQL expression over SNAPSHOT_SCHEMA; NULL for an unsupported key."""
         cases = []
         if self.include:
-            cases.append(
-                (
-                    "include",
-                    f"NOT regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.include))})",
-                )
-            )
+            pattern = _quoted(regex_of(self.include))
+            cases.append(("include", f"NOT regexp_full_match(TRY(decode(key)), {pattern})"))
         if self.exclude:
-            cases.append(
-                (
-                    "exclude",
-                    f"regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.exclude))})",
-                )
-            )
+            pattern = _quoted(regex_of(self.exclude))
+            cases.append(("exclude", f"regexp_full_match(TRY(decode(key)), {pattern})"))
         if self.storage_classes:
-            cases.append(
-                (
-                    "storage_classes",
-                    f"storage_class NOT IN ({', '.join(map(_quoted, self.storage_classes))})",
-                )
-            )
+            classes = ", ".join(map(_quoted, self.storage_classes))
+            cases.append(("storage_classes", f"storage_class NOT IN ({classes})"))
         if self.max_size_bytes:
             cases.append(("max_size", f"size_bytes > {self.max_size_bytes}"))
         if self.newest is not None:
@@ -99,21 +74,19 @@ class ObjectFilter:
 NO_FILTER: Final = ObjectFilter()
 
 
-# asked for with each object of a page, and a setting may have tens of thousands of patterns
+# Cached because every object of a page needs it, and a setting may have tens of thousands of
+# patterns.
 @lru_cache
 def regex_of(patterns: tuple[str, ...]) -> str:
-    """Return one expression for whole keys, alike in Python and in RE2, which DuckDB has.
+    """Return one regular expression for whole keys, valid in Python and in DuckDB's RE2.
 
-    `*` is any text, '/' too, and `?` any character.
+    `*` matches any text including '/', and `?` any character.
     """
-    wild = {"*": ".*", "?": "."}
-    return (
-        "(?s:"
-        + "|".join(
-            "".join(wild.get(char) or re.escape(char) for char in pattern) for pattern in patterns
-        )
-        + ")"
+    wildcards = {"*": ".*", "?": "."}
+    expressions = (
+        "".join(wildcards.get(char) or re.escape(char) for char in pattern) for pattern in patterns
     )
+    return f"(?s:{'|'.join(expressions)})"
 
 
 def _quoted(text: str) -> str:

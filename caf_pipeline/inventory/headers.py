@@ -1,6 +1,4 @@
-"""Headers and user metadata of an object: a set that many objects share, named by a hash of its
-values.
-"""
+"""Headers and user metadata of objects; equal sets share a record, named by a hash."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,16 +13,14 @@ HEADERS: Final = (
     "cache_control",
     "expires",
 )
-"""The headers that the archive keeps beside user metadata: columns of manifests and of
-`header_sets`.
-"""
+"""Columns of manifests and of `header_sets`."""
 
 ID_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeaders:
-    """Headers and user metadata of an object. A header that S3 does not have is an empty string."""
+    """Headers and user metadata of an object. A missing header is an empty string."""
 
     content_type: str = ""
     content_encoding: str = ""
@@ -36,20 +32,18 @@ class ObjectHeaders:
 
     @property
     def id(self) -> bytes:
-        """The name of the set: the first `ID_BYTES` of the SHA-256 of its values, each followed by
-        a NUL, which no value has.
+        """The first `ID_BYTES` of the SHA-256 of all values, each followed by a NUL.
 
-        First come the values of `HEADERS`, then name and value of the user metadata, sorted by
-        name.
+        The values of `HEADERS` come first, then the user metadata's names and values, sorted by
+        name. No value contains a NUL.
         """
-        values = [*(getattr(self, name) for name in HEADERS)]
+        values = [getattr(self, name) for name in HEADERS]
         values += [text for pair in sorted(self.user_metadata.items()) for text in pair]
-        return hashlib.sha256("".join(f"{value}\0" for value in values).encode()).digest()[
-            :ID_BYTES
-        ]
+        content = "".join(f"{value}\0" for value in values).encode()
+        return hashlib.sha256(content).digest()[:ID_BYTES]
 
 
 def headers_of(row: Mapping[str, Any]) -> ObjectHeaders:
-    """Return the headers of a row with the columns of `HEADERS` and `user_metadata`."""
+    """Return the headers in a row with the columns of `HEADERS` and `user_metadata`."""
     metadata = {name: value or "" for name, value in row["user_metadata"] or ()}
     return ObjectHeaders(**{name: row[name] or "" for name in HEADERS}, user_metadata=metadata)

@@ -1,8 +1,7 @@
-"""Where the rest of a listing is split in two, from nothing but the keys that were seen of it.
+"""Splits the rest of a listing in two, using only the keys listed so far.
 
-No delimiter is assumed. A split need not be right: what it costs where nothing lies behind it is
-one request, which tells that a listing ends earlier. Characters stand for bytes: by code points
-they have the order that UTF-8 has by bytes, and where a listing starts must be text.
+No delimiter is assumed. A bad split costs one request. Keys are handled as text, since a listing
+must start at text; code points have the order of UTF-8 bytes.
 """
 
 from collections.abc import Iterable
@@ -12,18 +11,17 @@ from typing import Final
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES
 
 LAST: Final = "\U0010fffd"
-"""Greater than any character of nearly every key; the two after it are no characters, which a
-server may refuse.
+"""Greater than any character of nearly every key. A server may refuse the two noncharacters after
+it.
 """
 
-_UNASKABLE: Final = frozenset(
-    "\ufffe\uffff"
-)  # as control characters, not to be written in XML, in which servers repeat them
-_FIRST_ASKABLE: Final = "\x20"
+# XML cannot contain these or control characters, and servers repeat the start of a listing in XML.
+_NOT_XML: Final = frozenset("\ufffe\uffff")
+_FIRST_ALLOWED: Final = "\x20"
 
 
 def text_of(key: bytes) -> str:
-    """Return a key as text, of one that is none the part before."""
+    """Return a key as text, up to its first byte that is not UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError as error:
@@ -31,19 +29,16 @@ def text_of(key: bytes) -> str:
 
 
 def just_before(key: bytes) -> bytes:
-    """Return a key, or what a listing takes for one, that is less than this key, with hardly any
-    other between the two.
-    """
+    """Return a smaller start for a listing with hardly any key between it and this key."""
     text = text_of(key)
     if text.encode() != key:
-        return text.encode()  # what a key begins with is less than the key
-    if text[-1:] <= _FIRST_ASKABLE:
+        return text.encode()  # a prefix of a key is less than the key
+    if text[-1:] <= _FIRST_ALLOWED:
         return text[:-1].encode()
-    before = (
-        "\ud7ff" if text[-1] == "\ue000" else chr(ord(text[-1]) - 1)
-    )  # between them are code points of no character
-    found = (text[:-1] + ("\ufffd" if before in _UNASKABLE else before) + LAST).encode()
-    return found if len(found) <= MAX_KEY_BYTES else text[:-1].encode()
+    # The code points between U+D7FF and U+E000 are surrogates.
+    last = "\ud7ff" if text[-1] == "\ue000" else chr(ord(text[-1]) - 1)
+    start = (text[:-1] + ("\ufffd" if last in _NOT_XML else last) + LAST).encode()
+    return start if len(start) <= MAX_KEY_BYTES else text[:-1].encode()
 
 
 def split_key(
@@ -55,40 +50,33 @@ def split_key(
     prefix: str = "",
     jump: bool = False,
 ) -> bytes | None:
-    """Return a key between the last key that was seen of a range and its end, at which the range is
-    split; None for none.
+    """Return a key that splits the rest of a range, or None.
 
-    Args: first: the first key that was seen of the range. last: the last one. until: the end of the
-        range, None where it has none. alphabet: the characters of keys seen so far. prefix: what
-        all keys begin with. jump: split behind a beginning that all seen keys have, rather than
-        between the last key and the end: where nothing
-            was found there, since the range may lie deep under one beginning.
+    The range was listed from `first` to `last`, and ends at `until`. The split is between the last
+    key and the end. If `jump` is set, it is after the common prefix of the listed keys, for a range
+    whose last split found nothing. `alphabet` has the characters of all keys so far, `prefix`
+    begins all keys.
     """
     low, high = text_of(last), None if until is None else text_of(until)
-    fixed = len(prefix) if high is None else _common(low, high)
-    common = _common(text_of(first), low)
+    fixed = len(prefix) if high is None else _common_length(low, high)
+    common = _common_length(text_of(first), low)
     if jump and common > fixed:
         split = low[: (fixed + common + 1) // 2] + LAST
     else:
-        split = _between(low, high, fixed, sorted(set(alphabet)))
-    found = split.encode()
-    within = last < found and (until is None or found < until)
-    askable = not any(char < _FIRST_ASKABLE or char in _UNASKABLE for char in split)
-    return found if within and askable else None
+        # The middle character of the alphabet, at the first position that has one in between.
+        split, characters = "", sorted(set(alphabet))
+        for level in range(fixed, len(low) + 1):
+            least = low[level : level + 1]
+            most = high[level : level + 1] if high is not None and level == fixed else LAST
+            between = [char for char in characters if least < char < most]
+            if between:
+                split = low[:level] + between[len(between) // 2]
+                break
+    key = split.encode()
+    is_within = last < key and (until is None or key < until)
+    is_allowed = not any(char < _FIRST_ALLOWED or char in _NOT_XML for char in split)
+    return key if is_within and is_allowed else None
 
 
-def _common(one: str, other: str) -> int:
-    return len(commonprefix([one, other]))  # noqa: RUF071 - characters are what is meant
-
-
-def _between(low: str, high: str | None, fixed: int, alphabet: list[str]) -> str:
-    """Return the middle of what the alphabet has between two keys at the first character where it
-    has something, "" for none.
-    """
-    for level in range(fixed, len(low) + 1):
-        least = low[level : level + 1]
-        most = high[level : level + 1] if high is not None and level == fixed else LAST
-        between = [char for char in alphabet if least < char < most]
-        if between:
-            return low[:level] + between[len(between) // 2]
-    return ""
+def _common_length(first: str, second: str) -> int:
+    return len(commonprefix([first, second]))  # noqa: RUF071 - compares characters

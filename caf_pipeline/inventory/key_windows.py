@@ -1,6 +1,4 @@
-"""Windows of keys: a snapshot is worked on some rows at once, so that memory does not grow with the
-source.
-"""
+"""Windows of keys, which bound the memory of queries over a snapshot of any size."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,26 +11,22 @@ import pyarrow.parquet as pq
 from caf_pipeline.system.parquet import files_of
 
 KeyWindow = tuple[bytes | None, bytes | None]
-"""Keys greater than the first, up to and including the second; None: no bound."""
+"""Keys greater than the first, up to and including the second. None: no bound."""
 
-EVERY_KEY: Final[KeyWindow] = (None, None)
+ALL_KEYS: Final[KeyWindow] = (None, None)
 
 WINDOW_ROWS: Final = 262_144
-"""Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs.
-
-A join over all of them would take whatever its budget allows, so that memory grew with the source
-until there.
+"""Rows of a snapshot in one query: some 100 MB with a join. A join over all rows would take all of
+its memory budget.
 """
 
 
 def key_windows(
-    snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | None = None
+    snapshot: Path, within: KeyWindow = ALL_KEYS, *, known: Path | None = None
 ) -> Iterator[KeyWindow]:
-    """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that
-    is sorted.
+    """Yield windows of about WINDOW_ROWS rows that together cover the keys `within`.
 
-    `known`: a file, or a folder of them, whose rows they are to bound as well, of each file that is
-    sorted.
+    `known` is a file or folder whose sorted rows the windows bound as well.
     """
     ends: set[bytes] = set()
     for path in (snapshot, *(files_of(known) if known else ())):
@@ -51,27 +45,25 @@ def key_windows(
 
 
 def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
-    """Return the least and the greatest key of a row group that has rows.
+    """Return the least and the greatest key of a row group with rows.
 
-    Pyarrow writes both beside it, unless one is longer than 4,096 bytes, as a key of another server
-    than S3 may be: then the keys are read.
+    Reads the keys if one exceeds 4,096 bytes, since then the statistics lack it.
 
     Raises:
-        ValueError: it has none: the file is damaged.
+        ValueError: rows have no key, so the file is damaged.
     """
-    told = (
-        file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
-    )
-    if told is not None and told.has_min_max:
-        return told.min, told.max
-    read = pc.min_max(file.read_row_group(group, columns=["key"])["key"])
-    if not read["min"].is_valid:
+    column = file.schema_arrow.get_field_index("key")
+    statistics = file.metadata.row_group(group).column(column).statistics
+    if statistics is not None and statistics.has_min_max:
+        return statistics.min, statistics.max
+    bounds = pc.min_max(file.read_row_group(group, columns=["key"])["key"])
+    if not bounds["min"].is_valid:
         raise ValueError("it has rows without a key")
-    return read["min"].as_py(), read["max"].as_py()
+    return bounds["min"].as_py(), bounds["max"].as_py()
 
 
 def bounded(window: KeyWindow) -> str:
-    """Return the condition that a key is in a window."""
+    """Return the SQL condition that a key is in a window."""
     after, until = window
     bounds = ["true" if after is None else f"key > from_hex('{after.hex()}')"]
     bounds.append("true" if until is None else f"key <= from_hex('{until.hex()}')")

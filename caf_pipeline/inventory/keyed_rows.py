@@ -1,6 +1,4 @@
-"""Reads from a Parquet file the rows of some keys; only row groups that may have these keys are
-read.
-"""
+"""Reads the rows of some keys from a Parquet file, from the row groups that may have them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,25 +10,28 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.key_windows import KeyWindow, key_bounds
-from caf_pipeline.inventory.snapshot import reading_parquet
+from caf_pipeline.inventory.snapshot import translate_read_errors
 
 
 class KeyedRows:
-    """Some columns of a file with a column `key`, sorted by it or not; to be closed.
+    """Some columns of a file with a column `key`, sorted by it or not.
 
-    Raises everywhere: IntegrityError, the file cannot be read.
+    Every method raises IntegrityError if the file cannot be read.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        """Open a file. Of the columns, those that it has are read."""
+        """Open a file. Missing columns are ignored."""
         self._path = path
-        with reading_parquet(path):
+        with translate_read_errors(path):
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
             groups = range(self._file.num_row_groups)
-            filled = [group for group in groups if self._file.metadata.row_group(group).num_rows]
-            self._bounds = {group: key_bounds(self._file, group) for group in filled}
+            self._bounds = {
+                group: key_bounds(self._file, group)
+                for group in groups
+                if self._file.metadata.row_group(group).num_rows
+            }
             self._columns = [name for name in columns if name in self._file.schema_arrow.names]
-        self._kept: dict[int, pa.Table] = {}
+        self._cached: dict[int, pa.Table] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -44,9 +45,9 @@ class KeyedRows:
         self._file.close()
 
     def read(self, window: KeyWindow) -> pa.Table:
-        """Return the rows with keys in a window, in the file's order.
+        """Return the rows in a window of keys, in the file's order.
 
-        The last row group is kept for the window after it.
+        The last row group stays in memory for the next window.
         """
         after, until = window
         within = {
@@ -54,32 +55,30 @@ class KeyedRows:
             for group, (least, most) in self._bounds.items()
             if (after is None or most > after) and (until is None or least <= until)
         }
-        with reading_parquet(self._path):
+        with translate_read_errors(self._path):
             rows = pa.concat_tables(
-                [self._kept.pop(group, None) or self._read(group) for group in within]
+                [self._cached.pop(group, None) or self._read(group) for group in within]
                 or [self._read()]
             )
         if within:
             last = max(within)
-            self._kept = {
+            self._cached = {
                 last: rows.slice(len(rows) - self._file.metadata.row_group(last).num_rows)
             }
         if after is not None and any(least <= after for least, _ in within.values()):
-            rows = _only(rows, pc.greater(rows["key"], after))
+            rows = _select(rows, pc.greater(rows["key"], after))
         if until is not None and any(most > until for _, most in within.values()):
-            rows = _only(rows, pc.less_equal(rows["key"], until))
+            rows = _select(rows, pc.less_equal(rows["key"], until))
         return rows
 
     def _read(self, *groups: int) -> pa.Table:
         return self._file.read_row_groups(groups, columns=self._columns)
 
 
-def _only(rows: pa.Table, wanted: pa.ChunkedArray) -> pa.Table:
-    """Return the rows that are wanted: of sorted ones without a copy, since they are the first or
-    the last.
-    """
-    count = pc.sum(wanted).as_py() or 0
+def _select(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    # Rows of sorted files are at the beginning or the end, and need no copy.
+    count = pc.sum(mask).as_py() or 0
     for first in (0, len(rows) - count):
-        if pc.all(wanted.slice(first, count), min_count=0).as_py():
+        if pc.all(mask.slice(first, count), min_count=0).as_py():
             return rows.slice(first, count)
-    return rows.filter(wanted)
+    return rows.filter(mask)

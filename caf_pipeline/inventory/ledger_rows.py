@@ -1,6 +1,4 @@
-"""What the ledger tells of a source's objects, as columns of the Parquet files that it is exported
-to.
-"""
+"""The columns of the Parquet files that the ledger exports about a source's objects."""
 
 from typing import Final
 
@@ -12,16 +10,12 @@ STANDING_SCHEMA: Final = pa.schema(
         pa.field("object_version", pa.string(), nullable=False),
         pa.field("standing", pa.string(), nullable=False),  # "located", "claimed", "skipped"
         pa.field("reason", pa.string()),  # of a skip
-        pa.field(
-            "due", pa.bool_(), nullable=False
-        ),  # a skip that may be planned again now; False for the others
+        # A skipped object that may be planned again now. False for located and claimed objects.
+        pa.field("due", pa.bool_(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What the ledger knows of a source's objects.
-
-For an unsupported key, `key` holds its percent-encoded form.
-"""
+"""For an unsupported key, `key` is percent-encoded."""
 
 LOCATED_SCHEMA: Final = pa.schema(
     [
@@ -38,22 +32,18 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("crc64nvme", pa.binary()),
         pa.field("s3_checksum", pa.string()),
-        pa.field("header_set", pa.binary()),  # null: not known
+        pa.field("header_set", pa.binary()),  # null: unknown
     ]
 )
-"""The locations of a source's objects, as the ledger has them.
-
-A whole object has `part` and `part_count` 0; parts count from 1.
-"""
+"""A whole object has `part` and `part_count` 0; parts count from 1."""
 
 EXCEPTION_SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.binary(), nullable=False),
         pa.field("stated_at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("object_version", pa.string()),  # null: the key was gone
-        pa.field(
-            "last_modified", pa.timestamp("us", tz="UTC")
-        ),  # the headers of this LastModified are those archived
+        pa.field("object_version", pa.string()),  # null: the key was deleted
+        # The object that was written at this time has the archived headers.
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What the bucket had as current, where the locations' LastModified tell otherwise (`current`)."""
+"""Current contents that the locations' LastModified does not show; see `current`."""

@@ -1,4 +1,4 @@
-"""The place of an object's bytes in a chunk."""
+"""The location of an object's bytes in a chunk."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,12 +6,10 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class LocationRow:
-    """The place of an object or of a part, as look-ups and manifests have it.
+    """The location of an object, or of a part: `[start_byte, end_byte)` in CAF coordinates.
 
-    `[start_byte, end_byte)` in CAF coordinates.
-
-    Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has
-    its own (`Location.parts`).
+    For an object in parts, the range is the object's own bytes, from 0. Its SHA-256 is empty,
+    because each part has one (`Location.parts`).
     """
 
     key: str

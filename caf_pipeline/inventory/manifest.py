@@ -1,10 +1,8 @@
-"""The two members of a chunk that are ours: its head, which names the chunk, and its manifest,
-which describes it.
+"""The two members that we add to a chunk: the head names it, the manifest describes it.
 
-The head is the first member, a fixed 512 bytes, so that no two chunks share a root or leading
-blocks. The manifest is the last, a Parquet file with one row for each object that the plan named
-and the chunk accounts for, in plan order; with it the archive can be rebuilt, checked and queried
-from the stored chunks alone. Source: "A chunk" in docs/format.md.
+The head has a fixed size of 512 bytes, so that no two chunks share a root or leading blocks. The
+manifest, the last member, is a Parquet file with a row for each planned object, in plan order. The
+stored chunks alone suffice to rebuild the archive. Source: "A chunk" in docs/format.md.
 """
 
 import json
@@ -31,42 +29,31 @@ HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
 
 HEAD_SIZE_BYTES: Final = 512
-"""Room for an archive id (32), a chunk's id (50) and a version, with space for what later formats
-add.
-"""
+"""Room for an archive id (32), a chunk id (50), a version, and fields of later formats."""
 
 CHUNK_FORMAT: Final = "caf-pipeline/6"
-"""The version of what we put into a CAF: the head, the manifest's columns, the names of members.
-
-No other version is read.
-"""
+"""Covers the head, the manifest's columns and member names. No other version is read."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
-"""Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
+"""Rows in memory: some 10 MB as Python objects."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
-"""Upper bound of a manifest without rows: schema and key-value metadata; 4,202 bytes measured
-(pyarrow 26).
-"""
+"""Upper bound of a manifest without rows. Measured: 4,202 bytes (pyarrow 26)."""
 
 MANIFEST_GROUP_BYTES: Final = 8 * 1024
-"""Upper bound of what a row group adds to the footer and as page headers: 27 columns, 5,134 bytes
-measured.
-"""
+"""Upper bound of a row group's footer and page headers. Measured: 5,134 bytes for 27 columns."""
 
 MANIFEST_ROW_BYTES: Final = 170
 """Upper bound of a row without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
 
 REWRITTEN_BYTES: Final = 8
-"""What `rewritten_at` adds to a row that has it."""
 
 PART_BYTES: Final = 24
-"""What the columns of a part add to a row that has them: 2 × 4 and 2 × 8."""
+"""A part's columns: 2 × 4 and 2 × 8."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
-"""Room that a plan leaves in each row for content type, other headers, user metadata and S3's
-checksum, which no listing shows. Where they take more, the chunk is larger than planned; only at
-its limit it closes earlier, see `packing.packer`.
+"""Reserved in each row for headers, user metadata and S3's checksum, which listings lack. If they
+need more, the chunk becomes larger than planned.
 """
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -76,9 +63,8 @@ MANIFEST_SCHEMA: Final = pa.schema(
         pa.field("version_id", pa.string()),
         pa.field("etag", pa.string(), nullable=False),
         pa.field("size_bytes", pa.int64(), nullable=False),  # of the whole object
-        pa.field(
-            "rewritten_at", pa.timestamp("us", tz="UTC")
-        ),  # null: not archived before with this ETag and size
+        # null: not archived before with this ETag and size
+        pa.field("rewritten_at", pa.timestamp("us", tz="UTC")),
         pa.field("part", pa.int32()),  # from 1
         pa.field("part_count", pa.int32()),
         pa.field("part_start_byte", pa.int64()),  # of the object
@@ -87,9 +73,8 @@ MANIFEST_SCHEMA: Final = pa.schema(
         pa.field("end_byte", pa.int64()),  # exclusive
         pa.field("sha256", pa.binary(32)),
         pa.field("crc64nvme", pa.binary(8)),  # of the member's bytes, big-endian
-        pa.field(
-            "s3_checksum", pa.string()
-        ),  # of the whole object, as `Checksum.text`; null: S3 gave none
+        # Of the whole object, as `Checksum.text`; null: S3 returned none.
+        pa.field("s3_checksum", pa.string()),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("storage_class", pa.string(), nullable=False),
         pa.field("content_type", pa.string()),
@@ -106,7 +91,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
 )
 
 PART_COLUMNS: Final = ("part", "part_count", "part_start_byte", "part_end_byte")
-"""The fields of a PartRange, in their order. All are null if the member is a whole object."""
+"""The fields of a PartRange. All are null for a whole object."""
 
 CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 
@@ -123,42 +108,33 @@ LOCATION_SCHEMA: Final = pa.schema(
         *(MANIFEST_SCHEMA.field(name) for name in (*CHECKSUM_COLUMNS, *HEADERS, "user_metadata")),
     ]
 )
-"""What a manifest tells of where a chunk's objects are: a row for each member that is a whole
-object.
-"""
+"""A row for each member that is a whole object."""
 
 METADATA_KEY: Final = b"caf-pipeline"
 
 LOGS_KEY: Final = b"caf-pipeline-clps"
-"""The key in the Parquet file's own metadata under which the times of clp-s archives are: a JSON
-list of LogTimes.
-"""
+"""Parquet metadata with the times of clp-s archives: a JSON list of LogTimes."""
 
 LOG_BYTES: Final = 64
-"""Upper bound of what one of them adds: three numbers of at most 20 digits, in brackets."""
+"""Upper bound of one LogTimes: three numbers of at most 20 digits, in brackets."""
 
 MAX_FOOTER_BYTES: Final = 256 << 20
-"""Of texts and lists in a Parquet footer: a million rows make 250 row groups of 4 KB each, and a
-bad footer claims any length.
-"""
+"""A corrupt footer may declare any length. A million rows make 250 row groups of 4 KB each."""
 
 MAX_TEXT_BYTES: Final = 64 << 10
-"""Of one value: keys have 1,024 bytes, headers 8 KiB in all, and why an object was skipped is a
-sentence.
-"""
+"""Keys have 1,024 bytes, all headers 8 KiB, and a skip reason is a sentence."""
 
 MAX_GROUP_BYTES: Final = 256 << 20
-"""Of a row group as it is in memory: 4,000 rows of two keys of 1 KiB, eight texts, and S3's 2 KiB
-of user metadata are below 100 MB.
+"""In memory, 4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of user metadata stay below 100
+MB.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkIdentity:
-    """What the head and the manifest's metadata say of a chunk.
+    """The identity of a chunk in its head and its manifest's metadata.
 
-    `plan_sha256` is the plan's full hash, `planned_objects` and `planned_bytes` are the chunk's
-    part of it. If the hash is None, the manifest has none of the three.
+    The manifest has the chunk's share of the plan only with `plan_sha256`, the plan's full hash.
     """
 
     archive_id: str
@@ -176,11 +152,9 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class LogTimes(NamedTuple):
-    """A member that clp-s packed: where it begins in the chunk, and the first and the last time of
-    its records.
+    """The start of a member that clp-s packed, and the times of its first and last record.
 
-    Times are milliseconds since 1970, both inclusive; None where the archive does not tell them, or
-    is damaged.
+    Times are milliseconds since 1970, both inclusive. None if the archive lacks them or is damaged.
     """
 
     start_byte: _Int64
@@ -189,7 +163,7 @@ class LogTimes(NamedTuple):
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
-    """Return the head member: one line of JSON, padded with spaces and a newline to 512 bytes."""
+    """Return the head member: a line of JSON, padded with spaces and a newline to 512 bytes."""
     text = json.dumps(
         {"format": CHUNK_FORMAT, "archive": identity.archive_id, "chunk": identity.chunk},
         separators=(",", ":"),
@@ -198,9 +172,7 @@ def head_bytes(identity: ChunkIdentity) -> bytes:
 
 
 def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
-    """Return the bytes that a plan reserves for one row; the member's name counted as long as the
-    key.
-    """
+    """Return the bytes that a plan reserves for a row, with a member name as long as the key."""
     return (
         2 * len(key)
         + len(version_id or "")
@@ -211,11 +183,10 @@ def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
 
 
 IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
-"""The columns that `row_identity` and `identities` need."""
 
 
 def row_identity(row: Mapping[str, Any]) -> str:
-    """Return the object version of a manifest's row."""
+    """Return the object version of a manifest row."""
     return object_version(*(row[name] for name in IDENTITY_COLUMNS))
 
 
@@ -229,11 +200,10 @@ def identities(batch: pa.RecordBatch) -> pa.Array:
 
 
 class ManifestWriter:
-    """Writes rows to a Parquet file as they come, holding at most one row group in memory.
+    """Writes manifest rows to a Parquet file, with at most one row group in memory.
 
-    Rows are dicts by column name; columns that are left out are null. `bound_bytes` is an upper
-    bound of the finished file's size, so that a chunk can be closed before the manifest no longer
-    fits. The file's metadata has the times of clp-s archives, which `add_log` takes.
+    Rows are dicts by column name; missing columns are null. `bound_bytes` is an upper bound of the
+    finished file's size.
     """
 
     def __init__(self, path: Path, identity: ChunkIdentity) -> None:
@@ -278,7 +248,7 @@ class ManifestWriter:
         return texts + pairs + MANIFEST_ROW_BYTES + fixed + group
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add one row."""
+        """Add a row."""
         self.bound_bytes += self.row_bound(row)
         row["inventory_time"] = self._inventory_time
         self._rows.append(row)
@@ -287,7 +257,7 @@ class ManifestWriter:
             self._flush()
 
     def add_log(self, log: LogTimes) -> None:
-        """Add the times of a clp-s archive."""
+        """Add the times of a clp-s archive to the file's metadata."""
         self._logs.append(log)
         self.bound_bytes += LOG_BYTES
 
@@ -316,15 +286,13 @@ class ManifestWriter:
         if self._writer.is_open and kind is None:
             self.close()
         elif self._writer.is_open:
-            with suppress(OSError):  # the error that ended the writing is the one to tell
+            with suppress(OSError):  # keep the original error
                 self._writer.close()
 
 
 @dataclass(frozen=True, slots=True)
 class PartLocation:
-    """What a manifest has of a part: where it is, the size of the whole object, and which bytes of
-    it these are.
-    """
+    """The location of a part in a manifest, with its range and its object's size."""
 
     row: LocationRow
     object_bytes: int
@@ -336,10 +304,9 @@ class PartLocation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedManifest:
-    """A manifest that was opened and is of this format; its rows are not yet read.
+    """An open manifest of this format, whose rows are not yet read.
 
-    Attributes: described: the JSON object in its metadata, as it was found; nothing of it is
-        believed but the format. row_count: as its footer says.
+    Only the format in its metadata, `described`, was checked.
     """
 
     described: Mapping[str, Any]
@@ -351,52 +318,45 @@ class OpenedManifest:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time.
 
-        With `between`, row groups without a key from the first to the second, both included, are
-        left out.
+        `between` skips row groups without keys from the first to the second, both inclusive.
 
         Raises:
-            MalformedArchive: a row cannot be read; those before it were yielded.
+            MalformedArchive: a row cannot be read; rows before it were yielded.
         """
         names = list(columns) if columns else None
         with _as_malformed():
-            groups = [
-                number
-                for number in range(self._parquet.num_row_groups)
-                if between is None or self._has(number, *between)
-            ]
+            column = self._parquet.schema_arrow.get_field_index("key")
+            groups = []
+            for number in range(self._parquet.num_row_groups):
+                keys = self._parquet.metadata.row_group(number).column(column).statistics
+                is_known = keys is not None and keys.has_min_max
+                if between and is_known and (keys.max < between[0] or keys.min > between[1]):
+                    continue
+                groups.append(number)
             for batch in self._parquet.iter_batches(
                 batch_size=MANIFEST_GROUP_ROWS, columns=names, row_groups=groups
             ):
-                batch.validate(full=True)  # a Parquet reader takes any bytes for text
+                batch.validate(full=True)  # a Parquet reader accepts any bytes as text
                 yield batch
-
-    def _has(self, number: int, first: str, last: str) -> bool:
-        """Tell whether a row group may have a key from the first to the last."""
-        keys = (
-            self._parquet.metadata.row_group(number)
-            .column(self._parquet.schema_arrow.get_field_index("key"))
-            .statistics
-        )
-        return keys is None or not keys.has_min_max or (keys.min <= last and first <= keys.max)
 
     def rows(
         self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dicts; as `batches`."""
+        """Yield the rows as dicts, like `batches`."""
         for batch in self.batches(columns, between=between):
             with _as_malformed():
                 rows = batch.to_pylist()
             yield from rows
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield the members that are whole objects in batches of LOCATION_SCHEMA; as `batches`."""
+        """Yield members that are whole objects in batches of LOCATION_SCHEMA, like `batches`."""
         return iter(()) if self._part_row() else self.members()
 
     def part(self) -> "PartLocation | None":
-        """Return the part that the chunk has; None where it has whole objects, or skipped the part.
+        """Return the chunk's part; None for a chunk of whole objects, or if the part was skipped.
 
         Raises:
-            MalformedArchive: it is of a part and has another row, which no packing of ours writes.
+            MalformedArchive: a chunk of a part has further rows, which packing never writes.
         """
         row = self._part_row()
         if row is None:
@@ -415,10 +375,6 @@ class OpenedManifest:
         return PartLocation(place, row["size_bytes"], part, **checksums, headers=headers)
 
     def _part_row(self) -> dict[str, Any] | None:
-        """Return the only row of a chunk of a part; None if the chunk is one of whole objects.
-
-        Raises as `part`.
-        """
         for batch in self.batches(PART_COLUMNS):
             if all(batch[name].null_count == batch.num_rows for name in PART_COLUMNS):
                 continue
@@ -430,31 +386,29 @@ class OpenedManifest:
         return None
 
     def logs(self) -> Sequence[LogTimes]:
-        """Return the times of its clp-s archives.
+        """Return the times of the chunk's clp-s archives.
 
         Raises:
-            MalformedArchive: they are nothing that a packing of ours writes.
+            MalformedArchive: packing never writes such times.
         """
-        told = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
-        if told is None:
+        encoded = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
+        if encoded is None:
             raise MalformedArchive("the manifest has no times of logs")
-        if len(told) > 2 + LOG_BYTES * self.row_count:
+        if len(encoded) > 2 + LOG_BYTES * self.row_count:
             raise MalformedArchive(
-                f"the manifest has {len(told)} bytes of times of logs for {self.row_count} rows"
+                f"the manifest has {len(encoded)} bytes of times of logs for {self.row_count} rows"
             )
         with _as_malformed():
-            logs = msgspec.json.decode(told, type=list[LogTimes])
-        starts = {one.start_byte for one in logs}
+            logs = msgspec.json.decode(encoded, type=list[LogTimes])
+        starts = {log.start_byte for log in logs}
         if len(starts) < len(logs) or any(
-            (one.first_ms is None) != (one.last_ms is None) for one in logs
+            (log.first_ms is None) != (log.last_ms is None) for log in logs
         ):
-            raise MalformedArchive("the manifest's times of logs are none that packing writes")
+            raise MalformedArchive("the manifest has contradictory times of logs")
         return logs
 
     def members(self) -> Iterator[pa.RecordBatch]:
-        """Yield all members, a part among them, in batches of LOCATION_SCHEMA: which bytes have
-        which SHA-256; as `batches`.
-        """
+        """Yield all members, parts included, in batches of LOCATION_SCHEMA, like `batches`."""
         for batch in self.batches({*LOCATION_SCHEMA.names, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
             yield pa.record_batch(
@@ -463,12 +417,11 @@ class OpenedManifest:
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
-    """Open a manifest.
+    """Open a manifest. Allocates no more memory than the file's own size justifies.
 
-    Raises: MalformedArchive: it is no manifest of a format that this version knows, or one that no
-        packing of ours writes: other
-            columns, row groups too large for memory. Nothing was allocated that the file's own size
-            does not cover.
+    Raises:
+        MalformedArchive: the format is unknown, or packing never writes such a file: other columns,
+            or row groups too large for memory.
     """
     limits = {
         "thrift_string_size_limit": MAX_FOOTER_BYTES,
@@ -491,27 +444,27 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
         for group in groups
     ):
         raise MalformedArchive(
-            "the manifest has a row group that is larger than any that was ever written"
+            "the manifest has a row group that is larger than packing ever writes"
         )
     return OpenedManifest(described, row_count, parquet)
 
 
-def unknown_format(member: str, found: object) -> MalformedArchive:
-    """Return the error for a chunk whose head or manifest (`member`) names another format."""
+def unknown_format(member: str, chunk_format: object) -> MalformedArchive:
+    """Return the error for a head or manifest (`member`) with an unknown format."""
     return MalformedArchive(
-        f"its {member} has the format {found!r:.60}, and this version reads only '{CHUNK_FORMAT}'",
+        f"its {member} has the format {chunk_format!r:.60}, and this version reads only "
+        f"'{CHUNK_FORMAT}'",
         hint="`caf list` and `caf extract` read the chunk as a CAF file",
     )
 
 
-def refuse_bloated(file: Path) -> None:
-    """Raise MalformedArchive where a text is longer than any that is ever written.
+def refuse_long_texts(file: Path) -> None:
+    """Raise MalformedArchive if a text is longer than packing ever writes.
 
-    In a Parquet file one long text may stand for thousands of rows; as rows they would fill the
-    memory.
+    In Parquet one long text may stand for thousands of rows.
     """
     with _as_malformed():
-        texts = [one.name for one in pq.read_schema(file) if one.type == pa.string()]
+        texts = [column.name for column in pq.read_schema(file) if column.type == pa.string()]
         parquet = pq.ParquetFile(file, read_dictionary=texts)
         for batch in parquet.iter_batches(batch_size=MANIFEST_GROUP_ROWS, columns=texts):
             lengths = [
@@ -523,7 +476,6 @@ def refuse_bloated(file: Path) -> None:
 
 @contextmanager
 def _as_malformed() -> Iterator[None]:
-    """Turn every error that a Parquet reader raises on bad bytes into MalformedArchive."""
     try:
         yield
     except (pa.ArrowException, ValueError, OSError, OverflowError, RecursionError) as error:

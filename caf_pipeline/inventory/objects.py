@@ -1,6 +1,4 @@
-"""What names an object: the record that a listing gives, its identity, which keys can be archived,
-and why one was not.
-"""
+"""Objects as listings show them: identity, supported keys, parts, and reasons for skips."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,37 +9,25 @@ from typing import Final
 from caf_pipeline.system.quantities import counted
 
 MAX_KEY_BYTES: Final = 1024
-"""S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
+"""S3's limit, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
 
 MAX_SIZE_BYTES: Final = 1 << 53
-"""A size beyond is damage: an object in S3 has at most 50 TB, and programs that read sizes as
-doubles round what is larger.
-"""
+"""Objects in S3 have at most 50 TB, and doubles round larger sizes."""
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""Of an ETag or a version id: S3's own limit on the latter.
-
-A longer one is damage, and no server takes it as a header.
-"""
+"""The limit on an ETag or version id; S3's own for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""What an ETag or a version id never has, as an expression: no request could have it, and no
-database a NUL.
-"""
+"""A regular expression for characters that no request can send in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Stands between key and version in the name of an older version.
-
-Two names can be equal only if they have this mark.
+"""Separates key and version in the name of an older version. Names can be equal only if one has it.
 """
 
 
 class SkipReason(StrEnum):
-    """Why an object that the plan or the inventory named was not archived.
-
-    The values are what the ledger stores.
-    """
+    """Why a planned or listed object was not archived. The ledger stores the values."""
 
     CHANGED = "changed"
     DELETED = "deleted"
@@ -56,26 +42,26 @@ class SkipReason(StrEnum):
 
 
 RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
-    # An identity that is still listed after it was seen changed or gone is a listing that lags:
-    # soon, but not at once, or every tick of the sensor would plan it again.
+    # A listing may lag behind a change or deletion. Without a delay, every tick of the sensor would
+    # plan the object again.
     SkipReason.CHANGED: timedelta(hours=1),
     SkipReason.DELETED: timedelta(hours=1),
-    # These wait for somebody to restore, permit or repair something.
+    # The operator must restore, permit or repair something.
     SkipReason.COLD_STORAGE: timedelta(days=1),
     SkipReason.ACCESS_DENIED: timedelta(days=1),
     SkipReason.NEEDS_KEY: timedelta(days=1),
     SkipReason.UNREADABLE: timedelta(days=1),
-    # The same bytes were written again, and no provider returned the archived headers: an outage,
-    # most likely.
+    # The same bytes were written again, and no provider returned the archived headers. The likely
+    # cause is an outage.
     SkipReason.NOT_COMPARED: timedelta(minutes=10),
-    # Nothing that time could mend.
+    # Waiting does not help.
     SkipReason.UNSUPPORTED_KEY: None,
     SkipReason.TOO_LARGE: None,
-    # Any plan may take it; until when it waits at most stands in its row.
+    # Any plan may take it. Its row has the latest time.
     SkipReason.WAITING: timedelta(0),
 }
-"""How long after a first skip the object may be planned again (None: not by itself); doubles each
-time, up to 30 days.
+"""Delay before a skipped object may be planned again; None: never automatically. It doubles with
+each skip, up to MAX_RETRY_AFTER.
 """
 
 
@@ -87,27 +73,27 @@ CHECKSUMS: Final[Mapping[str, str]] = {
     for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
     for kind in ("", "/FULL_OBJECT")
 }
-"""What inventories say of an object whose checksum may be compared, and S3's name of the algorithm:
-in lower case the end of its headers' names. Where no type is named, as in reports, it may be of the
-parts' checksums; S3 tells when it is asked.
+"""By the checksum in an inventory: S3's name of the algorithm, which in lower case ends its header
+names. Reports name no type, so the checksum may be one of the parts' checksums.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
-    """One object as a listing shows it.
+    """One object in a listing.
 
-    Attributes: key: the exact bytes of the key, at most 1,024, whatever they are. version_id: None
-        where the bucket keeps no versions, and for S3's "null" version, which can be overwritten.
-        etag: without its quotes; an identity, never a hash. last_modified: aware, in UTC. checksum:
-        "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the
-        listing names no
-            type; "" where it names no checksum.
-        rewritten_at: when it was written, if the same ETag and size are located with another time:
-            part of the identity. None otherwise.
-        is_latest: whether it is what the key has now; an older version otherwise.
-        is_delete_marker: it is not an object, and says that the key was deleted then: no ETag, no
-        bytes.
+    Attributes:
+        key: exact bytes, at most 1,024.
+        version_id: None if the bucket keeps no versions, and for S3's "null" version, which can be
+            overwritten.
+        etag: without quotes; an identity, never a hash.
+        last_modified: aware, in UTC.
+        checksum: "<algorithm>/<type>", e.g. "CRC64NVME/FULL_OBJECT"; "<algorithm>" if the listing
+            names no type; "" without a checksum.
+        rewritten_at: the time of the object, as part of its identity, if the same ETag and size are
+            located with another time.
+        is_latest: False for an older version of the key.
+        is_delete_marker: a record of a deletion, without ETag and bytes.
     """
 
     key: bytes
@@ -123,18 +109,16 @@ class S3Object:
 
     @property
     def object_version(self) -> str:
-        """What, beside source and key, makes up the object's identity."""
+        """The object's identity within its source and key."""
         return object_version(self.version_id, self.etag, self.size_bytes, self.rewritten_at)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionCounts:
-    """What keys have beside their current versions.
+    """Counts of older versions, delete markers and deleted keys.
 
-    Attributes:
-        older: versions that are not their key's latest, without delete markers.
-        markers: delete markers, the latest of their key or not.
-        deleted_keys: keys whose latest version is a delete marker.
+    `older` excludes delete markers, `markers` includes those that are not the latest, and the
+    latest version of `deleted_keys` is a delete marker.
     """
 
     older: int = 0
@@ -149,22 +133,23 @@ class VersionCounts:
         )
 
     def sentence(self, *, all_versions: bool) -> str:
-        """Say what there is beside current objects, "" without any; `all_versions`: older versions
-        are objects, too.
+        """Return a phrase about the counts, "" if all are zero.
+
+        `all_versions`: older versions are among the objects.
         """
-        said = [
-            f"{counted(self.older, 'older version')} "
-            f"{'among the objects' if all_versions else 'left out'}"
-            if self.older
-            else "",
-            counted(self.markers, "delete marker") if self.markers else "",
-            f"{counted(self.deleted_keys, 'key')} deleted" if self.deleted_keys else "",
-        ]
-        return ", ".join(filter(None, said))
+        where = "among the objects" if all_versions else "left out"
+        phrases = []
+        if self.older:
+            phrases.append(f"{counted(self.older, 'older version')} {where}")
+        if self.markers:
+            phrases.append(counted(self.markers, "delete marker"))
+        if self.deleted_keys:
+            phrases.append(f"{counted(self.deleted_keys, 'key')} deleted")
+        return ", ".join(phrases)
 
     @classmethod
     def of(cls, listed: Iterable[S3Object]) -> "VersionCounts":
-        """Count what of a listing is no current object."""
+        """Count the entries of a listing that are not current objects."""
         rest = [obj for obj in listed if obj.is_delete_marker or not obj.is_latest]
         markers = [obj for obj in rest if obj.is_delete_marker]
         return cls(len(rest) - len(markers), len(markers), sum(obj.is_latest for obj in markers))
@@ -173,8 +158,9 @@ class VersionCounts:
 def versions_as_json(
     beside: VersionCounts | None, *, all_versions: bool
 ) -> dict[str, str | int | None]:
-    """Return which versions are objects of an inventory, and what else there was, as a program
-    reads it; None: not counted.
+    """Return which versions an inventory has, and its version counts, as JSON fields.
+
+    None stands for unknown counts.
     """
     counts = (
         (None, None, None)
@@ -190,10 +176,9 @@ def versions_as_json(
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """A part of an object that is split over chunks: its `number` of `count`, from 1, and its bytes
-    of the object.
+    """A part of an object that is split over chunks: `number` of `count`, from 1.
 
-    `end_byte` is exclusive, and greater than `start_byte`.
+    `[start_byte, end_byte)` are bytes of the object; the range is not empty.
     """
 
     number: int
@@ -203,15 +188,16 @@ class PartRange:
 
     @property
     def size_bytes(self) -> int:
-        """The part's length."""
+        """The part's size."""
         return self.end_byte - self.start_byte
 
 
-def cut_into_parts(size_bytes: int, most_bytes: int) -> list[PartRange]:
-    """Return the fewest parts of an object of which none is larger than this, in order; their sizes
-    differ by a byte at most.
+def cut_into_parts(size_bytes: int, max_bytes: int) -> list[PartRange]:
+    """Return the fewest parts of at most `max_bytes`, in order.
+
+    Their sizes differ by at most one byte.
     """
-    count = -(-size_bytes // most_bytes)
+    count = -(-size_bytes // max_bytes)
     ends = [size_bytes * number // count for number in range(count + 1)]
     return [
         PartRange(number, count, *ends[number - 1 : number + 1]) for number in range(1, count + 1)
@@ -221,40 +207,41 @@ def cut_into_parts(size_bytes: int, most_bytes: int) -> list[PartRange]:
 def object_version(
     version_id: str | None, etag: str, size_bytes: int, rewritten_at: datetime | None = None
 ) -> str:
-    """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions.
+    """Return the version id, or `etag:<ETag>:<size>` if the bucket keeps no versions.
 
-    The identity of an object that was written again with the same ETag and size is
-    `etag:<ETag>:<size>:<LastModified>`, with a time in UTC as `2026-11-21T23:10:05.000000Z`.
+    An object that was written again with the same ETag and size is
+    `etag:<ETag>:<size>:<LastModified>`, with a time in UTC such as `2026-11-21T23:10:05.000000Z`.
     """
     version = version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
     return version if rewritten_at is None else rewritten_version(version, rewritten_at)
 
 
 def version_id_of(object_version: str) -> str:
-    """Return the version id of an identity; "" if it has none."""
+    """Return the version id in an identity, or ""."""
     return "" if object_version.startswith("etag:") else object_version
 
 
 def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
-    """Return whether an identity has the time of a rewrite."""
+    """Return whether an identity contains the time of a rewrite."""
     return not version_id_of(version) and version != object_version(None, etag, size_bytes)
 
 
 def rewritten_version(version: str, rewritten_at: datetime) -> str:
-    """Return `object_version` of an object that was written again, by that of the bytes that it had
-    before.
-    """
-    # Python's strftime gives a year before 1000 fewer digits than DuckDB's.
-    return f"{version}:{rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"  # noqa: E501
+    """Return the identity of an object whose identical bytes had this identity before."""
+    # Python's strftime writes a year before 1000 with fewer digits than DuckDB's.
+    time = rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+    return f"{version}:{time}Z"
 
 
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
-"""The form of that LastModified, as DuckDB's strftime takes it."""
+"""For DuckDB's strftime."""
 
 
 def is_supported(key: bytes) -> bool:
-    """Tell whether a key can be archived: valid UTF-8, at most 1,024 bytes, no NUL (which Postgres
-    text cannot hold).
+    """Return whether a key can be archived.
+
+    A supported key is valid UTF-8, has at most 1,024 bytes, and no NUL, which Postgres cannot
+    store.
     """
     if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
         return False
@@ -266,16 +253,16 @@ def is_supported(key: bytes) -> bool:
 
 
 def can_be_stored(text: str) -> bool:
-    """Tell whether the database can hold a key or a name; a lone surrogate stands for a byte that
-    is not UTF-8.
+    """Return whether the database can store a key or name.
+
+    A lone surrogate stands for a byte that is not UTF-8.
     """
     return is_supported(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentException:
-    """At `stated_at` the bucket had this identity of the key as its current one; None: the key was
-    gone.
+    """A statement that a key had this current identity at `stated_at`; None: it was deleted.
 
     `last_modified`: the object written at this time has the archived bytes and headers. None if
     they were not compared.

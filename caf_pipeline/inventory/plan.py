@@ -1,14 +1,13 @@
-"""A plan: what it is cut by, and what its files say of its chunks.
+"""A plan's terms and files. Functions that read a plan raise CafError if they cannot.
 
-    objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size. Those
-                        that wait come after, under the number that follows the last chunk's. One
-                        that is split is in the chunk of its first part
-    chunks.parquet      one row a chunk: counts, expected size, names of our two members
-    parts.parquet       only where objects are split: the parts, one a chunk, from chunk 1 on
-    too_large.parquet   objects that cannot be split either
-    SHA256SUMS          the SHA-256 of each file, as sha256sum writes it
+objects.parquet     objects sorted by chunk, then key. Objects that wait for the next plan
+                    have the number after the last chunk's. A split object is in the chunk
+                    of its first part.
+chunks.parquet      a row for each chunk.
+parts.parquet       the parts of split objects, in chunks from 1 on; missing without any.
+too_large.parquet   objects that cannot be split either.
+SHA256SUMS          the SHA-256 of each file, as sha256sum writes it.
 
-`cutting` writes them.
 Source: "A chunk" in docs/design.md.
 """
 
@@ -33,15 +32,15 @@ from caf_pipeline.inventory.objects import PartRange, S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 
 MAX_GENERATIONS: Final = 10_000
-"""How often the same objects may have been planned for a plan's full hash to be found from its
-short name: a run an hour that withdraws all that it planned takes a year for it.
+"""How often the same objects may be planned before a plan's short name no longer leads to its full
+hash. A plan and withdrawal every hour takes a year.
 """
 
 ROWS_PER_BATCH: Final = 65_536
-"""Rows in memory at once, and of a row group: some 10 MB with keys of 100 bytes."""
+"""A row group in memory: some 10 MB with keys of 100 bytes."""
 
 OBJECTS_PER_BATCH: Final = 2_048
-"""Objects that are in memory as Python has them, where they are read one by one: some 3 MB."""
+"""Objects in memory as Python objects: some 3 MB."""
 
 OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"
@@ -61,10 +60,8 @@ PLANNED_PARTS_SCHEMA: Final = pa.schema(
         pa.field("part_end_byte", pa.int64(), nullable=False),  # exclusive
     ]
 )
-"""The parts of objects that are split, each with all that is known of its object."""
 
 PART_FIELDS: Final = tuple(PLANNED_PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
-"""The fields of a PartRange, in their order."""
 
 CHUNKS_SCHEMA: Final = pa.schema(
     [
@@ -82,16 +79,18 @@ PLAN_METADATA_KEY: Final = b"caf-pipeline"
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """What, beside the objects, a plan's bytes depend on.
+    """The inputs of a plan beside the objects.
 
-    `inventory_time` and `snapshot` are told, not hashed.
+    `inventory_time` and `snapshot` are recorded but not part of the hash.
 
-    Attributes: target_size_bytes: of a chunk of several objects without its manifest. limits: of
-        every chunk, the hard ones of the format and of Jackal. limit_size_bytes: of a chunk of
-        several objects with its manifest; 0: as `limits` say. max_chunks: of the plan, 0 for
-        MAX_CHUNKS; what is beyond is left over. min_chunk_size_bytes: a last chunk that is smaller
-        without its manifest waits, unless it has an object last modified
-            up to `waits_since`.
+    Attributes:
+        target_size_bytes: size of a chunk of several objects, without its manifest.
+        limits: the hard limits of the format and of Jackal.
+        limit_size_bytes: the most bytes of a chunk of several objects, with its manifest; 0: the
+            hard limit.
+        max_chunks: 0: MAX_CHUNKS. Further objects are left over.
+        min_chunk_size_bytes: a smaller last chunk waits for the next plan,
+        waits_since: unless it has an object last modified up to this time.
     """
 
     source: str
@@ -107,16 +106,15 @@ class PlanTerms:
 
     @property
     def limit_bytes(self) -> int:
-        """The most bytes of a chunk of several objects, for plan and packing alike."""
+        """The most bytes of a chunk of several objects, for planning and packing."""
         return self.limit_size_bytes or self.limits.max_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """One chunk of a plan, as `chunks.parquet` has it.
+    """A row of `chunks.parquet`.
 
-    `expected_size_bytes` is the whole file, the manifest counted by its upper bound for headers of
-    usual length.
+    `expected_size_bytes` includes an upper bound of the manifest, for headers of usual length.
     """
 
     chunk_number: int
@@ -129,9 +127,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTail:
-    """What of a plan waits for the next one: `chunk` as it would be now, and since when its oldest
-    object is there.
-    """
+    """The last chunk of a plan, which waits for the next plan, and its oldest object's time."""
 
     chunk: ChunkPlan
     oldest: datetime
@@ -139,10 +135,10 @@ class WaitingTail:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan as it was written to `folder`.
+    """A plan that was written to `folder`.
 
-    `leftover_count` objects are beyond its last chunk and in no list of it. `waiting` is in no
-    chunk: `read_waiting` has it. `split_count` objects are in `part_count` parts.
+    `leftover_count` objects beyond the last chunk are in none of the files. `split_count` objects
+    are split into `part_count` parts.
     """
 
     folder: Path
@@ -155,16 +151,12 @@ class Plan:
     part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
-        """Return the plan's full hash: over what it plans and, where the same was planned before,
-        how often.
-
-        The same objects are planned again after their chunk was withdrawn or they were skipped.
-        """
+        """Return the plan's full hash, over its content and how often it was planned before."""
         return _full_hash(self.content_sha256, generation)
 
     @property
     def object_count(self) -> int:
-        """Objects in all chunks, one that is split counted once."""
+        """Objects in all chunks, with a split object counted once."""
         return sum(chunk.object_count for chunk in self.chunks) - self.part_count + self.split_count
 
     @property
@@ -179,9 +171,7 @@ def _full_hash(content_sha256: bytes, generation: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """One object of a chunk and the name that it has in it; where the object is split, which part
-    of it the chunk has.
-    """
+    """An object of a chunk and its name there; `part` if the chunk has only a part of it."""
 
     object: S3Object
     member: str
@@ -189,44 +179,37 @@ class PlannedObject:
 
     @property
     def start_byte(self) -> int:
-        """Where in the object the member's bytes begin."""
+        """The first byte of the object that the member has."""
         return self.part.start_byte if self.part else 0
 
     @property
     def size_bytes(self) -> int:
-        """The member's length."""
+        """The member's size."""
         return self.part.size_bytes if self.part else self.object.size_bytes
 
 
 def read_terms(folder: Path) -> dict[str, str]:
-    """Return what a plan's files say of it.
+    """Return the metadata in a plan's files.
 
-    That is format (of its chunks), source, archive, snapshot, inventory_time (ISO 8601),
+    The keys are format (of the chunks), source, archive, snapshot, inventory_time (ISO 8601),
     target_size and limit_size (bytes) and content_sha256 (hex).
-
-    Raises:
-        CafError: there is no readable plan in `folder`.
     """
     with _opened(folder / CHUNKS_FILE) as file:
         return _terms_of(file)
 
 
 def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
-    """Return the full hash of the plan of this short name, from what its files say (`read_terms`).
+    """Return the full hash of the plan with this short name, from `read_terms`.
 
-    None if the same objects were planned more than MAX_GENERATIONS times.
+    Returns None if the same objects were planned more than MAX_GENERATIONS times.
     """
     content_sha256 = bytes.fromhex(terms["content_sha256"])
     hashes = (_full_hash(content_sha256, generation) for generation in range(MAX_GENERATIONS))
-    return next((found for found in hashes if found.hex().startswith(name)), None)
+    return next((sha256 for sha256 in hashes if sha256.hex().startswith(name)), None)
 
 
 def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
-    """Return one chunk of a plan.
-
-    Raises:
-        CafError: there is no readable plan in `folder`, or no such chunk in it.
-    """
+    """Return one chunk of a plan."""
     with _opened(folder / CHUNKS_FILE) as file:
         table = file.read()
     rows = table.filter(pc.equal(table["chunk_number"], number)).to_pylist()
@@ -236,12 +219,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield the objects of one chunk in plan order, a row group at most in memory, as Parquet has
-    it.
-
-    Raises:
-        CafError: there is no readable plan in `folder`.
-    """
+    """Yield the objects of a chunk in plan order, with at most a row group in memory."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -250,14 +228,12 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
 
 
 def holds_part(folder: Path, number: int) -> bool:
-    """Tell whether a chunk of a plan is one of a part; as `read_chunk_objects`."""
+    """Return whether a chunk has a part of an object."""
     return _read_part(folder, number, ("chunk_number",)) is not None
 
 
 def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
-    """Yield each part that a plan has, with its chunk's number, in order; as
-    `read_chunk_objects`.
-    """
+    """Yield each part with its chunk's number, in order."""
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE) as file:
             for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH):
@@ -266,9 +242,7 @@ def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
 
 
 def split_counts(folder: Path) -> tuple[int, int]:
-    """Return how many objects of a plan are split, and into how many parts; as
-    `read_chunk_objects`.
-    """
+    """Return the number of split objects and of their parts."""
     if not (folder / PARTS_FILE).exists():
         return 0, 0
     with _opened(folder / PARTS_FILE) as file:
@@ -277,9 +251,6 @@ def split_counts(folder: Path) -> tuple[int, int]:
 
 
 def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBatch | None:
-    """Return a chunk's part as a row with these columns of PLANNED_PARTS_SCHEMA; None where the
-    chunk is one of whole objects.
-    """
     if not (folder / PARTS_FILE).exists():
         return None
     with _opened(folder / PARTS_FILE) as file:
@@ -289,18 +260,16 @@ def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBa
         for batch in file.iter_batches(
             row_groups=groups, columns=list(dict.fromkeys([*columns, "chunk_number"]))
         ):
-            found = batch.filter(pc.equal(batch["chunk_number"], number))
-            if found.num_rows:
-                return found
+            part = batch.filter(pc.equal(batch["chunk_number"], number))
+            if part.num_rows:
+                return part
     raise CafError(f"the plan in {folder} has no chunk {number}")
 
 
 def read_chunk_batches(
     folder: Path, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of one chunk in plan order, with these columns of PLAN_SCHEMA; as
-    `read_chunk_objects`.
-    """
+    """Yield a chunk's objects in plan order, with these columns of PLAN_SCHEMA."""
     if (part := _read_part(folder, number, columns)) is not None:
         yield part
         return
@@ -311,25 +280,17 @@ def read_chunk_batches(
 def chunk_batches(
     file: pq.ParquetFile, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the whole objects of one chunk from a plan's open file of objects, with these columns
-    of PLAN_SCHEMA.
-    """
+    """Yield the whole objects of a chunk from a plan's open file of objects."""
     groups = [group for group, _ in _groups_of(file, number)]
-    named = dict.fromkeys([*columns, "chunk_number"])
+    needed = dict.fromkeys([*columns, "chunk_number"])
     for batch in file.iter_batches(
-        batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(named)
+        batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(needed)
     ):
         yield batch.filter(pc.equal(batch["chunk_number"], number))
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Return how many objects of one chunk the plan's files hold.
-
-    Only row groups shared with another chunk are read.
-
-    Raises:
-        CafError: there is no readable plan in `folder`.
-    """
+    """Return a chunk's number of objects, reading only row groups shared with another chunk."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:
@@ -343,7 +304,7 @@ def count_chunk_objects(folder: Path, number: int) -> int:
     return sum(counts)
 
 
-OF_CLAIMS: Final = [
+CLAIM_COLUMNS: Final = [
     "chunk_number",
     "key",
     "object_version",
@@ -355,22 +316,19 @@ OF_CLAIMS: Final = [
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield number of the chunk, key and identity (OF_CLAIMS) of every object in a chunk of the
-    plan, in one pass.
+    """Yield CLAIM_COLUMNS of every object in a chunk of the plan, in one pass.
 
-    An object in parts is there once, in the chunk of its first part.
+    An object in parts appears once, in the chunk of its first part.
     """
     with _opened(folder / CHUNKS_FILE) as file:
         last = file.metadata.num_rows
     with _opened(folder / OBJECTS_FILE) as file:
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=OF_CLAIMS):
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=CLAIM_COLUMNS):
             yield batch.filter(pc.less_equal(batch["chunk_number"], last))
 
 
-def require_undamaged(folder: Path) -> None:
-    """Compare a plan's files with their checksums, which DuckDB does not do; raises as
-    `read_chunk_objects`.
-    """
+def verify_plan(folder: Path) -> None:
+    """Compare a plan's files with their checksums, which DuckDB does not do."""
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE):
             pass
@@ -380,7 +338,7 @@ def require_undamaged(folder: Path) -> None:
 
 
 def read_waiting(plan: Plan) -> Iterator[S3Object]:
-    """Yield the objects that wait for the next plan, in key order; as `read_chunk_objects`."""
+    """Yield the objects that wait for the next plan, in key order."""
     if plan.waiting:
         yield from (
             planned.object
@@ -390,15 +348,16 @@ def read_waiting(plan: Plan) -> Iterator[S3Object]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open one of a plan's files; damage found while it is read raises the plan's error, as does
-    another format.
-    """
     try:
-        _require_sum(path)
+        lines = path.with_name(SUMS_FILE).read_text().splitlines()
+        sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+        stat = path.stat()
+        if sums[path.name] != _sha256_of(path, stat.st_ino, stat.st_mtime_ns, stat.st_size):
+            raise ValueError(f"its SHA-256 is not the one in {SUMS_FILE}")
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if (found := _terms_of(file).get("format")) != CHUNK_FORMAT:
+            if (plan_format := _terms_of(file).get("format")) != CHUNK_FORMAT:
                 raise ValueError(
-                    f"it is of the format {found!r:.60}, and this version reads only "
+                    f"its format is {plan_format!r:.60}, and this version reads only "
                     f"'{CHUNK_FORMAT}'"
                 )
             yield file
@@ -412,25 +371,14 @@ def _terms_of(file: pq.ParquetFile) -> dict[str, str]:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of each of a plan's files, which are complete, beside them."""
+    """Write the SHA-256 of each of a plan's finished files to SHA256SUMS."""
     sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.glob("*.parquet"))]
     (folder / SUMS_FILE).write_text("".join(sums))
 
 
-def _require_sum(path: Path) -> None:
-    """Raise ValueError or KeyError if one of a plan's files differs from what was written."""
-    lines = (line.partition("  ") for line in path.with_name(SUMS_FILE).read_text().splitlines())
-    written = {name: sha256 for sha256, _, name in lines}
-    now = path.stat()
-    if written[path.name] != _sha256_of(path, now.st_ino, now.st_mtime_ns, now.st_size):
-        raise ValueError(f"its SHA-256 is not the one in {SUMS_FILE}")
-
-
 @lru_cache(64)
 def _sha256_of(path: Path, inode: int, modified_ns: int, size_bytes: int) -> str:
-    """Return the SHA-256 of a file that has not changed since: packing a chunk opens each of a
-    plan's files several times.
-    """
+    """Cached, because packing a chunk opens each plan file several times."""
     return _sha256(path)
 
 
@@ -440,7 +388,7 @@ def _sha256(path: Path) -> str:
 
 
 def unreadable(what: str, error: BaseException) -> CafError:
-    """Return the error of a plan's files that are gone or damaged; `what` names them."""
+    """Return the error for missing or damaged files of a plan, which `what` names."""
     return CafError(
         f"{what} cannot be read: {first_line(error)}",
         hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are "
@@ -449,9 +397,7 @@ def unreadable(what: str, error: BaseException) -> CafError:
 
 
 def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
-    """Yield the row groups that may hold objects of a chunk, and whether they are known to hold
-    nothing else.
-    """
+    """Yield the row groups that may have objects of a chunk, and whether they have no others."""
     column = file.schema_arrow.get_field_index("chunk_number")
     for group in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(group).column(column).statistics

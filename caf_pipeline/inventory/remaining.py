@@ -1,8 +1,6 @@
-"""Which objects of a snapshot are not yet archived: those that the ledger tells nothing of, and
-that no filter leaves out.
+"""Selects the objects of a snapshot to plan, in bounded memory.
 
-Files in, files out, in memory that is bounded by a budget and not by the number of objects.
-Source: "Which objects are to be archived" in docs/design.md.
+Source: "Which objects are archived" in docs/design.md.
 """
 
 from collections import Counter
@@ -21,7 +19,7 @@ from caf_pipeline.inventory.snapshot import (
     SNAPSHOT_SCHEMA,
     has_rows,
     inventory_query,
-    opened_parquet,
+    open_parquet,
     supported_keys,
 )
 from caf_pipeline.system.ahead import one_ahead
@@ -38,12 +36,10 @@ from caf_pipeline.system.parquet import (
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The objects of a snapshot that are to be planned, sorted by key, then last modified
-    (SNAPSHOT_SCHEMA).
+    """The objects of a snapshot to plan (SNAPSHOT_SCHEMA), sorted by key, then last modified.
 
-    Attributes: unsupported: a file of those that are to be recorded as skipped for their key, in
-        the same form. left_out: numbers of objects that are neither located nor claimed, and that a
-        filter leaves out, by the filter.
+    `unsupported` is a file of objects to skip for their key. `left_out` counts objects by filter
+    that are neither located nor claimed.
     """
 
     path: Path
@@ -54,33 +50,53 @@ class Delta:
     left_out: Mapping[str, int]
 
 
-# A key that holds a percent sign may equal the encoded form of another one, so that the reason
-# tells which of them a row means.
-_BLOCKED: Final = """EXISTS (SELECT 1 FROM whole_standing AS known
-    WHERE known.key = {key} AND known.object_version = listed.object_version AND {within}
-    AND (known.standing <> 'skipped' OR {skipped}) AND (known.reason IS NOT DISTINCT FROM
-        'unsupported_key') = {encoded})"""
+# The reason tells an encoded key apart from an equal key that has a percent sign itself.
+_BLOCKED: Final = """EXISTS (
+        SELECT 1
+        FROM whole_standing AS standing
+        WHERE standing.key = {key}
+            AND standing.object_version = listed.object_version
+            AND {within}
+            AND (standing.standing <> 'skipped' OR {skipped})
+            AND (standing.reason IS NOT DISTINCT FROM 'unsupported_key') = {encoded}
+    )"""
 
-_UNSUPPORTED: Final = f"""SELECT * FROM (SELECT *, encode(percent_encode(key)) AS encoded_key FROM
-    refused) AS listed
-    WHERE NOT
-        {_BLOCKED.format(key="listed.encoded_key", encoded="true", within="true", skipped="NOT known.due")}
-    ORDER BY key, last_modified, object_version"""  # noqa: E501
+_NOT_DUE: Final = "NOT standing.due"
+_ENCODED_BLOCKED: Final = _BLOCKED.format(
+    key="listed.encoded_key", encoded="true", within="true", skipped=_NOT_DUE
+)
+_UNSUPPORTED: Final = f"""
+    SELECT *
+    FROM (SELECT *, encode(percent_encode(key)) AS encoded_key FROM unsupported) AS listed
+    WHERE NOT {_ENCODED_BLOCKED}
+    ORDER BY key, last_modified, object_version"""
 
-_STANDING_SKIPS: Final = """SELECT key, object_version, reason = 'unsupported_key' AS encoded FROM
-    whole_standing
-    WHERE standing = 'skipped' AND NOT due"""
-# Keys are encoded one by one in Python: only those that are unsupported, and only where such a skip
-# stands.
-_ENDED_SKIPS: Final = """WITH listed AS (
-        SELECT key, object_version, false AS encoded FROM whole_snapshot SEMI JOIN skips USING (key,
-            object_version)
-            WHERE NOT is_delete_marker AND is_supported(key) AND {left_out} IS NULL
-        UNION ALL SELECT encode(percent_encode(key)), object_version, true FROM whole_snapshot
-            WHERE NOT is_delete_marker AND (SELECT bool_or(encoded) FROM skips) AND NOT
-                is_supported(key))
-    SELECT key, object_version FROM skips ANTI JOIN listed USING (key, object_version, encoded)
-        ORDER BY ALL"""
+_SKIPS_NOT_DUE: Final = """
+    SELECT key, object_version, reason = 'unsupported_key' AS encoded
+    FROM whole_standing
+    WHERE standing = 'skipped'
+        AND NOT due"""
+
+# Python encodes keys one by one: only unsupported keys, and only if such a skip exists.
+_ENDED_SKIPS: Final = """
+    WITH listed AS (
+        SELECT key, object_version, false AS encoded
+        FROM whole_snapshot
+        SEMI JOIN skips USING (key, object_version)
+        WHERE NOT is_delete_marker
+            AND is_supported(key)
+            AND {left_out} IS NULL
+        UNION ALL
+        SELECT encode(percent_encode(key)), object_version, true
+        FROM whole_snapshot
+        WHERE NOT is_delete_marker
+            AND (SELECT bool_or(encoded) FROM skips)
+            AND NOT is_supported(key)
+    )
+    SELECT key, object_version
+    FROM skips
+    ANTI JOIN listed USING (key, object_version, encoded)
+    ORDER BY ALL"""
 
 
 def not_yet_archived(
@@ -91,24 +107,20 @@ def not_yet_archived(
     filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Delta:
-    """Write the objects of `snapshot` that are neither located, nor claimed, nor skipped without
-    being due again.
+    """Write the objects of a snapshot that are neither located, claimed nor skipped to `out`.
 
-    Args: snapshot: a Parquet file of SNAPSHOT_SCHEMA, sorted by key, then last modified. standing:
-        one of STANDING_SCHEMA; several rows of one object block it where any of them does. out:
-        gets the objects whose key is supported, `<its stem>.unsupported.parquet` beside it the
-        others. Both are
-            replaced where they exist, and each is whole or not there at all.
-        filters: leave objects out.
-        budget: bounds the memory.
+    Due skips are planned again. `standing` may have several rows for an object, and any may block
+    it. Objects with unsupported keys go to a file beside `out`. Both files replace existing ones,
+    and are complete or missing.
 
     Raises:
-        StagingError: a file cannot be written. IntegrityError: a file cannot be read.
+        StagingError: a file cannot be written.
+        IntegrityError: a file cannot be read.
     """
-    unsupported, refused = (
-        out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "refused")
+    unsupported, candidates = (
+        out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "candidates")
     )
-    if not has_rows(snapshot):  # as where nothing is new
+    if not has_rows(snapshot):
         with translate_errors(out):
             for path in (out, unsupported):
                 write_whole((), path, SNAPSHOT_SCHEMA)
@@ -117,51 +129,47 @@ def not_yet_archived(
     left_out: Counter[str] = Counter()
     with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_standing", standing)
-        apart = WholeParquet(refused, SNAPSHOT_SCHEMA, durable=False)
+        unsupported_rows = WholeParquet(candidates, SNAPSHOT_SCHEMA, durable=False)
 
-        def wanted() -> Iterator[pa.RecordBatch]:
+        def planned() -> Iterator[pa.RecordBatch]:
             nonlocal object_bytes
             for rows in _windows_of_rows(snapshot):
                 supported = supported_keys(rows["key"])
                 for batch in rows.filter(pc.invert(supported)).to_batches():
-                    apart.write(batch)
+                    unsupported_rows.write(batch)
                 kept = _not_left_out(query, rows.filter(supported), filters, left_out)
-                for batch in kept.filter(
-                    _not_blocked(query, kept, skipped="NOT known.due")
-                ).to_batches():
+                unblocked = kept.filter(_not_blocked(query, kept, skipped=_NOT_DUE))
+                for batch in unblocked.to_batches():
                     object_bytes += sum_of(batch, "size_bytes")
                     yield batch
 
         try:
-            found = write_whole(one_ahead(wanted()), out, SNAPSHOT_SCHEMA)
-            apart.close({})
-            apart.publish()
-            query.table("refused", refused)
+            objects = write_whole(one_ahead(planned()), out, SNAPSHOT_SCHEMA)
+            unsupported_rows.close({})
+            unsupported_rows.publish()
+            query.table("unsupported", candidates)
             skipped = write_whole(query.batches(_UNSUPPORTED), unsupported, SNAPSHOT_SCHEMA)
         finally:
-            apart.abort()
-            refused.unlink(missing_ok=True)
-    return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count, left_out)
+            unsupported_rows.abort()
+            candidates.unlink(missing_ok=True)
+    return Delta(out, objects.row_count, object_bytes, unsupported, skipped.row_count, left_out)
 
 
 def ended_skips(
     snapshot: Path, standing: Path, *, filters: ObjectFilter = NO_FILTER
 ) -> list[tuple[str, str]]:
-    """Return key and object version of the skips that are not due and are none any more by a whole
-    snapshot.
+    """Return key and object version of the skips that a complete snapshot ends.
 
-    It does not list the object, or a filter leaves that out.
-
-    Args: snapshot: a Parquet file of SNAPSHOT_SCHEMA, with all objects but those of settled keys;
-        spills go beside it. standing: one of STANDING_SCHEMA. The keys are as there: encoded where
-        they are unsupported. filters: what leaves objects out, which are then not skipped.
+    A skip ends if it is not due and the snapshot does not list the object, or a filter leaves it
+    out. The snapshot's file may lack settled keys. Unsupported keys are percent-encoded.
 
     Raises:
-        IntegrityError: a file cannot be read. StagingError: there is no room to spill.
+        IntegrityError: a file cannot be read.
+        StagingError: there is no room to spill.
     """
     with translate_errors(snapshot), inventory_query(snapshot, DEFAULT_BUDGET) as query:
         query.table("whole_standing", standing)
-        if not query.hold("skips", _STANDING_SKIPS):
+        if not query.hold("skips", _SKIPS_NOT_DUE):
             return []
         query.table("whole_snapshot", snapshot)
         return [
@@ -173,64 +181,45 @@ def ended_skips(
 def _not_left_out(
     query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]
 ) -> pa.Table:
-    """Return the rows that no filter leaves out, and count those of the others that are neither
-    located nor claimed.
-    """
+    """Return the rows that no filter leaves out; count the others unless located or claimed."""
     if filters == NO_FILTER or not len(rows):
         return rows
     query.rows_of("unfiltered", rows)
-    by = pa.Table.from_batches(
-        query.batches(f"SELECT {filters.sql} AS left_out_by FROM unfiltered")
-    )["left_out_by"]
-    others = rows.append_column("left_out_by", by).filter(pc.is_valid(by))
-    free = others.filter(_not_blocked(query, others, skipped="false"))
-    left_out.update(
-        {one["values"]: one["counts"] for one in pc.value_counts(free["left_out_by"]).to_pylist()}
-    )
-    return rows.filter(pc.is_null(by))
+    batches = query.batches(f"SELECT {filters.sql} AS left_out_by FROM unfiltered")
+    left_out_by = pa.Table.from_batches(batches)["left_out_by"]
+    others = rows.append_column("left_out_by", left_out_by).filter(pc.is_valid(left_out_by))
+    unblocked = others.filter(_not_blocked(query, others, skipped="false"))
+    counts = pc.value_counts(unblocked["left_out_by"]).to_pylist()
+    left_out.update({row["values"]: row["counts"] for row in counts})
+    return rows.filter(pc.is_null(left_out_by))
 
 
 def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
-    """Yield the objects of a snapshot, in its order, WINDOW_ROWS at once and at most a row group
-    more.
-    """
-    with opened_parquet(snapshot) as file:
+    with open_parquet(snapshot) as file:
         groups: list[int] = []
         for group in range(file.num_row_groups):
             groups.append(group)
-            rows = sum(file.metadata.row_group(one).num_rows for one in groups)
-            if rows and (rows >= WINDOW_ROWS or group == file.num_row_groups - 1):
-                objects = _objects_of(file.read_row_groups(groups))
+            count = sum(file.metadata.row_group(group).num_rows for group in groups)
+            if count and (count >= WINDOW_ROWS or group == file.num_row_groups - 1):
+                rows = file.read_row_groups(groups)
                 groups = []
-                if len(objects):
-                    yield objects
-
-
-def _objects_of(rows: pa.Table) -> pa.Table:
-    """Return rows of a snapshot without delete markers."""
-    return (
-        rows.filter(pc.invert(rows["is_delete_marker"]))
-        if pc.any(rows["is_delete_marker"]).as_py()
-        else rows
-    )
+                if pc.any(rows["is_delete_marker"]).as_py():
+                    rows = rows.filter(pc.invert(rows["is_delete_marker"]))
+                if len(rows):
+                    yield rows
 
 
 def _not_blocked(query: Query, rows: pa.Table, *, skipped: str) -> pa.ChunkedArray:
-    """Tell of each row whether it is neither located nor claimed, nor skipped where this is
-    `skipped`; by its key as it is.
-    """
+    """Return which rows are neither located, claimed nor, if `skipped` holds, skipped."""
     if not len(rows):
         return pa.chunked_array([], pa.bool_())
     keys = pc.min_max(rows["key"]).as_py()
-    within = (
-        f"known.key BETWEEN from_hex('{keys['min'].hex()}') AND from_hex('{keys['max'].hex()}')"
-    )
-    query.rows_of(
-        "listed",
-        rows.select(["key", "object_version"]).append_column("row", pa.array(np.arange(len(rows)))),
-    )
+    first, last = keys["min"].hex(), keys["max"].hex()
+    within = f"standing.key BETWEEN from_hex('{first}') AND from_hex('{last}')"
+    numbers = pa.array(np.arange(len(rows)))
+    query.rows_of("listed", rows.select(["key", "object_version"]).append_column("row", numbers))
     blocked = _BLOCKED.format(key="listed.key", encoded="false", within=within, skipped=skipped)
-    free = np.ones(len(rows), np.bool_)
+    unblocked = np.ones(len(rows), np.bool_)
     for batch in query.batches(f"SELECT row FROM listed WHERE {blocked}"):
-        free[batch["row"].to_numpy()] = False
-    return pa.chunked_array([pa.array(free)])
+        unblocked[batch["row"].to_numpy()] = False
+    return pa.chunked_array([pa.array(unblocked)])

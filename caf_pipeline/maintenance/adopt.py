@@ -38,12 +38,12 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, Adoption, LeftOut, decide
+from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, Adoption, RejectReason, decide
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.inventory.snapshot import Snapshot, require_whole
+from caf_pipeline.inventory.snapshot import Snapshot, verify_snapshot
 from caf_pipeline.ledger.records import Chunk, RemoteChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
@@ -105,12 +105,12 @@ class FileAdoption:
     chunk: str = ""
     members: int = 0
     rows: int = 0
-    left_out: Mapping[LeftOut, int] = field(default_factory=dict)
+    left_out: Mapping[RejectReason, int] = field(default_factory=dict)
     copies: Sequence[str] = ()
     error: CafError | None = None
 
 
-Tell = Callable[[str, LeftOut], None]
+Tell = Callable[[str, RejectReason], None]
 """Told each member that is left out, as the index has its key, and why."""
 
 Progress = Callable[[int], None]
@@ -192,7 +192,7 @@ def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
         writing_into(staging),
         reading(snapshot.path),
     ):
-        require_whole(snapshot.path)
+        verify_snapshot(snapshot.path)
         try:
             folder = tempfile.TemporaryDirectory(dir=staging, prefix=TEMPORARY)
         except OSError as error:
@@ -341,7 +341,7 @@ class _Adopter:
         found = decide(
             members, self._snapshot.path, self._standing(), self._folder / "decided.parquet"
         )
-        for member, reason in found.members_left_out():
+        for member, reason in found.rejected_members():
             self._terms.tell(member, reason)
         return self._loaded(name, post, len(reader), found)
 
@@ -363,11 +363,11 @@ class _Adopter:
                 stream.pass_over(one.end_byte, md5, sha256)
             key = _object_key(one, self._terms.strip)
             fault = (
-                LeftOut.OVERLAPPING
+                RejectReason.OVERLAPPING
                 if overlaps
                 else None
                 if is_supported(key)
-                else LeftOut.UNSUPPORTED_KEY
+                else RejectReason.UNSUPPORTED_KEY
             )
             rows.append(
                 (
@@ -446,7 +446,7 @@ class _Adopter:
         if not found.objects:
             kind = (
                 AdoptionKind.NOTHING_NEW
-                if {LeftOut.LOCATED, LeftOut.CLAIMED} & set(found.left_out)
+                if {RejectReason.LOCATED, RejectReason.CLAIMED} & set(found.left_out)
                 else AdoptionKind.NO_OBJECT
             )
             return FileAdoption(name, kind, posted, "", members, 0, found.left_out, right)

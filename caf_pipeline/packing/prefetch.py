@@ -20,7 +20,7 @@ from caf_pipeline.errors import ObjectReadFailed
 from caf_pipeline.inventory.checksums import new_crc64nvme, new_digest
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import PlannedObject
-from caf_pipeline.source.protocol import BegunRead, Checksum, ObjectPart, ObjectSource
+from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource, PendingRead
 
 MIN_UNIT_BYTES: Final = 4096
 """What an empty object counts in the window: its headers, futures and buffers, so that a million of
@@ -60,7 +60,7 @@ class _Unit:
     planned: PlannedObject
     weight: int
     future: "Future[Fetched] | None"
-    begun: BegunRead | None = None
+    begun: PendingRead | None = None
 
     def cancel(self) -> None:
         """Cancel the GET; what was read of it is dropped."""

@@ -37,7 +37,7 @@ from caf_pipeline.inventory.manifest import (
     PART_COLUMNS,
     OpenedManifest,
     open_manifest,
-    refuse_bloated,
+    refuse_long_texts,
     row_identity,
     unknown_format,
 )
@@ -334,7 +334,7 @@ def read_chunk(
     manifest = open_manifest(spool)
     manifest.logs()
     described = _described(manifest, head, of, chunk_id.plan)
-    refuse_bloated(spool)
+    refuse_long_texts(spool)
     tally = _check_rows(manifest, chunk_file)
     plan_sha256, object_count, object_bytes = _planned(described, chunk_id.plan, tally)
     samples = _samples(source, file.posting, manifest)

@@ -20,7 +20,7 @@ from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.source.protocol import KeyTaken, ObjectTarget, ObjectThere
+from caf_pipeline.source.protocol import ExistingObject, KeyTaken, ObjectTarget
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import NotRestored
 
@@ -117,7 +117,9 @@ class RestoreBucket:
             f"{self._bucket.place(one.row.key)} was not written: others write it, too"
         )
 
-    def _is_equal(self, one: Location, headers: ObjectHeaders | None, there: ObjectThere) -> bool:
+    def _is_equal(
+        self, one: Location, headers: ObjectHeaders | None, there: ExistingObject
+    ) -> bool:
         """Compare size and headers, if known, and then the bytes: by S3's SHA-256 of all of them,
         else they are read.
         """
@@ -153,7 +155,7 @@ class RestoreBucket:
         upload = self._bucket.upload(key, one.size_bytes, headers)
         try:
             for each in holders_of(one, self._store):
-                each.copy(upload.write, partial(upload.back_to, upload.mark()))
+                each.copy(upload.write, partial(upload.rewind, upload.mark()))
             return upload.complete(replace=replace)
         except BaseException:
             upload.abort()

@@ -1,5 +1,4 @@
-"""Where objects come from: an adapter for each kind of source; only `wiring` opens one.
+"""Adapters that list and read a source's objects; only `wiring` opens one.
 
-S3 is the only kind. What is made of a listing is `inventory`, who asks for it is `steps`, and where
-objects end up is `store`.
+S3 is the only kind of source.
 """

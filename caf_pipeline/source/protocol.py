@@ -1,7 +1,7 @@
-"""What a source of objects is: it lists them, and reads each by its exact identity.
+"""The interfaces of a source, a restore target and an event queue.
 
-Keys are bytes, ends are exclusive, times are aware and in UTC. Every implementation passes the
-contract suite `caf_pipeline_tests/contracts/object_source.py`.
+Keys are bytes, range ends are exclusive, times are aware and in UTC. Every `ObjectSource` passes
+`caf_pipeline_tests/contracts/object_source.py`.
 """
 
 from collections import Counter
@@ -20,8 +20,9 @@ from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """S3's own checksum over a full object: "sha256", "sha1", "crc32", "crc32c" or "crc64nvme", and
-    its raw digest.
+    """A checksum that S3 keeps over a full object.
+
+    `algorithm` is "sha256", "sha1", "crc32", "crc32c" or "crc64nvme".
     """
 
     algorithm: str
@@ -29,18 +30,13 @@ class Checksum:
 
     @property
     def text(self) -> str:
-        """The checksum as manifest and ledger record it: the algorithm, a colon, and the digest in
-        hexadecimal digits.
-        """
+        """The form in manifests and the ledger: algorithm, colon, digest in hexadecimal."""
         return f"{self.algorithm}:{self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The answer to a HEAD.
-
-    `checksums` has the digest of each checksum over the full object, by its algorithm.
-    """
+    """The answer to a HEAD. `checksums` maps each algorithm to its digest over the full object."""
 
     headers: ObjectHeaders
     checksums: Mapping[str, bytes] = field(default_factory=dict)
@@ -48,9 +44,9 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPart:
-    """Some bytes of one object, `len(body)` of them, and the headers that came along.
+    """The bytes of a range of an object, and its headers.
 
-    `checksum` is S3's own, where the part is all of the object and there is one.
+    `checksum` is S3's own, if the range is the whole object and S3 returned one.
     """
 
     body: Buffer
@@ -60,16 +56,13 @@ class ObjectPart:
 
 @dataclass(slots=True)
 class ReportCounts:
-    """What an inventory report has beside the source's objects, and of what kind these are.
+    """Statistics of the rows of an inventory report, in which objects may repeat.
 
-    Counted are the report's rows: a snapshot keeps one of those that are repeated, and here each
-    counts.
-
-    Attributes: left_out: older versions and delete markers that no row was made of, since the
-        settings ask for current versions. outside_prefix: objects whose keys do not begin with the
-        source's prefix. multipart: objects of the source that were uploaded in parts, where the
-        report tells. storage_classes, encryption: objects of the source by these; "unknown" where
-        the report does not tell.
+    Attributes:
+        left_out: rows dropped because the settings ask for current versions only.
+        outside_prefix: objects outside of the source's prefix.
+        multipart: objects that were uploaded in parts, if the report has that column.
+        encryption: objects by kind of encryption; "unknown" without that column.
     """
 
     left_out: VersionCounts = field(default_factory=VersionCounts)
@@ -79,7 +72,7 @@ class ReportCounts:
     encryption: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "ReportCounts") -> None:
-        """Add the counts of other rows."""
+        """Add other counts to these."""
         self.left_out += other.left_out
         self.outside_prefix += other.outside_prefix
         self.multipart += other.multipart
@@ -89,15 +82,15 @@ class ReportCounts:
 
 @dataclass(frozen=True, slots=True)
 class InventoryReport:
-    """What a bucket held at one time, as S3 itself wrote it down.
+    """A listing of a bucket that S3 itself wrote.
 
-    Attributes: url: of the report's folder. taken_at: when S3 began to read the bucket for it.
-        size_bytes: of its files. keeps_versions: what `ObjectSource.keeps_versions` told when it
-        was opened, by which its rows are read. fetch: fetches the files into a folder, several at
-        once, and yields as Parquet files of SNAPSHOT_SCHEMA what they have
-            of the source, without any order, along with the counts of each. Raises ReportRefused
-            where a file is missing or damaged, StagingError where there is no room, and what a
-            listing raises.
+    Attributes:
+        url: the report's folder.
+        taken_at: when S3 began to read the bucket.
+        keeps_versions: as `ObjectSource.keeps_versions`, for the interpretation of rows.
+        fetch: downloads the files into a folder, several concurrently. Yields Parquet files of
+            SNAPSHOT_SCHEMA with the source's objects in any order. Raises ReportRefused if a file
+            is missing or damaged, StagingError if there is no room, and the errors of a listing.
     """
 
     url: str
@@ -109,23 +102,20 @@ class InventoryReport:
 
 
 class LastPage(list[S3Object]):
-    """The last page of a listing, where the source knows without another request that no page
-    follows.
-    """
+    """A page that the source knows to be the last without another request."""
 
 
-class BegunRead(Protocol):
-    """The GET of all of an object, under way; no thread waits for it."""
+class PendingRead(Protocol):
+    """A GET of a whole object that is under way. No thread waits for it."""
 
     def has_failed(self) -> bool:
-        """Tell whether it is known already that it gives no part."""
+        """Return whether the GET is already known to have failed."""
         ...
 
     def part(self) -> ObjectPart | None:
-        """Wait for the end and return all of the object, as `ObjectSource.read` does.
+        """Wait for the end and return the whole object, like `ObjectSource.read`.
 
-        None where the GET failed; a call of `ObjectSource.read` then tries again, or raises why it
-        failed.
+        Returns None if the GET failed. `ObjectSource.read` then retries it or raises the error.
         """
         ...
 
@@ -146,111 +136,104 @@ class ObjectSource(Protocol):
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """Yield pages of current objects whose key is greater than `after` (bytes), in the order of
-        the listing.
+        """Yield pages of current objects whose keys are greater than `after`.
 
-        Delete markers and older versions are left out, unless `versions` asks for them; keys keep
-        the source's prefix. No page is empty, and `max_pages` counts those that are yielded; one
-        that ends the listing is a `LastPage`. With `versions`, further ones follow that have the
-        rest of the last key's versions. With `in_order` keys ascend by their bytes; those of
-        versions of a key are equal. `by_version` is what `keeps_versions` told, for all parts of
-        one listing; where it is None, it is asked.
+        Keys include the source's prefix. No page is empty.
 
-        Raises: SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded
-            of the page at fault. SettingsError: the settings ask for every version, and the bucket
-            keeps none. ListingUnordered: with `in_order`, a page has a key that is not greater than
-            the one before, or one before where
-                the listing was to begin, or the source refuses to begin there.
+        Args:
+            after: an exclusive lower bound, as bytes.
+            max_pages: the most pages to yield. If `versions` is set, further pages complete the
+                last key's versions.
+            in_order: require keys that ascend by their bytes.
+            versions: include older versions and delete markers.
+            by_version: the result of `keeps_versions`, the same for all parts of one listing. None
+                asks the bucket.
+
+        Raises:
+            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: the listing failed.
+                Nothing of the failing page was yielded.
+            SettingsError: the settings ask for every version, and the bucket keeps none.
+            ListingUnordered: `in_order` is set, and keys do not ascend from `after`, or the source
+                refuses to start there.
         """
         ...
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether the bucket keeps versions, so that objects are listed with their version
-        ids; None: it may not be asked.
+        """Return whether the bucket keeps versions; None if the credentials may not ask.
 
-        Costs a request.
-
-        Raises:
-            SettingsError: see `list_pages`. What else a listing raises.
+        Costs a request. Raises the errors of a listing.
         """
         ...
 
     def open_report(self, name: str = "") -> InventoryReport:
-        """Return the newest complete inventory report whose name begins so; a name is a time, e.g.
+        """Return the newest complete inventory report whose name begins with `name`.
 
-        `2026-11-21T01-00Z`.
+        A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only. Raises the errors of
+        a listing.
 
-        Nothing but its manifest is read.
-
-        Raises: SettingsError: the source's settings name no folder of reports. UsageError: it is no
-            name, nor the beginning of one that has a whole day. ReportRefused: there is none, or it
-            cannot be used for this source. What a listing raises.
+        Raises:
+            SettingsError: the settings name no folder of reports.
+            UsageError: `name` is not at least a day.
+            ReportRefused: there is no such report, or this source cannot use it.
         """
         ...
 
     def find_reports(self, since: datetime | None) -> Sequence[str]:
-        """Return the names of complete inventory reports that are named after a later minute than
-        this, the newest first.
+        """Return the names of complete reports after the minute of `since`, newest first.
 
-        A name is a label: what a report's time is, `open_report` tells.
-
-        Raises:
-            What a listing raises.
+        A name is less exact than the report's time. Raises the errors of a listing.
         """
         ...
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
-        `(0, obj.size_bytes)` is a plain GET. The part has `end_byte - start_byte` bytes, or this
-        raises. The whole range is held in memory: ask for large objects in ranges.
+        `(0, obj.size_bytes)` is a plain GET. The part always has the requested size. The range is
+        held in memory.
 
-        Raises: ObjectUnavailable: with the skip reason, where a retry in this run cannot help.
-            ObjectReadFailed: after all retries. SourceDenied, BucketMissing: nothing of the source
-            can be read.
+        Raises:
+            ObjectUnavailable: a retry in this run cannot help; the error has the skip reason.
+            ObjectReadFailed: all retries failed.
+            SourceDenied, BucketMissing: nothing of the source can be read.
         """
         ...
 
-    def begin(self, obj: S3Object) -> BegunRead | None:
-        """Ask for all of an object, once, and return at once; None where only `read` can.
+    def begin(self, obj: S3Object) -> PendingRead | None:
+        """Start one GET of the whole object without waiting for it.
 
-        Nothing is raised.
+        Returns None if only `read` can read the object. Never raises.
         """
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Return S3's own checksum of the object where it covers the full object, else None: for
-        objects that are read in parts.
+        """Return S3's checksum over a full object that is read in parts, or None.
 
-        Asks the network only where the listing named a checksum.
+        Sends a request only if the listing named a checksum.
         """
         ...
 
     def read_headers(self, obj: S3Object) -> ObjectHead:
-        """Return headers and checksums of exactly this identity, written at `obj.last_modified`, by
-        one HEAD.
+        """Return headers and checksums of exactly this identity, by one HEAD.
 
         Raises:
-            As `read`; ObjectUnavailable with `changed` where it was written again since.
+            ObjectUnavailable: as `read`; reason `changed` if the time differs from
+                `obj.last_modified`.
         """
         ...
 
     def clock(self) -> datetime:
-        """Return the time by the source's own clock, which its LastModified are of.
-
-        Costs a request.
-        """
+        """Return the time of the source's clock, which also sets LastModified. Costs a request."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectThere:
-    """An object that a bucket has already.
+class ExistingObject:
+    """An object that a restore target already has.
 
     Attributes:
-        size_bytes: None where the server does not say it.
-        etag: which content it is; a read of it asks for this one. "" where the server says none.
-        sha256: S3's own, where it covers the whole object.
+        size_bytes: None if the server does not report it.
+        etag: pins the content for `ObjectTarget.read`; "" if the server reports none.
+        sha256: S3's own, if it covers the whole object.
     """
 
     size_bytes: int | None
@@ -260,73 +243,74 @@ class ObjectThere:
 
 
 class KeyTaken(Exception):
-    """A bucket has an object of this key, which was not to be replaced."""
+    """The bucket already has an object with this key, and it must not be replaced."""
 
 
 class ObjectUpload(Protocol):
-    """An object that is written in parts. It appears with `complete`, and not before."""
+    """A multipart upload. The object appears with `complete`, and not before."""
 
     def write(self, piece: bytes) -> None:
-        """Take further bytes; raises as `ObjectTarget.put`."""
+        """Append bytes; raises as `ObjectTarget.put`."""
         ...
 
     def mark(self) -> object:
-        """Return the present position, for `back_to`."""
+        """Return the current position, for `rewind`."""
         ...
 
-    def back_to(self, mark: object) -> None:
-        """Drop all bytes that were written since a mark."""
+    def rewind(self, mark: object) -> None:
+        """Drop all bytes that were written after the mark."""
         ...
 
     def complete(self, *, replace: bool) -> bool:
-        """Let the object appear; as `ObjectTarget.put`."""
+        """Make the object appear; returns and raises as `ObjectTarget.put`."""
         ...
 
     def abort(self) -> None:
-        """Remove what was uploaded so far, where the bucket still answers."""
+        """Remove the uploaded parts if the bucket still answers."""
         ...
 
 
 class ObjectTarget(Protocol):
-    """A bucket, and what all keys begin with there, that objects are written to.
+    """A bucket and key prefix to restore to. Safe to call from several threads.
 
-    Safe to call from several threads.
-
-    Every call raises SourceDenied, BucketMissing or SourceUnreachable where no other object could
-    be written either, and NotRestored where this one cannot be.
+    Raises:
+        SourceDenied, BucketMissing, SourceUnreachable: no object can be written.
+        NotRestored: this object cannot be written.
     """
 
     def place(self, key: str) -> str:
-        """Return the key's address in the bucket, for people; raises NotRestored where it is too
-        long to be one.
+        """Return the object's address, for messages.
+
+        Raises:
+            NotRestored: the key is too long with the target's prefix.
         """
         ...
 
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
-        """Return the keys behind the first one up to and including the last that are there, by a
-        few pages of a listing.
+        """Return the existing keys after `first` up to and including `last`.
 
-        None where that does not tell: there are many more, the listing is not in the order of
-        bytes, or it is forbidden.
+        Reads a few pages. Returns None if there are more, or the listing is forbidden or not in
+        byte order.
         """
         ...
 
-    def find(self, key: str) -> ObjectThere | None:
-        """Return the object that is there; None where none is."""
+    def find(self, key: str) -> ExistingObject | None:
+        """Return the existing object, or None."""
         ...
 
-    def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
-        """Yield the bytes of what `find` found."""
+    def read(self, key: str, existing: ExistingObject) -> Iterator[bytes]:
+        """Yield the bytes of an object that `find` returned."""
         ...
 
     def put(
         self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
     ) -> bool:
-        """Write an object at once; tell whether the bucket compared its SHA-256 before the object
-        appeared.
+        """Write an object in one request.
+
+        Returns whether the bucket compared its SHA-256 before the object appeared.
 
         Raises:
-            KeyTaken: another object is there, which is not to be replaced. See the class.
+            KeyTaken: another object has the key, and `replace` is false.
         """
         ...
 
@@ -337,12 +321,11 @@ class ObjectTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """Something happened to a key. What the bucket has of it now, only the bucket says.
+    """A notification that a key changed. Only the bucket knows its current content.
 
     Attributes:
-        key: as bytes.
-        sequencer: orders the events of one key, upper-case hexadecimal; "" where there is none.
-        restored: whether a copy of it has come out of cold storage, for some days.
+        sequencer: orders the events of one key, upper-case hexadecimal, or "".
+        restored: a temporary copy of the object came out of cold storage.
     """
 
     key: bytes
@@ -352,12 +335,14 @@ class ObjectEvent:
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
-    """A message that was received and not deleted yet.
+    """A message that was received and not yet deleted.
 
-    Attributes: message_id: the same each time that it is received. receipt: by which it is deleted.
-        body: as it came. events: of the source's keys; none where it is a test, or is about other
-        keys of the bucket. wrong: why it, or a part of it, is not an event notification of the
-        source's bucket; "" where it is one.
+    Attributes:
+        message_id: the same when the message is received again.
+        receipt: the handle to delete it with.
+        events: events of the source's keys.
+        wrong: why the message, or a part of it, is not an event notification of the source's
+            bucket; "" if it is.
     """
 
     message_id: str
@@ -368,14 +353,13 @@ class QueueMessage:
 
 
 class EventQueue(Protocol):
-    """A queue of S3's event notifications: any may come twice, late, and in any order.
+    """A queue of S3 event notifications, which may arrive twice, late, and in any order.
 
     Safe to call from several threads.
     """
 
     def receive(self) -> Sequence[QueueMessage]:
-        """Return some messages, which come again after a minute unless they are deleted; none where
-        there are none.
+        """Return some messages, or none. Each returns after a minute unless it is deleted.
 
         Raises:
             SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
@@ -383,18 +367,16 @@ class EventQueue(Protocol):
         ...
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
-        """Delete messages that are durable elsewhere. One that could not be deleted comes again.
+        """Delete messages. A message that could not be deleted comes again.
 
         Raises:
-            As `receive`.
+            SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
         """
         ...
 
 
-class UnaskedObjects:
-    """The objects of a source that is not asked: S3 need not be there, and every method raises
-    SourceError with `why`.
-    """
+class UnavailableSource:
+    """A source without a connection: every method raises SourceError with `why`."""
 
     def __init__(self, why: str, *, hint: str = "") -> None:
         self._why, self._hint = why, hint

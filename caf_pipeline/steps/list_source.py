@@ -37,9 +37,9 @@ from caf_pipeline.errors import IntegrityError, ListingUnordered
 from caf_pipeline.inventory.key_split import split_key, text_of
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
 from caf_pipeline.inventory.snapshot import (
+    RETAKE_HINT,
     SNAPSHOT_SCHEMA,
-    TAKE_AGAIN,
-    opened_parquet,
+    open_parquet,
     snapshot_batch,
 )
 from caf_pipeline.run_context import RunContext
@@ -290,11 +290,11 @@ class PieceFolder:
         for piece in self.pieces():
             rows = 0
             try:
-                with opened_parquet(piece.path) as file:
+                with open_parquet(piece.path) as file:
                     if file.schema_arrow.remove_metadata() != SNAPSHOT_SCHEMA:
                         raise IntegrityError(
                             f"the columns of {piece.path} are not those of a snapshot",
-                            hint=TAKE_AGAIN,
+                            hint=RETAKE_HINT,
                         )
                     for batch in file.iter_batches():
                         rows += batch.num_rows
@@ -309,7 +309,7 @@ class PieceFolder:
                         yield batch
                 if rows != piece.rows:
                     raise IntegrityError(
-                        f"{piece.path} has {rows} rows and declares {piece.rows}", hint=TAKE_AGAIN
+                        f"{piece.path} has {rows} rows and declares {piece.rows}", hint=RETAKE_HINT
                     )
             except IntegrityError:
                 piece.path.unlink(missing_ok=True)

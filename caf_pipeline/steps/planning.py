@@ -21,7 +21,12 @@ from typing import Final
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, has_reached
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
-from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
+from caf_pipeline.inventory.current import (
+    IdentifiedSnapshot,
+    find_exceptions,
+    identify,
+    read_exceptions,
+)
 from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
@@ -113,8 +118,9 @@ class Current:
     """A snapshot's objects under their identities, and what was found out for it.
 
     Attributes: identified: a file of `inventory.SNAPSHOT_SCHEMA`. unsettled: another, see
-        `inventory.current.Identified`. standing: a file or folder of `inventory.STANDING_SCHEMA`,
-        as it was when the identities were found. comparison: of objects that were written again.
+        `inventory.current.IdentifiedSnapshot`. standing: a file or folder of
+        `inventory.STANDING_SCHEMA`, as it was when the identities were found. comparison: of
+        objects that were written again.
         rewritten: those whose bytes are not proven to be the archived ones
         (`compare_headers.REWRITTEN_SCHEMA`). exceptions: keys of which the ledger learnt that
         LastModified does not tell what is current.
@@ -189,7 +195,7 @@ def identify_objects(
     *,
     known: bool = True,
     filters: ObjectFilter = NO_FILTER,
-) -> tuple[tuple[Path, Path], Identified]:
+) -> tuple[tuple[Path, Path], IdentifiedSnapshot]:
     """Export what the ledger knows, standings and exceptions, and find the identities of the
     snapshot's objects by it.
 

@@ -36,7 +36,7 @@ from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA, LogTimes
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason, is_rewritten
-from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
+from caf_pipeline.inventory.plan import CLAIM_COLUMNS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
     CopyCheck,
@@ -105,7 +105,7 @@ def claims(*rows: tuple[int, str], version: str = VERSION) -> Iterator[pa.Record
         {"chunk_number": number, "key": key.encode(), **identity, "last_modified": EARLY}
         for number, key in rows
     )
-    return _batches(values, pa.schema([PLAN_SCHEMA.field(name) for name in OF_CLAIMS]))
+    return _batches(values, pa.schema([PLAN_SCHEMA.field(name) for name in CLAIM_COLUMNS]))
 
 
 def version_id(object_version: str) -> str | None:

@@ -1,9 +1,8 @@
-"""What every ObjectSource does.
+"""The contract of every ObjectSource.
 
-A test class of an implementation inherits it and gives the fixture `bucket`.
-
-A bucket has `put(key, body, **headers)`, `delete(key)` and `source(prefix, page_keys=…)`, which
-opens it as a source.
+A test class of an implementation inherits it and defines the fixture `bucket`. A bucket has
+`put(key, body, **headers)`, `delete(key)` and `source(prefix, page_keys=…)`, which opens it as a
+source.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.source.protocol import LastPage
 from caf_pipeline_tests.support.tiers import sampled
 
-# Clients and servers bend some of them. (moto cannot store a key with a line feed.)
+# Clients and servers change some of them. moto cannot store a key with a line feed.
 KEYS = [
     "/abs", "a/", "a//b", "//", "///", "/", "a//", ".", "..", "./x", "../x", "a/.", "a/..",
     "a/./b", "a/../b",
@@ -37,11 +36,9 @@ def listed(source, **bounds) -> list[S3Object]:
 
 
 def whole(source, obj: S3Object) -> bytes:
-    """Return an object as it is read, which is what it is where it is begun and waited for
-    later.
-    """
-    begun, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
-    assert begun is None or begun.part() == part
+    """Return an object's bytes, after comparing `read` with `begin`."""
+    pending, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
+    assert pending is None or pending.part() == part
     return bytes(part.body)
 
 
@@ -58,7 +55,7 @@ class ObjectSourceContract:
     def test_an_empty_bucket_lists_nothing(self, bucket):
         assert listed(bucket.source()) == []
 
-    def test_objects_are_listed_in_byte_order_with_their_sizes_and_times(self, bucket):
+    def test_objects_are_listed_in_byte_order(self, bucket):
         for key in ("b", "a/b", "é", "a", "Z", "a-"):
             bucket.put(key, key.encode() * 3)
         objects = listed(bucket.source())
@@ -77,7 +74,7 @@ class ObjectSourceContract:
             bucket.put(key)
         assert [obj.key for obj in listed(bucket.source(page_keys=page_keys))] == keys
 
-    def test_a_bounded_listing_is_gone_on_with_after_its_last_key(self, bucket):
+    def test_a_bounded_listing_continues_after_its_last_key(self, bucket):
         keys = [f"k {number}+%".encode() for number in range(5)]
         for key in keys:
             bucket.put(key)
@@ -86,7 +83,7 @@ class ObjectSourceContract:
         assert 0 < len(first) < 5
         assert [obj.key for obj in first + listed(source, after=first[-1].key)] == keys
 
-    def test_the_page_that_ends_a_listing_says_so_and_no_other(self, bucket):
+    def test_only_the_last_page_is_marked_as_last(self, bucket):
         for number in range(4):
             bucket.put(f"k{number}")
         source = bucket.source(page_keys=2)
@@ -97,7 +94,7 @@ class ObjectSourceContract:
         ] == [True]
 
     @pytest.mark.parametrize("after", [b"", b"b", b"b\xff", b"\xff", "bé".encode()[:-1]])
-    def test_after_takes_any_bytes_and_leaves_out_keys_up_to_them(self, bucket, after):
+    def test_after_is_an_exclusive_bound_of_any_bytes(self, bucket, after):
         keys = [b"a", b"b", b"b1", "bé".encode(), b"c", "é".encode()]
         for key in keys:
             bucket.put(key)
@@ -114,7 +111,7 @@ class ObjectSourceContract:
             bucket.put(key)
         assert [obj.key for obj in listed(bucket.source(prefix))] == keys
 
-    def test_an_overwritten_object_is_listed_once_and_a_deleted_one_not_at_all(self, bucket):
+    def test_overwritten_objects_are_listed_once_and_deleted_ones_never(self, bucket):
         for key, body in (("a", b"old"), ("a", b"newer"), ("b", b""), ("c", b"")):
             bucket.put(key, body)
         bucket.delete("b")
@@ -139,7 +136,7 @@ class ObjectSourceContract:
         )
 
     @pytest.mark.parametrize("bounds", [(-1, 2), (0, 4), (2, 1), (3, 3), (0, 0)])
-    def test_what_is_no_range_of_the_object_is_refused(self, bucket, bounds):
+    def test_an_invalid_range_is_refused(self, bucket, bounds):
         bucket.put("a", b"123")
         source = bucket.source()
         with pytest.raises(ValueError, match="no range of 3 bytes"):
@@ -147,7 +144,7 @@ class ObjectSourceContract:
 
     @pytest.mark.parametrize("key", sampled(KEYS, every=4))
     def test_every_key_is_listed_and_read_as_itself(self, bucket, key):
-        # What a client that bends keys would ask for instead is there as well.
+        # The keys that a client might request instead exist, too.
         for other in {key.strip("/"), "a", "abs", "b", "x"} - {key, ""}:
             bucket.put(other, b"another one")
         bucket.put(key, b"the right one")
@@ -156,7 +153,7 @@ class ObjectSourceContract:
         assert whole(source, obj) == b"the right one"
         assert bytes(source.read(obj, 4, 9).body) == b"right"
 
-    def test_an_object_that_changed_since_is_never_read_as_the_listed_one(self, bucket):
+    def test_a_changed_object_is_never_read(self, bucket):
         bucket.put("a", b"old bytes")
         source = bucket.source()
         [obj] = listed(source)
@@ -167,7 +164,7 @@ class ObjectSourceContract:
                 SkipReason.CHANGED,
             )
 
-    def test_an_object_that_is_gone_since_is_told(self, bucket):
+    def test_a_deleted_object_is_reported(self, bucket):
         for key in ("a", "b/"):
             bucket.put(key, b"bytes")
         source = bucket.source()
@@ -176,7 +173,7 @@ class ObjectSourceContract:
             assert body_or_reason(source, obj, 0, 5) in (b"bytes", SkipReason.DELETED)
 
     @pytest.mark.parametrize("key", [b"\xff", b"a\0b", b"", b"x" * 1025])
-    def test_a_key_that_cannot_be_archived_is_not_asked_for(self, bucket, key):
+    def test_an_unsupported_key_is_not_requested(self, bucket, key):
         bucket.put("a", b"1")
         source = bucket.source()
         obj = S3Object(key, None, "e", 1, listed(source)[0].last_modified)

@@ -14,7 +14,7 @@ import pytest
 from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import CafError, IntegrityError, ObjectReadFailed, StoreError
-from caf_pipeline.inventory.snapshot import read_objects, require_whole
+from caf_pipeline.inventory.snapshot import read_objects, verify_snapshot
 from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
@@ -365,7 +365,7 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
             flip(snapshot.path, offset)
             try:
                 again = inventories.open_snapshot(context, snapshot.name)
-                require_whole(again.path)
+                verify_snapshot(again.path)
                 assert again == snapshot, offset
                 assert list(read_objects(again.path)) == objects, offset
             except CafError as error:

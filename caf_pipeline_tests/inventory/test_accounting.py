@@ -1,4 +1,4 @@
-"""Where each object of a snapshot has ended, against a few lines of plain Python."""
+"""The outcome of each object of a snapshot, compared with a few lines of Python."""
 
 import tempfile
 from collections import Counter
@@ -19,7 +19,7 @@ from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter, read_objects
 from caf_pipeline_tests.support.snapshots import (
     MOMENT,
-    Known,
+    StandingRow,
     recorded_key,
     rows_about,
     sources,
@@ -30,7 +30,7 @@ from caf_pipeline_tests.support.snapshots import (
 )
 
 
-def place_of(obj: S3Object, rows: list[Known], planned: set[tuple[bytes, str]]) -> str:
+def place_of(obj: S3Object, rows: list[StandingRow], planned: set[tuple[bytes, str]]) -> str:
     standings = {row.standing for row in rows_about(obj, rows)}
     if "located" in standings:
         return "located"
@@ -81,7 +81,7 @@ def test_each_object_is_in_exactly_one_place(source, data):
 @pytest.mark.thorough
 @given(sources())
 @settings(max_examples=40)
-def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_object(source):
+def test_delta_and_unsupported_keys_account_for_every_object(source):
     objects, rows = source
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -90,7 +90,7 @@ def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_obje
             snapshot, write_standing(path / "k.parquet", rows), path / "out.parquet"
         )
         skips = [
-            Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key")
+            StandingRow(recorded_key(obj), obj.object_version, "skipped", "unsupported_key")
             for obj in read_objects(delta.unsupported)
         ]
         account = account_for_files(
@@ -113,18 +113,18 @@ def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_obje
     [
         ([], [], "unaccounted"),
         (
-            [Known(b"a", "etag:e:1", "located"), Known(b"a", "etag:e:1", "claimed")],
+            [StandingRow(b"a", "etag:e:1", "located"), StandingRow(b"a", "etag:e:1", "claimed")],
             [],
             "in_two_places",
         ),
-        ([Known(b"a", "etag:e:1", "located")], [(b"a", "etag:e:1")], "in_two_places"),
+        ([StandingRow(b"a", "etag:e:1", "located")], [(b"a", "etag:e:1")], "in_two_places"),
         ([], [(b"a", "etag:e:1")] * 2, "planned_twice"),
         ([], [(b"a", "etag:e:1"), (b"b", "etag:e:1")], "planned_unlisted"),
-        ([Known(b"a", "etag:e:1", "claimed")], [(b"a", "etag:e:2")], "planned_unlisted"),
-        ([Known(b"a", "etag:f:1", "located")], [], "unaccounted"),
+        ([StandingRow(b"a", "etag:e:1", "claimed")], [(b"a", "etag:e:2")], "planned_unlisted"),
+        ([StandingRow(b"a", "etag:f:1", "located")], [], "unaccounted"),
     ],
 )
-def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, field):
+def test_a_failing_accounting_names_its_causes(tmp_path, rows, planned, field):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path
     standing = write_standing(tmp_path / "k.parquet", rows)
     account = account_for_files(snapshot, standing, write_plan(tmp_path / "p.parquet", planned))
@@ -132,10 +132,8 @@ def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, fiel
     assert getattr(account, field) == 1
 
 
-def test_of_what_was_written_late_older_is_what_a_later_listed_content_replaced(tmp_path):
-    """Of `a`, `b` and `c` something is listed that was written in the minutes 2, 2 (a delete
-    marker) and 1.
-    """
+def test_late_locations_are_older_if_newer_content_is_listed(tmp_path):
+    """Listed: `a` and `c`, written in minutes 2 and 1, and a deletion of `b` in minute 2."""
     listed = [
         thing(b"a", minute=2),
         replace(thing(b"b", version="m", minute=2), is_delete_marker=True),
@@ -147,15 +145,15 @@ def test_of_what_was_written_late_older_is_what_a_later_listed_content_replaced(
         writer.add(listed)
         snapshot = writer.finish()
     minute = timedelta(minutes=1)
-    known = [
-        Known(key, "v0", "located", last_modified=MOMENT + minute)
+    rows = [
+        StandingRow(key, "v0", "located", last_modified=MOMENT + minute)
         for key in (b"a", b"b", b"c", b"d")
     ]
-    known += [
-        Known(obj.key, obj.object_version, "located", last_modified=obj.last_modified)
+    rows += [
+        StandingRow(obj.key, obj.object_version, "located", last_modified=obj.last_modified)
         for obj in (listed[0], listed[2])
     ]
-    standing = write_standing(tmp_path / "k.parquet", known)
+    standing = write_standing(tmp_path / "k.parquet", rows)
     for silent_from, counts in ((MOMENT, (2, 1, 1)), (MOMENT + 2 * minute, (2, 2, 2))):
         account = account_for_files(snapshot.path, standing, silent_from=silent_from)
         assert (account.current, account.older, account.gone) == counts
@@ -172,11 +170,13 @@ def test_a_few_unaccounted_keys_are_named_as_text(tmp_path):
 
 def test_windows_of_keys_account_for_each_object_once(tmp_path, monkeypatch):
     use_small_windows(monkeypatch)
-    things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff")]
-    snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
-    known = [Known(each.key, each.object_version, "claimed", None, False) for each in things[:25:5]]
-    known.append(Known(b"zz-not-listed", "etag:e:1", "located", None, False))
-    account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", known))
+    objects = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff")]
+    snapshot = write_snapshot(tmp_path / "s.parquet", *[[obj] for obj in objects]).path
+    rows = [
+        StandingRow(obj.key, obj.object_version, "claimed", None, False) for obj in objects[:25:5]
+    ]
+    rows.append(StandingRow(b"zz-not-listed", "etag:e:1", "located", None, False))
+    account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", rows))
     assert (account.objects, account.claimed, account.located, account.unaccounted) == (
         26,
         5,
@@ -185,7 +185,7 @@ def test_windows_of_keys_account_for_each_object_once(tmp_path, monkeypatch):
     )
 
 
-def test_a_file_that_tells_no_bounds_of_its_keys_is_read_for_them(tmp_path, monkeypatch):
+def test_key_bounds_are_read_if_statistics_are_missing(tmp_path, monkeypatch):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a"), thing(b"b")])
     pq.write_table(pq.read_table(snapshot.path), snapshot.path, write_statistics=False)
     monkeypatch.setattr(key_windows, "WINDOW_ROWS", 1)

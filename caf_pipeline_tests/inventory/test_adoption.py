@@ -1,6 +1,4 @@
-"""Which members of another program's CAF file are objects: versions, and files of more members than
-a query takes at once.
-"""
+"""Matching members of another program's CAF file with objects, also in several windows."""
 
 import hashlib
 from datetime import timedelta
@@ -8,7 +6,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, LeftOut, decide
+from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, RejectReason, decide
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import row_identity
 from caf_pipeline.inventory.objects import S3Object
@@ -22,8 +20,9 @@ def md5(body: bytes) -> str:
 
 
 def decided(folder, members, objects, standing=(), **options):
-    """Decide on (key, body) members of a file; return {key: its version, or why it is left out} and
-    what was decided.
+    """Decide about (key, body) members.
+
+    Returns the version, or the reason, by key, and the decisions.
     """
     rows, end = [], 0
     for number, (key, body) in enumerate(members):
@@ -44,28 +43,30 @@ def decided(folder, members, objects, standing=(), **options):
     )
     write_whole([batch], folder / "members", MEMBER_SCHEMA)
     write_whole([snapshot_batch(objects)], folder / "snapshot", SNAPSHOT_SCHEMA)
-    known = [
-        {"key": key.encode(), "object_version": version, "standing": said, "due": False}
-        for key, version, said in standing
+    standing_rows = [
+        {"key": key.encode(), "object_version": version, "standing": outcome, "due": False}
+        for key, version, outcome in standing
     ]
     write_whole(
-        [pa.RecordBatch.from_pylist(known, STANDING_SCHEMA)], folder / "standing", STANDING_SCHEMA
+        [pa.RecordBatch.from_pylist(standing_rows, STANDING_SCHEMA)],
+        folder / "standing",
+        STANDING_SCHEMA,
     )
-    found = decide(
+    adoption = decide(
         *(folder / name for name in ("members", "snapshot", "standing", "decided")), **options
     )
-    rows = (row for batch in found.locations() for row in batch.to_pylist())
-    told = {
+    rows = (row for batch in adoption.locations() for row in batch.to_pylist())
+    versions = {
         row["key"]: row_identity(row | {"size_bytes": row["end_byte"] - row["start_byte"]})
         for row in rows
     }
     return {
-        **told,
-        **{member.partition("/")[2]: reason for member, reason in found.members_left_out()},
-    }, found
+        **versions,
+        **{member.partition("/")[2]: reason for member, reason in adoption.rejected_members()},
+    }, adoption
 
 
-def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_deleted_is_none(
+def test_a_member_matches_the_newest_version_with_its_bytes(
     tmp_path,
 ):
     def version(key, name, body, hours, **more):
@@ -82,32 +83,38 @@ def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_del
         version("c", "6", b"z", 6),
     ]
     standing = [("c", "6", "claimed"), ("b", "4", "skipped")]
-    told, found = decided(tmp_path, [("a", b"x"), ("b", b"y"), ("c", b"z")], objects, standing)
-    assert told == {"a": "2", "b": "4", "c": LeftOut.CLAIMED}
-    assert (found.objects, found.object_bytes, found.left_out) == (2, 2, {LeftOut.CLAIMED: 1})
+    outcomes, adoption = decided(
+        tmp_path, [("a", b"x"), ("b", b"y"), ("c", b"z")], objects, standing
+    )
+    assert outcomes == {"a": "2", "b": "4", "c": RejectReason.CLAIMED}
+    assert (adoption.objects, adoption.object_bytes, adoption.left_out) == (
+        2,
+        2,
+        {RejectReason.CLAIMED: 1},
+    )
 
 
 def test_an_object_that_was_written_again_keeps_its_identity(tmp_path):
-    again = S3Object(b"a", None, md5(b"x"), 1, MOMENT, rewritten_at=MOMENT)
-    told, _ = decided(tmp_path, [("a", b"x")], [again])
-    assert told == {"a": again.object_version}
-    assert again.object_version.endswith("Z")
+    rewritten = S3Object(b"a", None, md5(b"x"), 1, MOMENT, rewritten_at=MOMENT)
+    outcomes, _ = decided(tmp_path, [("a", b"x")], [rewritten])
+    assert outcomes == {"a": rewritten.object_version}
+    assert rewritten.object_version.endswith("Z")
 
 
 @pytest.mark.thorough
-def test_many_members_are_decided_on_some_at_a_time_as_they_are_at_once(tmp_path):
+def test_windows_of_members_do_not_change_decisions(tmp_path):
     members = [(f"key-{number % 400:03d}", b"%d" % (number % 400)) for number in range(500)]
     objects = [
         S3Object(f"key-{n:03d}".encode(), None, md5(b"%d" % n), len(b"%d" % n), MOMENT)
         for n in range(0, 400, 2)
     ]
-    at_once, whole = decided(tmp_path, members, objects)
-    some, parts = decided(tmp_path, members, objects, window=7)
-    assert some == at_once
-    assert (parts.objects, parts.object_bytes, parts.left_out) == (
-        whole.objects,
-        whole.object_bytes,
-        whole.left_out,
+    expected, all_at_once = decided(tmp_path, members, objects)
+    outcomes, windowed = decided(tmp_path, members, objects, window=7)
+    assert outcomes == expected
+    assert (windowed.objects, windowed.object_bytes, windowed.left_out) == (
+        all_at_once.objects,
+        all_at_once.object_bytes,
+        all_at_once.left_out,
     )
-    assert whole.objects == 200
-    assert whole.left_out == {LeftOut.NOT_LISTED: 250, LeftOut.REPEATED: 50}
+    assert all_at_once.objects == 200
+    assert all_at_once.left_out == {RejectReason.NOT_LISTED: 250, RejectReason.REPEATED: 50}

@@ -1,6 +1,4 @@
-"""Of which keys an inventory may tell anything new: all but those that are located as they are
-listed, and nothing else.
-"""
+"""Settled keys: exactly those with one listed object, located, and nothing else known."""
 
 import tempfile
 from collections import defaultdict
@@ -39,12 +37,11 @@ LOCATED = {
 
 
 def write_files(
-    folder, listed, known, stated=(), **bounds
+    folder, listed, recorded, stated=(), **bounds
 ) -> tuple[Snapshot, tuple[Path, Path, Path]]:
-    """Write what is listed, known and stated, and what is located of a thousand settled keys;
-    return what `identify` takes.
+    """Write the inputs of `identify`, with a thousand settled keys beside the given rows.
 
-    `bounds`: of the snapshot; all keys by default.
+    `bounds` are those of the snapshot; all keys by default.
     """
     others = [replace(LISTED, key=f"other/{number:04}".encode()) for number in range(1000)]
     with SnapshotWriter(
@@ -52,7 +49,7 @@ def write_files(
     ) as writer:
         writer.add([*listed, *others])
         snapshot = writer.finish()
-    standing = [*known, *(LOCATED | {"key": other.key} for other in others)]
+    standing = [*recorded, *(LOCATED | {"key": other.key} for other in others)]
     pq.write_table(
         pa.Table.from_pylist(standing, schema=STANDING_SCHEMA), folder / "standing.parquet"
     )
@@ -66,15 +63,13 @@ def write_files(
     )
 
 
-def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
-    """Return the keys of which more has to be found out, beside those of a thousand settled
-    ones.
-    """
-    snapshot, files = write_files(folder, listed, known, stated, **bounds)
+def unsettled(folder, listed, recorded, stated=(), **bounds) -> list[bytes]:
+    """Return the unsettled keys, with a thousand settled ones beside the given rows."""
+    snapshot, files = write_files(folder, listed, recorded, stated, **bounds)
     return pq.read_table(identify(snapshot, *files).unsettled_keys)["key"].to_pylist()
 
 
-def test_a_key_that_is_located_as_it_is_listed_is_settled(tmp_path):
+def test_a_key_whose_listed_content_is_located_is_settled(tmp_path):
     assert unsettled(tmp_path, [LISTED], [LOCATED]) == []
 
 
@@ -82,9 +77,9 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
 
 
 @pytest.mark.parametrize(
-    ("listed", "known", "stated"),
+    ("listed", "recorded", "stated"),
     [
-        pytest.param([LISTED], [], [], id="listed and not known"),
+        pytest.param([LISTED], [], [], id="listed and not recorded"),
         pytest.param([], [LOCATED], [], id="located and not listed"),
         pytest.param([LISTED], [LOCATED | {"standing": "claimed"}], [], id="claimed"),
         pytest.param(
@@ -110,7 +105,7 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
         ),
         pytest.param([LISTED], [LOCATED], [GONE], id="something was stated of it"),
         pytest.param(
-            [], [], [GONE], id="something was stated of a key that is neither listed nor known"
+            [], [], [GONE], id="something was stated of a key that is neither listed nor recorded"
         ),
         pytest.param(
             [VERSIONED, replace(VERSIONED, version_id="v1", is_latest=False)],
@@ -132,16 +127,16 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
         ),
     ],
 )
-def test_any_other_key_is_not_settled(tmp_path, listed, known, stated):
-    assert unsettled(tmp_path, listed, known, stated) == [b"key"]
-    assert unsettled(tmp_path, [*listed, replace(LISTED, key=b"new")], known, stated) == [
+def test_any_other_key_is_not_settled(tmp_path, listed, recorded, stated):
+    assert unsettled(tmp_path, listed, recorded, stated) == [b"key"]
+    assert unsettled(tmp_path, [*listed, replace(LISTED, key=b"new")], recorded, stated) == [
         b"key",
         b"new",
     ]
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 4097, 9000])
-def test_a_key_longer_than_s3_s_is_left_alone_and_keeps_none_from_being_found(tmp_path, length):
+def test_an_overlong_key_does_not_hide_other_keys(tmp_path, length):
     long, new = replace(LISTED, key=b"l" * length), replace(LISTED, key=b"new")
     assert unsettled(tmp_path, [long, new], [LOCATED | {"key": long.key}]) == [new.key]
     assert unsettled(tmp_path, [long, new], []) == ([long.key] if length <= 1024 else []) + [
@@ -149,37 +144,37 @@ def test_a_key_longer_than_s3_s_is_left_alone_and_keeps_none_from_being_found(tm
     ]
 
 
-def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
-    keys = (b"k", b"key", b"key!", b"other/0999", b"other/0999!", b"z")
-    located = [LOCATED | {"key": key, "object_version": "etag:gone:7"} for key in keys]
-    stated = [GONE | {"key": key} for key in keys]
-    found = unsettled(tmp_path, [], located, stated, after=b"key", until=b"other/0999")
-    assert sorted(found) == [b"key!", b"other/0999"]
+def test_keys_outside_of_the_snapshot_are_ignored(tmp_path):
+    names = (b"k", b"key", b"key!", b"other/0999", b"other/0999!", b"z")
+    located = [LOCATED | {"key": key, "object_version": "etag:gone:7"} for key in names]
+    stated = [GONE | {"key": key} for key in names]
+    names = unsettled(tmp_path, [], located, stated, after=b"key", until=b"other/0999")
+    assert sorted(names) == [b"key!", b"other/0999"]
 
 
 NEW = replace(LISTED, key=b"new")
 
 
 @pytest.mark.parametrize("column", SNAPSHOT_SCHEMA.names)
-def test_an_inventory_that_is_damaged_is_refused_before_anything_of_it_is_used(tmp_path, column):
-    for number, (listed, known) in enumerate([([LISTED, NEW], [LOCATED]), ([NEW], [])]):
+def test_a_damaged_inventory_is_refused_before_use(tmp_path, column):
+    for number, (listed, recorded) in enumerate([([LISTED, NEW], [LOCATED]), ([NEW], [])]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        snapshot, files = write_files(folder, listed, known)
+        snapshot, files = write_files(folder, listed, recorded)
         damage_page(snapshot.path, column)
         with pytest.raises(IntegrityError):
             identify(snapshot, *files)
 
 
 @pytest.mark.parametrize("column", ["key", "object_version", "last_modified"])
-def test_an_inventory_with_nothing_new_is_refused_where_what_tells_so_is_damaged(tmp_path, column):
+def test_damage_in_compared_columns_is_refused(tmp_path, column):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
     damage_page(snapshot.path, column)
     with pytest.raises(IntegrityError):
         identify(snapshot, *files)
 
 
-def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not_one_with_nothing_new(  # noqa: E501
+def test_lost_rows_and_locations_do_not_seem_settled(
     tmp_path,
 ):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
@@ -190,7 +185,7 @@ def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not
         identify(snapshot, *files)
 
 
-def test_of_an_inventory_with_nothing_new_only_what_tells_so_is_read(tmp_path):
+def test_a_settled_inventory_is_read_in_few_columns(tmp_path):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
     damage_page(snapshot.path, "storage_class")
     assert identify(snapshot, *files).settled_count == snapshot.row_count
@@ -225,12 +220,10 @@ some_known = st.fixed_dictionaries(
     st.booleans(),
 )
 @settings(max_examples=20)
-def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_is_so_without_them(
-    objects, known, all_located
-):
-    """`known`: files of a standing, in no order.
+def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
+    """`recorded` are files of a standing in any order.
 
-    `all_located`: a third has every object as it is listed.
+    `all_located` adds a file with every listed object.
     """
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         use_small_windows(patched)
@@ -243,14 +236,14 @@ def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_i
         listed = list(read_objects(snapshot.path))
         as_listed = (
             {
-                "key": one.key,
-                "object_version": one.object_version,
-                "last_modified": one.last_modified,
+                "key": obj.key,
+                "object_version": obj.object_version,
+                "last_modified": obj.last_modified,
             }
-            for one in listed
+            for obj in listed
         )
         files = [
-            *known,
+            *recorded,
             [LOCATED | row for row in as_listed if is_supported(row["key"])] if all_located else [],
         ]
         standing, exceptions = folder / "standing", folder / "exceptions.parquet"
@@ -262,39 +255,44 @@ def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_i
                 row_group_size=2,
             )
         pq.write_table(EXCEPTION_SCHEMA.empty_table(), exceptions)
-        found = identify(snapshot, standing, exceptions, folder / "identified.parquet")
+        identified = identify(snapshot, standing, exceptions, folder / "identified.parquet")
         facts = defaultdict(list)
-        for one in listed:
-            facts[one.key].append((one.object_version, one.last_modified, one.is_latest))
+        for obj in listed:
+            facts[obj.key].append((obj.object_version, obj.last_modified, obj.is_latest))
         for row in (row for rows in files for row in rows):
             facts[row["key"]].append(
                 (row["object_version"], row["last_modified"], row["standing"] == "located")
             )
         settled = {
-            key for key, (one, *rest) in facts.items() if rest == [one] and one[2] and one[1]
+            key for key, (obj, *rest) in facts.items() if rest == [obj] and obj[2] and obj[1]
         }
-        settled &= {one.key for one in listed}
-        if found.unsettled_keys:
-            keys = pq.read_table(found.unsettled_keys)["key"].to_pylist()
+        settled &= {obj.key for obj in listed}
+        if identified.unsettled_keys:
+            keys = pq.read_table(identified.unsettled_keys)["key"].to_pylist()
             assert sorted(keys) == sorted(
                 key for key in facts.keys() - settled if is_supported(key)
             )
-            assert found.settled_count == len(settled)
-            expected = [one for one in read_objects(found.path) if one.key not in settled]
-            assert list(read_objects(found.unsettled)) == expected
+            assert identified.settled_count == len(settled)
+            expected = [obj for obj in read_objects(identified.path) if obj.key not in settled]
+            assert list(read_objects(identified.unsettled)) == expected
         taken, of_all = (
             not_yet_archived(path, standing, folder / "out.parquet")
-            for path in (found.unsettled, found.path)
+            for path in (identified.unsettled, identified.path)
         )
         assert (taken.object_count, taken.unsupported_count) == (
             of_all.object_count,
             of_all.unsupported_count,
         )
-        account = account_for_files(found.path, standing, taken.path, silent_from=MOMENT)
-        apart = {"settled_count": found.settled_count, "unsettled_keys": found.unsettled_keys}
+        account = account_for_files(identified.path, standing, taken.path, silent_from=MOMENT)
+        apart = {
+            "settled_count": identified.settled_count,
+            "unsettled_keys": identified.unsettled_keys,
+        }
         assert (
-            account_for_files(found.unsettled, standing, taken.path, silent_from=MOMENT, **apart)
+            account_for_files(
+                identified.unsettled, standing, taken.path, silent_from=MOMENT, **apart
+            )
             == account
         )
         assert account.older >= 0
-        assert ended_skips(found.unsettled, standing) == ended_skips(found.path, standing)
+        assert ended_skips(identified.unsettled, standing) == ended_skips(identified.path, standing)

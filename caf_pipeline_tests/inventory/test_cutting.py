@@ -17,7 +17,7 @@ from caf_pipeline.caf.archive import Limits
 from caf_pipeline.caf.index import IndexBuilder
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.inventory.filling import MOST_HEADERS_BYTES
+from caf_pipeline.inventory.chunk_sizes import MAX_HEADERS_BYTES
 from caf_pipeline.inventory.manifest import (
     HEAD_SIZE_BYTES,
     MANIFEST_FIXED_BYTES,
@@ -44,9 +44,7 @@ objects_by_key = st.dictionaries(keys, st.integers(0, 2 * TARGET), max_size=60)
 
 
 def sizes_by_hand(chunk, objects):
-    """The chunk's size without and with its manifest, computed by the index itself and not by the
-    planner's sums.
-    """
+    """Return a chunk's size without and with its manifest, computed by the index itself."""
     index, position = IndexBuilder(), HEAD_SIZE_BYTES
     index.add(chunk.head_member, 0, HEAD_SIZE_BYTES)
     manifest = MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES * -(-len(objects) // MANIFEST_GROUP_ROWS)
@@ -61,7 +59,7 @@ def sizes_by_hand(chunk, objects):
 
 @settings(max_examples=60)
 @given(objects_by_key)
-def test_a_plan_covers_each_object_once_and_only_manifests_pass_the_target(sizes):
+def test_a_plan_has_each_object_once_within_the_target(sizes):
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(
             Path(folder),
@@ -90,7 +88,7 @@ def test_no_chunk_of_several_objects_passes_its_limit_manifest_included(sizes):
 
 @settings(max_examples=40)
 @given(objects_by_key)
-def test_the_expected_size_is_what_the_index_makes_of_the_objects(sizes):
+def test_the_expected_size_includes_the_exact_index(sizes):
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(
             Path(folder),
@@ -105,14 +103,12 @@ def test_the_expected_size_is_what_the_index_makes_of_the_objects(sizes):
 
 
 LARGEST = TARGET // 300
-"""To this target what 100 MiB are to 30 GiB."""
+"""For this target, the equivalent of 100 MiB for 30 GiB."""
 
 
 @st.composite
 def sizes_up_to_the_largest(draw):
-    """Sizes in key order: log-normal ones, and such that greedy cutting is worst at, all large or
-    large after small.
-    """
+    """Draw sizes: log-normal ones, or the worst cases of greedy cutting."""
     kind = draw(st.sampled_from(["log-normal", "largest", "alternating", "runs"]))
     random = Random(draw(st.integers(0, 1 << 32)))
     if kind == "log-normal":
@@ -129,7 +125,7 @@ def sizes_up_to_the_largest(draw):
 @pytest.mark.thorough
 @settings(max_examples=25)
 @given(sizes_up_to_the_largest())
-def test_closed_chunks_of_objects_under_100_mib_are_filled_by_more_than_99_percent(sizes):
+def test_chunks_of_small_objects_are_99_percent_full(sizes):
     objects = [an_object(f"{number:06d}", size) for number, size in enumerate(sizes)]
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(Path(folder), objects, target_size_bytes=TARGET)
@@ -141,7 +137,7 @@ def test_closed_chunks_of_objects_under_100_mib_are_filled_by_more_than_99_perce
         assert 0.99 < sizes_by_hand(chunk, planned)[0] / TARGET <= 1
 
 
-def test_a_chunk_takes_objects_until_the_next_would_pass_the_target(tmp_path):
+def test_a_chunk_ends_before_passing_the_target(tmp_path):
     objects = [an_object(f"k{number:03d}", 100_000) for number in range(30)]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
     first, second = chunks_of(plan)[:2]
@@ -153,7 +149,7 @@ def test_a_chunk_takes_objects_until_the_next_would_pass_the_target(tmp_path):
     )
 
 
-def test_a_limit_below_the_hard_one_is_told_by_the_plan_and_makes_it_another(tmp_path):
+def test_a_lower_limit_changes_the_plan_and_is_recorded(tmp_path):
     objects = [an_object("a"), an_object("b")]
     hard = plan_of(tmp_path / "1", objects, target_size_bytes=TARGET)
     less = plan_of(tmp_path / "2", objects, target_size_bytes=TARGET, limit_size_bytes=TARGET)
@@ -172,7 +168,7 @@ def test_objects_stand_in_key_order_by_bytes(tmp_path):
     assert [planned.object.key for planned in chunk] == sorted(name.encode() for name in names)
 
 
-def test_an_object_larger_than_the_target_has_a_chunk_to_itself(tmp_path):
+def test_a_large_object_has_a_chunk_to_itself(tmp_path):
     objects = [an_object("a", 5), an_object("b", 3 * TARGET), an_object("c", 5)]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
     assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [
@@ -182,11 +178,11 @@ def test_an_object_larger_than_the_target_has_a_chunk_to_itself(tmp_path):
     ]
 
 
-def test_an_object_that_no_chunk_can_hold_is_split_over_the_plans_first_chunks(tmp_path):
+def test_a_huge_object_is_split_over_the_first_chunks(tmp_path):
     objects = [an_object("a"), an_object("huge", 33 << 30), an_object("z")]
     plan = plan_of(tmp_path, objects, target_size_bytes=30 << 30)
-    one, other, small = chunks_of(plan)
-    assert [planned.member for planned in [*one, *other, *small]] == [
+    first, second, small = chunks_of(plan)
+    assert [planned.member for planned in [*first, *second, *small]] == [
         "huge~caf-p-1-2",
         "huge~caf-p-2-2",
         "a",
@@ -210,9 +206,7 @@ def test_an_object_that_no_chunk_can_hold_is_split_over_the_plans_first_chunks(t
     ]
 
 
-def test_a_target_with_which_one_plan_has_not_enough_chunks_is_passed_by_the_parts(
-    tmp_path, monkeypatch
-):
+def test_parts_pass_a_target_that_needs_too_many_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr("caf_pipeline.inventory.cutting.MAX_CHUNKS", 99)
     plan = plan_of(
         tmp_path, [an_object("a"), an_object("huge", 33 << 30)], target_size_bytes=TARGET
@@ -222,7 +216,7 @@ def test_a_target_with_which_one_plan_has_not_enough_chunks_is_passed_by_the_par
     assert {chunk.object_bytes for chunk in plan.chunks} <= {(33 << 30) // 99, (33 << 30) // 99 + 1}
 
 
-def test_an_object_that_cannot_be_split_either_is_listed_apart(tmp_path):
+def test_an_unsplittable_object_is_listed_apart(tmp_path):
     plan = plan_of(
         tmp_path,
         [an_object("a"), an_object("huge", 1 << 52), an_object("z")],
@@ -244,9 +238,9 @@ SMALL = Limits(max_bytes=100_000)
 )
 # To be cut into parts, but the chunk under way has room for it as long as its headers are short.
 @example({"0": 0, "0000&" + "\x1f" * 8 + "\u0800\U00010000": 67_000}, 67_801, 0)
-def test_parts_cover_their_object_once_and_no_chunk_passes_a_limit(sizes, target, max_chunks):
+def test_parts_cover_their_object_within_the_limits(sizes, target, max_chunks):
     objects = [an_object(key, size) for key, size in sizes.items()]
-    seen, left = {}, objects
+    planned_parts, remaining = {}, objects
     with tempfile.TemporaryDirectory() as folder:
         for number in range(len(objects) + 1):
             terms = {
@@ -254,44 +248,47 @@ def test_parts_cover_their_object_once_and_no_chunk_passes_a_limit(sizes, target
                 "limits": SMALL,
                 "max_chunks": max_chunks and max_chunks + 20,
             }
-            plan = plan_of(Path(folder) / str(number), left, **terms)
+            plan = plan_of(Path(folder) / str(number), remaining, **terms)
             assert (
-                plan.sha256() == plan_of(Path(folder) / f"again-{number}", left, **terms).sha256()
+                plan.sha256()
+                == plan_of(Path(folder) / f"again-{number}", remaining, **terms).sha256()
             )
             assert len(plan.chunks) <= (max_chunks + 20 if max_chunks else cutting.MAX_CHUNKS)
             for chunk, planned in zip(plan.chunks, chunks_of(plan), strict=True):
                 assert chunk.expected_size_bytes <= SMALL.max_bytes
-                assert chunk.object_bytes == sum(one.size_bytes for one in planned)
+                assert chunk.object_bytes == sum(part.size_bytes for part in planned)
                 assert (
                     chunk.object_count
                     == len(planned)
                     == count_chunk_objects(plan.folder, chunk.chunk_number)
                 )
-                assert len(planned) == 1 or not any(one.part for one in planned)
-                for one in planned:
-                    seen.setdefault(one.object.key, []).append(one)
+                assert len(planned) == 1 or not any(part.part for part in planned)
+                for part in planned:
+                    planned_parts.setdefault(part.object.key, []).append(part)
             claimed = [
                 row for batch in read_identities(plan.folder) for row in batch["key"].to_pylist()
             ]
             assert len(set(claimed)) == len(claimed) == plan.object_count
-            left = [obj for obj in left if obj.key not in seen]
-            assert plan.leftover_count == len(left)
-            if not left:
+            remaining = [obj for obj in remaining if obj.key not in planned_parts]
+            assert plan.leftover_count == len(remaining)
+            if not remaining:
                 break
-    assert seen.keys() == {obj.key for obj in objects}
+    assert planned_parts.keys() == {obj.key for obj in objects}
     for obj in objects:
-        found = seen[obj.key]
-        ends = [0, *(one.part.end_byte if one.part else obj.size_bytes for one in found)]
-        assert [one.start_byte for one in found] == ends[:-1]
+        parts = planned_parts[obj.key]
+        ends = [0, *(part.part.end_byte if part.part else obj.size_bytes for part in parts)]
+        assert [part.start_byte for part in parts] == ends[:-1]
         assert ends[-1] == obj.size_bytes
-        if found[0].part:
-            assert [(one.part.number, one.part.count) for one in found] == [
-                (n + 1, len(found)) for n in range(len(found))
+        if parts[0].part:
+            assert [(part.part.number, part.part.count) for part in parts] == [
+                (n + 1, len(parts)) for n in range(len(parts))
             ]
-            assert max(one.size_bytes for one in found) - min(one.size_bytes for one in found) <= 1
+            assert (
+                max(part.size_bytes for part in parts) - min(part.size_bytes for part in parts) <= 1
+            )
 
 
-def test_an_object_of_exactly_a_chunks_room_is_whole_and_one_byte_more_is_two_parts(tmp_path):
+def test_one_byte_too_many_splits_an_object(tmp_path):
     def parts(size):
         plan = plan_of(
             tmp_path / str(size), [an_object("k", size)], target_size_bytes=TARGET, limits=SMALL
@@ -303,19 +300,19 @@ def test_an_object_of_exactly_a_chunks_room_is_whole_and_one_byte_more_is_two_pa
         )
 
     room = bisect_left(range(SMALL.max_bytes), True, key=lambda size: parts(size)[1] > 0) - 1
-    assert parts(room) == (1, 0, SMALL.max_bytes - MOST_HEADERS_BYTES)  # which no listing shows
+    assert parts(room) == (1, 0, SMALL.max_bytes - MAX_HEADERS_BYTES)  # which no listing shows
     assert parts(room + 1)[:2] == (2, 2)
     assert parts(room + 1)[2] < SMALL.max_bytes
 
 
-def test_an_object_that_the_plan_has_no_room_for_is_left_for_the_next(tmp_path):
+def test_an_object_beyond_the_last_chunk_is_left_over(tmp_path):
     objects = [an_object("h1", 250_000), an_object("h2", 250_000), an_object("k", 5)]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=SMALL, max_chunks=5)
     assert (plan.split_count, plan.leftover_count, plan.too_large_count) == (1, 1, 0)
     assert [[planned.object.key for planned in chunk] for chunk in chunks_of(plan)][-1] == [b"k"]
 
 
-def test_a_tail_waits_beside_an_object_that_is_split(tmp_path):
+def test_a_tail_waits_beside_a_split_object(tmp_path):
     objects = [an_object("h", 250_000), an_object("k", 5)]
     plan = plan_of(
         tmp_path, objects, target_size_bytes=TARGET, limits=SMALL, min_chunk_size_bytes=50_000
@@ -335,14 +332,17 @@ def test_a_tail_waits_beside_an_object_that_is_split(tmp_path):
 
 
 def test_versions_of_one_key_are_split_apart(tmp_path):
-    versions = [an_object("k", 250_000, version_id=one) for one in "abc"] + [
+    versions = [an_object("k", 250_000, version_id=planned) for planned in "abc"] + [
         an_object("k", 5, version_id="d")
     ]
     plan = plan_of(tmp_path, versions, target_size_bytes=TARGET, limits=SMALL)
-    found = [[(one.object.version_id, one.member) for one in chunk] for chunk in chunks_of(plan)]
-    assert [name for ((_, name),) in found[:4]] == [f"k~caf-p-{number}-4" for number in range(1, 5)]
-    assert [version for ((version, _),) in found[::4]] == list("abcd")
-    assert found[-1] == [("d", "k")]
+    names = [
+        [(planned.object.version_id, planned.member) for planned in chunk]
+        for chunk in chunks_of(plan)
+    ]
+    assert [name for ((_, name),) in names[:4]] == [f"k~caf-p-{number}-4" for number in range(1, 5)]
+    assert [version for ((version, _),) in names[::4]] == list("abcd")
+    assert names[-1] == [("d", "k")]
 
 
 def test_a_part_named_like_an_object_is_another_member(tmp_path):
@@ -352,7 +352,7 @@ def test_a_part_named_like_an_object_is_another_member(tmp_path):
         an_object("x~caf-p-2-2", 5),
     ]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=SMALL)
-    assert [[one.member for one in chunk] for chunk in chunks_of(plan)] == [
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [
         ["x~caf-p-1-2"],
         ["x~caf-p-2-2"],
         ["x~caf-p-1-2~caf-p-1-2"],
@@ -423,19 +423,19 @@ def test_our_own_members_give_way_to_objects_of_their_names(tmp_path):
     assert [planned.member for planned in chunks_of(plan)[0]] == names
 
 
-def test_of_several_versions_in_a_chunk_the_newest_keeps_the_key(tmp_path):
+def test_the_newest_version_in_a_chunk_keeps_the_key(tmp_path):
     objects = [an_object("a", version_id=version) for version in ("v1", "v2", "v3")]
     (chunk,) = chunks_of(plan_of(tmp_path, objects, target_size_bytes=TARGET))
     assert [planned.member for planned in chunk] == ["a~caf-v-v1", "a~caf-v-v2", "a"]
 
 
-def test_a_version_whose_successor_is_in_the_next_chunk_keeps_the_key(tmp_path):
+def test_a_version_before_a_chunks_end_keeps_the_key(tmp_path):
     objects = [an_object("a", 900_000, version_id=version) for version in ("v1", "v2")]
     chunks = chunks_of(plan_of(tmp_path, objects, target_size_bytes=TARGET))
     assert [[planned.member for planned in chunk] for chunk in chunks] == [["a"], ["a"]]
 
 
-def test_a_version_that_keeps_a_key_like_our_own_makes_ours_give_way(tmp_path):
+def test_our_members_give_way_to_a_versions_key(tmp_path):
     objects = [
         an_object(".caf/", version_id="v1"),
         *(an_object(".caf/chunk", version_id=version) for version in ("v1", "v2")),
@@ -460,7 +460,7 @@ def test_no_two_members_of_a_chunk_have_one_name(tmp_path):
 
 
 @pytest.mark.parametrize("size_bytes", [33 << 30, 1 << 52])
-def test_a_version_that_is_in_no_chunk_of_the_others_leaves_them_two_names(tmp_path, size_bytes):
+def test_an_unplanned_version_between_two_leaves_them_two_names(tmp_path, size_bytes):
     objects = [
         an_object("a", size, version_id=f"v{size}")
         for size in (5, size_bytes, size_bytes + 1, 7, size_bytes + 2)
@@ -470,9 +470,7 @@ def test_a_version_that_is_in_no_chunk_of_the_others_leaves_them_two_names(tmp_p
 
 
 @pytest.mark.parametrize("size_bytes", [7, 33 << 30, 1 << 52])
-def test_a_key_like_the_name_of_an_older_version_is_a_name_whichever_of_its_versions_the_chunk_has(
-    tmp_path, size_bytes
-):
+def test_a_key_like_a_version_name_ends_the_chunk(tmp_path, size_bytes):
     objects = [an_object("a", version_id=version) for version in ("v1", "v2")]
     objects += [an_object("a~caf-v-v1", size, version_id=f"v{size}") for size in (5, size_bytes)]
     for chunk in chunks_of(plan_of(tmp_path, objects, target_size_bytes=30 << 30)):
@@ -493,9 +491,7 @@ versions_of_few_keys = st.lists(
 @given(versions_of_few_keys, st.integers(1, 4), st.sampled_from([0, 4]))
 @example([("a", size) for size in (5, 150_000, 1 << 52, 1 << 52, 5)], 1, 0)
 @example([("a", 5), ("a", 5), ("a~caf-v-1", 5), ("a~caf-v-1", 1 << 52)], 2, 0)
-def test_of_the_versions_in_a_chunk_the_newest_has_the_key_and_the_others_have_names_of_their_own(
-    sizes, rows, max_chunks
-):
+def test_versions_in_a_chunk_have_distinct_names(sizes, rows, max_chunks):
     counts = Counter()
     objects = []
     for key, size in sizes:
@@ -507,11 +503,10 @@ def test_of_the_versions_in_a_chunk_the_newest_has_the_key_and_the_others_have_n
             Path(folder), objects, target_size_bytes=90_000, limits=SMALL, max_chunks=max_chunks
         )
         chunks = [chunk for chunk in chunks_of(plan) if not chunk[0].part]
-        found = [planned.object for chunk in chunks for planned in chunk] + list(
-            read_objects(plan.folder / TOO_LARGE_FILE)
-        )
+        covered = [planned.object for chunk in chunks for planned in chunk]
+        covered += read_objects(plan.folder / TOO_LARGE_FILE)
     placed_count = len(objects) - plan.leftover_count - plan.split_count
-    assert len({(obj.key, obj.version_id) for obj in found}) == len(found) == placed_count
+    assert len({(obj.key, obj.version_id) for obj in covered}) == len(covered) == placed_count
     for chunk in chunks:
         newest = {planned.object.key: planned.object for planned in chunk}
         for planned in chunk:
@@ -544,8 +539,8 @@ versions = st.one_of(st.none(), st.sampled_from(["", "v1", "v2", "v1~caf-v-v1"])
 versioned = st.lists(
     st.tuples(names, versions, st.sampled_from("ef"), st.integers(0, 3000)), max_size=60
 ).map(
-    lambda found: [
-        an_object(name, size, version_id=version, etag=etag) for name, version, etag, size in found
+    lambda rows: [
+        an_object(name, size, version_id=version, etag=etag) for name, version, etag, size in rows
     ]
 )
 
@@ -553,7 +548,7 @@ versioned = st.lists(
 @pytest.mark.thorough
 @settings(max_examples=60)
 @given(versioned, st.integers(1, 9), st.sampled_from([4, 7, 1_000_000]))
-def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, rows, members):
+def test_batch_sizes_do_not_change_a_plan(objects, rows, members):
     def cut(folder):
         limits = Limits(max_bytes=60_000, max_members=members)
         plan = plan_of(folder, objects, target_size_bytes=20_000, limits=limits)
@@ -562,10 +557,10 @@ def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, row
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         at_once = cut(Path(folder) / "1")
         patch.setattr(cutting, "ROWS_PER_BATCH", rows)
-        patch.setattr(cutting, "_FIRST_LOOK", 1)
+        patch.setattr(cutting, "_MIN_ROWS", 1)
         assert cut(Path(folder) / "2") == at_once
     for chunk, planned in zip(at_once[1], at_once[3], strict=True):
-        members_of_chunk = [one.member for one in planned]
+        members_of_chunk = [obj.member for obj in planned]
         assert (
             len({*members_of_chunk, chunk.head_member, chunk.manifest_member}) == len(planned) + 2
         )
@@ -574,8 +569,7 @@ def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, row
 
 
 def test_a_plan_keeps_its_hash_and_its_names(tmp_path):
-    """The hashes of cut and names were taken from the planner that looked at one object after the
-    other, at commit ccbd5c5.
+    """The hashes come from the planner at commit ccbd5c5, which looked at one object after another.
 
     That planner gave two versions one name if another version of their key is too large. Expected
     sizes have grown since.
@@ -643,7 +637,7 @@ def claimed(plan):
     return [key.as_py().decode() for batch in read_identities(plan.folder) for key in batch["key"]]
 
 
-def test_a_tail_that_waits_is_in_no_chunk_and_not_in_the_hash(tmp_path):
+def test_a_waiting_tail_is_not_part_of_the_plan(tmp_path):
     objects = [an_object(f"k{n}", 400_000) for n in range(5)]
     plan = plan_of(
         tmp_path / "1", objects, target_size_bytes=TARGET, min_chunk_size_bytes=TARGET // 2

@@ -39,9 +39,7 @@ def an_object(
         ("é*", ["é", "éa"], ["e\u0301"]),
     ],
 )
-def test_a_star_is_any_text_and_a_question_mark_one_character_and_all_else_itself(
-    tmp_path, pattern, matching, others
-):
+def test_patterns_have_two_wildcards_and_no_other_syntax(tmp_path, pattern, matching, others):
     objects = [an_object(key) for key in (*matching, *others)]
     included = ObjectFilter(include=(pattern,))
     assert [included.left_out_by(obj) for obj in objects] == [None] * len(matching) + [
@@ -58,7 +56,7 @@ def test_a_star_is_any_text_and_a_question_mark_one_character_and_all_else_itsel
 @pytest.mark.parametrize(
     "end", ["p" * 1_000, "abc*" * 100, "?" * 200, "*x" * 100, "é" * 500, "\U0001f600?" * 100, "?*"]
 )
-def test_as_many_patterns_as_the_settings_take_are_matched_by_duckdb(tmp_path, end):
+def test_duckdb_matches_the_most_patterns_of_the_settings(tmp_path, end):
     refused = bisect_left(
         range(MAX_PATTERNS_SIZE), True, key=lambda count: not is_taken(patterns(count, end))
     )
@@ -78,7 +76,7 @@ def is_taken(exclude: tuple[str, ...]) -> bool:
         return False
 
 
-def test_patterns_are_made_an_expression_once_and_not_for_each_object(monkeypatch):
+def test_patterns_are_compiled_once(monkeypatch):
     escaped = Counter()
     monkeypatch.setattr(re, "escape", lambda char: escaped.update(char) or char)
     filters = ObjectFilter(include=("\x01*",), exclude=("\x02*",))
@@ -86,7 +84,7 @@ def test_patterns_are_made_an_expression_once_and_not_for_each_object(monkeypatc
     assert escaped == {"\x01": 1, "\x02": 1}
 
 
-def test_the_first_filter_that_applies_is_the_one_that_is_named():
+def test_the_first_applicable_filter_is_named():
     settings = SourceSettings(
         bucket="bucket",
         include=("a*",),
@@ -110,7 +108,7 @@ def test_the_first_filter_that_applies_is_the_one_that_is_named():
     ] == ["include", "exclude", "storage_classes", "max_size", "min_age", None]
 
 
-def test_a_size_that_no_object_has_leaves_nothing_out(tmp_path):
+def test_a_limit_above_every_size_leaves_nothing_out(tmp_path):
     filters = ObjectFilter.of(SourceSettings(bucket="bucket", max_size=1 << 127), MOMENT)
     assert by_sql(tmp_path, filters, [an_object("a", size=MAX_SIZE_BYTES)]) == [None]
 
@@ -157,9 +155,7 @@ OBJECTS = st.lists(
     OBJECTS,
 )
 @settings(max_examples=80)
-def test_a_filter_leaves_out_the_same_in_an_inventory_as_on_a_page(
-    tmp_path_factory, filters, objects
-):
+def test_filters_agree_in_sql_and_python(tmp_path_factory, filters, objects):
     folder = tmp_path_factory.getbasetemp()
     assert by_sql(folder, filters, objects) == [
         filters.left_out_by(obj) if is_supported(obj.key) else None for obj in objects

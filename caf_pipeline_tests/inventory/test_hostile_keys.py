@@ -1,8 +1,7 @@
-"""S3 keys of every kind, from the bucket to the network and back, and down to a folder: byte-exact,
-and never outside it.
+"""S3 keys of every kind, from the bucket to the network and back, and into a folder.
 
-A real S3 server has all keys that it can store; those that moto bends (a line feed, a NUL) come
-from a source in memory.
+Keys stay byte-exact, and never leave the folder. A real S3 server has all keys that it can store.
+Keys that moto changes (a line feed, a NUL) come from a source in memory.
 """
 
 import json
@@ -170,8 +169,9 @@ def make_context(tmp_path, ledger, network):
 
 @pytest.fixture
 def caf(network, database_url, monkeypatch, capfdbinary):
-    """The command line in this process, on the same ledger and network; returns status, output and
-    errors.
+    """Run the command line in this process, on the same ledger and network.
+
+    Returns status, output and errors.
     """
     environment = {
         "CAF_DATABASE_URL": database_url,
@@ -188,14 +188,14 @@ def caf(network, database_url, monkeypatch, capfdbinary):
         capfdbinary.readouterr()
         status = main(arguments)
         sys.stdout.flush()
-        said = capfdbinary.readouterr()
-        return status, said.out, said.err.decode()
+        captured = capfdbinary.readouterr()
+        return status, captured.out, captured.err.decode()
 
     return run
 
 
 def chunk_of(context, name, folder):
-    """Fetch a chunk from the network as a file, as anybody can."""
+    """Download a chunk as a file."""
     posting = posting_of(context.ledger.chunks.get(name))
     path = folder / "chunk.caf"
     path.write_bytes(b"".join(context.store.read(posting, 0, posting.stored_size_bytes)))
@@ -203,7 +203,7 @@ def chunk_of(context, name, folder):
 
 
 def is_harmless(text: str) -> bool:
-    """Whether text neither moves the cursor nor turns the line round."""
+    """Return whether text neither moves the cursor nor reverses the line."""
     return all(line.isprintable() for line in text.split("\n"))
 
 
@@ -214,7 +214,7 @@ def all_read_back(context, keys):
         ), key
 
 
-def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(
+def test_hostile_keys_go_from_bucket_to_network_and_back(
     make_context, new_bucket, caf, fault, tmp_path
 ):
     with fault("Hostile input", "keys of every kind, archived and restored") as case:
@@ -240,7 +240,7 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(
 
 
 @pytest.mark.thorough
-def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(
+def test_keys_beyond_moto_are_archived_or_skipped_with_reason(
     make_context,
 ):
     source = AnySource(
@@ -257,9 +257,7 @@ def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_t
 
 @pytest.fixture
 def extracted(make_context, tmp_path, caf):
-    """A chunk of all keys as a file, and a folder with planted links into which it is to be
-    extracted.
-    """
+    """Return a chunk of all keys as a file, and a target folder with planted links."""
     context = make_context(MemorySource({key: body_of(key) for key in MEMORY_KEYS}))
     (name,) = archive_everything(context)
     path, _ = chunk_of(context, name, tmp_path)
@@ -275,33 +273,30 @@ def extracted(make_context, tmp_path, caf):
 
 
 @pytest.mark.parametrize("options", [[], ["--force"]], ids=["", "forced"])
-def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(
-    extracted, caf, tmp_path, options
-):
+def test_hostile_keys_are_extracted_only_into_the_folder(extracted, caf, tmp_path, options):
     path, out, outside = extracted
-    before = {str(one) for one in tmp_path.rglob("*")}
+    before = {str(path) for path in tmp_path.rglob("*")}
     status, _, err = caf("extract", *options, str(path), "-C", str(out))
     assert status == 1
     assert is_harmless(err)
     assert sorted(os.listdir(outside)) == ["victim"]
     assert (outside / "victim").read_bytes() == b"untouched"
-    new = {str(one) for one in tmp_path.rglob("*")} - before
+    new = {str(path) for path in tmp_path.rglob("*")} - before
     assert new
     assert all(name.startswith(f"{out}/") for name in new)
-    # Whatever is there is a member at its own place, byte for byte; whatever is not was told in a
-    # line of its own.
+    # Every file is a member at its own path, byte for byte. Every other key has an error line.
     files = {
-        os.fsencode(one.relative_to(out)): one.read_bytes()
-        for one in out.rglob("*")
-        if one.is_file() and not one.is_symlink()
+        os.fsencode(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and not path.is_symlink()
     }
-    wanted = {key.encode(): body_of(key) for key in MEMORY_KEYS}
-    written = {name: body for name, body in files.items() if name in wanted}
-    assert written == {name: wanted[name] for name in written}
+    expected = {key.encode(): body_of(key) for key in MEMORY_KEYS}
+    written = {name: body for name, body in files.items() if name in expected}
+    assert written == {name: expected[name] for name in written}
     assert set(files) == set(written)
-    told = [line for line in err.splitlines() if "was not written" in line]
+    reported = [line for line in err.splitlines() if "was not written" in line]
     missing = [key for key in MEMORY_KEYS if key.encode() not in written]
-    assert all(any(repr(key) in line for line in told) for key in missing)
+    assert all(any(repr(key) in line for line in reported) for key in missing)
     assert len(written) > len(MEMORY_KEYS) // 2
     for key in ("CON", "trailing.", "é", "e\u0301", "\x1b[2J", "k" * 255, "a\nb"):
         assert key.encode() in written, key
@@ -309,7 +304,7 @@ def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(
         assert key.encode() not in written, key
 
 
-def test_no_listing_of_such_keys_moves_the_cursor_and_json_gives_them_exactly(extracted, caf):
+def test_listed_keys_are_harmless_on_terminals_and_exact_in_json(extracted, caf):
     path, _, _ = extracted
     status, out, err = caf("list", str(path))
     assert (status, err) == (0, "")
@@ -347,8 +342,8 @@ def test_keys_that_look_alike_stay_apart(make_context):
     ]
     keys = list(dict.fromkeys(key for pair in pairs for key in pair))
     assert any(
-        unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
-        for one, other in pairs
+        unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
+        for first, second in pairs
     )
     context = make_context(MemorySource({key: body_of(key) for key in keys}))
     archive_everything(context)

@@ -65,7 +65,7 @@ def test_the_head_of_the_longest_names_fits():
     )
 
 
-def test_rows_read_back_as_they_were_written_whatever_the_row_groups(tmp_path, monkeypatch):
+def test_rows_survive_any_row_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest_module, "MANIFEST_GROUP_ROWS", 3)
     rows = [
         a_row(number, user_metadata={"b": "2", "a": "1"}, content_type="text/plain")
@@ -103,7 +103,7 @@ def test_the_same_rows_make_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"no parquet at all" * 10])
-def test_what_is_no_manifest_is_refused(data):
+def test_an_invalid_manifest_is_refused(data):
     with pytest.raises(MalformedArchive):
         list(open_manifest(io.BytesIO(data)).rows())
 
@@ -124,9 +124,12 @@ _times = st.none() | st.tuples(
 
 @settings(max_examples=20)
 @given(st.dictionaries(st.integers(0, 1 << 35), _times, max_size=30))
-def test_the_times_of_logs_are_read_as_written_and_within_the_bound(tmp_path_factory, times):
+def test_log_times_read_back_within_the_bound(tmp_path_factory, times):
     path = tmp_path_factory.mktemp("manifest") / "m.parquet"
-    logs = [LogTimes(start, *(told or (None, None))) for start, told in times.items()]
+    logs = [
+        LogTimes(start, *(first_and_last or (None, None)))
+        for start, first_and_last in times.items()
+    ]
     manifest = with_logs(path, logs, rows=len(logs))
     opened = open_manifest(path)
     assert opened.logs() == logs
@@ -135,7 +138,7 @@ def test_the_times_of_logs_are_read_as_written_and_within_the_bound(tmp_path_fac
 
 
 @pytest.mark.parametrize(
-    "told",
+    "encoded",
     [
         b"",
         b"[",
@@ -150,9 +153,9 @@ def test_the_times_of_logs_are_read_as_written_and_within_the_bound(tmp_path_fac
         b"[" * 100_000,
     ],
 )
-def test_times_of_logs_that_no_packing_writes_are_refused(tmp_path, told):
+def test_invalid_log_times_are_refused(tmp_path, encoded):
     described = {manifest_module.METADATA_KEY: json.dumps({"format": manifest_module.CHUNK_FORMAT})}
-    schema = manifest_module.MANIFEST_SCHEMA.with_metadata(described | {LOGS_KEY: told})
+    schema = manifest_module.MANIFEST_SCHEMA.with_metadata(described | {LOGS_KEY: encoded})
     rows = [a_row(number, inventory_time=MOMENT) for number in range(3)]
     pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "m")
     opened = open_manifest(tmp_path / "m")

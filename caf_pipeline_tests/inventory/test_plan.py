@@ -1,4 +1,4 @@
-"""What a plan's files say of its chunks."""
+"""Reading a plan's files."""
 
 import pytest
 
@@ -10,14 +10,14 @@ from caf_pipeline.inventory.plan import (
     read_chunk_objects,
     read_chunk_plan,
     read_terms,
-    require_undamaged,
+    verify_plan,
 )
 from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 
 TARGET = 1 << 20
 
 
-def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
+def test_a_plan_reads_back(tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "ROWS_PER_BATCH", 3)  # several row groups, chunks across them
     objects = [an_object(f"k{n}", 400_000, version_id=f"v{n}", etag=f"e{n}") for n in range(8)]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
@@ -28,7 +28,7 @@ def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
     assert read_terms(tmp_path)["snapshot"] == "snapshot"
 
 
-def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypatch):
+def test_a_chunks_objects_are_counted_from_the_files(tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "ROWS_PER_BATCH", 4)
     objects = [an_object(f"key-{number:02d}", 1000) for number in range(30)]
     plan = plan_of(tmp_path, objects, target_size_bytes=12_000)
@@ -42,8 +42,8 @@ def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypat
     assert count_chunk_objects(plan.folder, len(counts) + 1) == 0
 
 
-def test_a_plan_whose_files_are_gone_says_so(tmp_path):
-    with pytest.raises(CafError, match=r"objects\.parquet cannot be read"):
+def test_a_plan_without_files_is_refused(tmp_path):
+    with pytest.raises(CafError, match=r"objects\.parquet"):
         list(read_chunk_objects(tmp_path, 1))
 
 
@@ -60,6 +60,6 @@ def test_a_flipped_byte_of_a_plan_is_damage(tmp_path, name):
             whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :]
         )
         with pytest.raises(CafError, match="cannot be read"):
-            require_undamaged(tmp_path)
+            verify_plan(tmp_path)
     (tmp_path / name).write_bytes(whole)
-    require_undamaged(tmp_path)
+    verify_plan(tmp_path)

@@ -1,4 +1,4 @@
-"""What a plan's objects come to, counted by DuckDB and by hand."""
+"""Statistics of a plan's objects, counted by DuckDB and by Python."""
 
 import os
 import tempfile
@@ -32,25 +32,31 @@ def statistics_of(folder, objects, **terms):
 @example([0, 1, 1023, 1024, 4095, 4096, PART, PART + 1, 31 * GIB])
 def test_every_object_is_counted_in_the_step_of_its_size(sizes):
     with tempfile.TemporaryDirectory() as folder:
-        found = statistics_of(
+        statistics = statistics_of(
             Path(folder), [an_object(f"{n:03d}", size) for n, size in enumerate(sizes)]
         )
-    assert (found.objects, found.size_bytes) == (len(sizes), sum(sizes))
-    for step in found.sizes:
+    assert (statistics.objects, statistics.size_bytes) == (len(sizes), sum(sizes))
+    for step in statistics.sizes:
         inside = [size for size in sizes if step.from_bytes <= size < step.below_bytes]
         assert (step.objects, step.size_bytes) == (len(inside), sum(inside))
-    assert sum(step.objects for step in found.sizes) == len(sizes)
+    assert sum(step.objects for step in statistics.sizes) == len(sizes)
     assert all(
-        one.below_bytes == following.from_bytes
-        for one, following in zip(found.sizes, found.sizes[1:], strict=False)
+        step.below_bytes == next_step.from_bytes
+        for step, next_step in zip(statistics.sizes, statistics.sizes[1:], strict=False)
     )
-    assert found.get_requests == sum(max(1, -(-size // PART)) for size in sizes)
+    assert statistics.get_requests == sum(max(1, -(-size // PART)) for size in sizes)
 
 
 def test_largest_and_smallest_objects_are_named_in_order(tmp_path):
-    found = statistics_of(tmp_path, [an_object(f"k{n}", n * 1000) for n in range(20)])
-    assert [size for _, size in found.largest] == [19_000, 18_000, 17_000, 16_000, 15_000]
-    assert found.smallest == [("k0", 0), ("k1", 1000), ("k2", 2000), ("k3", 3000), ("k4", 4000)]
+    statistics = statistics_of(tmp_path, [an_object(f"k{n}", n * 1000) for n in range(20)])
+    assert [size for _, size in statistics.largest] == [19_000, 18_000, 17_000, 16_000, 15_000]
+    assert statistics.smallest == [
+        ("k0", 0),
+        ("k1", 1000),
+        ("k2", 2000),
+        ("k3", 3000),
+        ("k4", 4000),
+    ]
 
 
 def test_storage_classes_are_counted_apart(tmp_path):
@@ -64,7 +70,7 @@ def test_storage_classes_are_counted_apart(tmp_path):
     }
 
 
-def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over_all_of_it(
+def test_checksum_requests_count_objects_read_in_pieces(
     tmp_path,
 ):
     whole = replace(an_object("a", PART + 1), checksum="CRC64NVME/FULL_OBJECT")
@@ -73,36 +79,34 @@ def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over
         replace(whole, key=b"c", checksum="SHA256/COMPOSITE"),
         an_object("d", PART + 1),
     ]
-    of_a_report = replace(whole, key=b"e", checksum="CRC32")  # which names no type
-    in_chunks = replace(whole, key=b"f", size_bytes=40 * GIB)  # of whose parts S3 has no checksum
-    assert statistics_of(tmp_path, [whole, *others, of_a_report, in_chunks]).checksum_requests == 2
+    reported = replace(whole, key=b"e", checksum="CRC32")  # reports name no type
+    split = replace(whole, key=b"f", size_bytes=40 * GIB)  # S3 has no checksum of its parts
+    assert statistics_of(tmp_path, [whole, *others, reported, split]).checksum_requests == 2
 
 
-def test_what_waits_is_not_counted_and_several_plans_are_counted_together(tmp_path):
+def test_statistics_add_plans_without_waiting_objects(tmp_path):
     big, small = an_object("a", 40 * PART), an_object("b", 5)
     for name in ("1", "2"):
         plan = plan_of(
             tmp_path / name, [big, small], target_size_bytes=40 * PART, min_chunk_size_bytes=PART
         )
         assert plan.waiting is not None
-    found = plan_statistics([tmp_path / "1", tmp_path / "2"], part_bytes=PART)
-    assert (found.objects, found.size_bytes) == (2, 80 * PART)
+    statistics = plan_statistics([tmp_path / "1", tmp_path / "2"], part_bytes=PART)
+    assert (statistics.objects, statistics.size_bytes) == (2, 80 * PART)
     assert plan_statistics([], part_bytes=PART).objects == 0
 
 
 @pytest.mark.parametrize("name", [OBJECTS_FILE, CHUNKS_FILE])
 @pytest.mark.parametrize("spoil", [Path.unlink, partial(os.truncate, length=100)])
-def test_a_file_of_the_plan_that_is_gone_or_damaged_is_told_as_the_plans(tmp_path, name, spoil):
+def test_a_damaged_plan_file_names_the_plan(tmp_path, name, spoil):
     statistics_of(tmp_path, [an_object("k", 10)])
     spoil(tmp_path / name)
-    with pytest.raises(CafError, match=r"the plan.* cannot be read: ") as refused:
+    with pytest.raises(CafError, match=str(tmp_path)) as caught:
         plan_statistics([tmp_path], part_bytes=PART)
-    assert refused.value.hint.startswith(
-        "restore the folder of plans, or withdraw the plan's chunks"
-    )
+    assert "withdraw" in caught.value.hint
 
 
-def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_path):
+def test_a_text_histogram_has_a_line_for_each_step(tmp_path):
     objects = [
         an_object("e", 0),
         *(an_object(f"k{n}", 5_000) for n in range(40)),
@@ -116,7 +120,7 @@ def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_pat
     assert lines[-1].split()[-3:] == ["20", "1.9", "MiB"]
 
 
-def test_a_drawn_histogram_has_a_bar_a_step_with_objects_and_its_numbers_below(tmp_path):
+def test_an_svg_histogram_has_a_bar_for_each_step(tmp_path):
     objects = [
         an_object("e", 0),
         *(an_object(f"k{n}", 5_000) for n in range(40)),

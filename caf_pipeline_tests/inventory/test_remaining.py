@@ -1,4 +1,4 @@
-"""What is not yet archived, against a few lines of plain Python."""
+"""The objects of a snapshot to plan, compared with a few lines of Python."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ from caf_pipeline.system.parquet import QueryBudget
 from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.snapshots import (
     ODD_KEYS,
-    Known,
+    StandingRow,
     rows_about,
     sources,
     thing,
@@ -29,9 +29,9 @@ from caf_pipeline_tests.support.snapshots import (
 @pytest.mark.thorough
 @given(sources())
 @settings(max_examples=60)
-def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
+def test_an_object_is_planned_unless_its_standing_blocks_it(source):
     objects, rows = source
-    free = [
+    expected = [
         obj
         for obj in objects
         if not any(row.standing != "skipped" or not row.due for row in rows_about(obj, rows))
@@ -41,11 +41,11 @@ def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
         delta = not_yet_archived(
             snapshot, write_standing(Path(folder) / "k.parquet", rows), Path(folder) / "out.parquet"
         )
-        wanted, unsupported = list(read_objects(delta.path)), list(read_objects(delta.unsupported))
-    assert wanted == [obj for obj in free if is_supported(obj.key)]
-    assert unsupported == [obj for obj in free if not is_supported(obj.key)]
-    assert (delta.object_count, delta.unsupported_count) == (len(wanted), len(unsupported))
-    assert delta.object_bytes == sum(obj.size_bytes for obj in wanted)
+        planned, unsupported = list(read_objects(delta.path)), list(read_objects(delta.unsupported))
+    assert planned == [obj for obj in expected if is_supported(obj.key)]
+    assert unsupported == [obj for obj in expected if not is_supported(obj.key)]
+    assert (delta.object_count, delta.unsupported_count) == (len(planned), len(unsupported))
+    assert delta.object_bytes == sum(obj.size_bytes for obj in planned)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_files_are_found_under_any_name(tmp_path, path_name):
     folder = tmp_path / path_name
     folder.mkdir()
     snapshot = write_snapshot(folder / "s.parquet", [thing(b"b")], [thing(b"a")])
-    standing = write_standing(folder / "k.parquet", [Known(b"a", "etag:e:1", "located")])
+    standing = write_standing(folder / "k.parquet", [StandingRow(b"a", "etag:e:1", "located")])
     delta = not_yet_archived(snapshot.path, standing, folder / "out.parquet")
     assert [obj.key for obj in read_objects(delta.path)] == [b"b"]
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_every_odd_key_is_either_wanted_or_listed_as_unsupported(tmp_path, key):
+def test_every_hostile_key_is_planned_or_unsupported(tmp_path, key):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key)])
     delta = not_yet_archived(
         snapshot.path, write_standing(tmp_path / "k.parquet", []), tmp_path / "out.parquet"
@@ -72,10 +72,10 @@ def test_every_odd_key_is_either_wanted_or_listed_as_unsupported(tmp_path, key):
     assert delta.object_count + delta.unsupported_count == 1
 
 
-def test_a_key_that_equals_another_ones_encoded_form_is_not_taken_for_it(tmp_path):
+def test_a_key_equal_to_an_encoded_key_is_distinct(tmp_path):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"%FF"), thing(b"\xff")])
     standing = write_standing(
-        tmp_path / "k.parquet", [Known(b"%FF", "etag:e:1", "skipped", "unsupported_key")]
+        tmp_path / "k.parquet", [StandingRow(b"%FF", "etag:e:1", "skipped", "unsupported_key")]
     )
     delta = not_yet_archived(snapshot.path, standing, tmp_path / "out.parquet")
     assert [obj.key for obj in read_objects(delta.path)] == [b"%FF"]
@@ -88,34 +88,38 @@ def test_a_key_that_equals_another_ones_encoded_form_is_not_taken_for_it(tmp_pat
     )
 
 
-def test_skips_of_which_the_snapshot_has_no_object_are_told_by_key_and_version(tmp_path):
+def test_skips_end_when_the_snapshot_lacks_the_object(tmp_path):
     listed = [thing(key) for key in (b"%FF", b"a", b"b", b"\xfe")]
     snapshot = write_snapshot(tmp_path / "s.parquet", listed)
-    there = [Known(key, "etag:e:1", "skipped", "cold_storage") for key in (b"%FF", b"a")]
-    there += [
-        Known(b"%FE", "etag:e:1", "skipped", "unsupported_key"),
-        Known(b"z", "etag:e:1", "located"),
+    listed_skips = [
+        StandingRow(key, "etag:e:1", "skipped", "cold_storage") for key in (b"%FF", b"a")
     ]
-    there += [Known(b"y", "etag:e:1", "skipped", "cold_storage", due=True)]
-    assert ended_skips(snapshot.path, write_standing(tmp_path / "k.parquet", there)) == []
-    gone = [
-        Known(b"%FF", "etag:e:1", "skipped", "unsupported_key"),
-        Known(b"b", "etag:other:1", "skipped", "access_denied"),
+    listed_skips += [
+        StandingRow(b"%FE", "etag:e:1", "skipped", "unsupported_key"),
+        StandingRow(b"z", "etag:e:1", "located"),
     ]
-    gone += [
-        Known(b"%FE", "etag:e:1", "skipped", "cold_storage"),
-        Known("ü".encode(), "etag:e:1", "skipped", "too_large"),
+    listed_skips += [StandingRow(b"y", "etag:e:1", "skipped", "cold_storage", due=True)]
+    assert ended_skips(snapshot.path, write_standing(tmp_path / "k.parquet", listed_skips)) == []
+    ended = [
+        StandingRow(b"%FF", "etag:e:1", "skipped", "unsupported_key"),
+        StandingRow(b"b", "etag:other:1", "skipped", "access_denied"),
     ]
-    found = ended_skips(snapshot.path, write_standing(tmp_path / "k2.parquet", there + gone))
-    assert found == sorted((row.key.decode(), row.object_version) for row in gone)
+    ended += [
+        StandingRow(b"%FE", "etag:e:1", "skipped", "cold_storage"),
+        StandingRow("ü".encode(), "etag:e:1", "skipped", "too_large"),
+    ]
+    result = ended_skips(
+        snapshot.path, write_standing(tmp_path / "k2.parquet", listed_skips + ended)
+    )
+    assert result == sorted((row.key.decode(), row.object_version) for row in ended)
 
 
 @pytest.mark.thorough
-def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
+def test_a_small_budget_does_not_change_the_delta(tmp_path):
     keys = [f"{number * 7919 % 200_000:06d}-{'x' * 100}".encode() for number in range(200_000)]
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key) for key in keys])
     standing = write_standing(
-        tmp_path / "k.parquet", [Known(key, "etag:e:1", "located") for key in keys[::2]]
+        tmp_path / "k.parquet", [StandingRow(key, "etag:e:1", "located") for key in keys[::2]]
     )
     delta = not_yet_archived(
         snapshot.path, standing, tmp_path / "out.parquet", budget=QueryBudget(memory_bytes=64 << 20)
@@ -127,7 +131,7 @@ def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("which", ["snapshot", "standing"])
-def test_an_input_that_is_missing_or_broken_is_an_integrity_error(tmp_path, which):
+def test_a_bad_input_is_an_integrity_error(tmp_path, which):
     paths = {
         "snapshot": write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path,
         "standing": write_standing(tmp_path / "k.parquet", []),
@@ -141,7 +145,7 @@ def test_an_input_that_is_missing_or_broken_is_an_integrity_error(tmp_path, whic
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_delta_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_no_delta(tmp_path):
     objects = [
         thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)
     ]
@@ -156,12 +160,17 @@ def test_a_delta_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
 
 def test_windows_of_keys_make_the_delta_of_the_whole(tmp_path, monkeypatch):
     use_small_windows(monkeypatch)
-    things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff"), thing(b"\xfe")]
-    snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
-    known = [Known(each.key, each.object_version, "located", None, False) for each in things[:25:3]]
+    objects = [thing(b"%02d" % number) for number in range(25)] + [
+        thing(b"bad\xff"),
+        thing(b"\xfe"),
+    ]
+    snapshot = write_snapshot(tmp_path / "s.parquet", *[[obj] for obj in objects]).path
+    rows = [
+        StandingRow(obj.key, obj.object_version, "located", None, False) for obj in objects[:25:3]
+    ]
     delta = not_yet_archived(
-        snapshot, write_standing(tmp_path / "k.parquet", known), tmp_path / "d.parquet"
+        snapshot, write_standing(tmp_path / "k.parquet", rows), tmp_path / "d.parquet"
     )
-    wanted = [each for number, each in enumerate(things[:25]) if number % 3]
-    assert list(read_objects(delta.path)) == wanted
+    expected = [obj for number, obj in enumerate(objects[:25]) if number % 3]
+    assert list(read_objects(delta.path)) == expected
     assert sorted(obj.key for obj in read_objects(delta.unsupported)) == [b"bad\xff", b"\xfe"]

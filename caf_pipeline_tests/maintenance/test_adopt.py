@@ -15,7 +15,7 @@ from caf_pipeline.caf.archive import CafWriter
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ArchiveError, IntegrityError, StoredAlready, StoreError
-from caf_pipeline.inventory.adoption import LeftOut
+from caf_pipeline.inventory.adoption import RejectReason
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.ledger import import_chunk
@@ -124,7 +124,7 @@ def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(
     assert (
         sum(done.left_out.values())
         == len(members) - len(objects)
-        == done.left_out.get(LeftOut.UNSUPPORTED_KEY, 0)
+        == done.left_out.get(RejectReason.UNSUPPORTED_KEY, 0)
     )
     for key, body in objects.items():
         assert body_of(context, key) == body
@@ -244,7 +244,10 @@ def test_parts_of_keys_that_the_worker_adds_are_left_out(open_context, tmp_path)
         ),
     )
     (done,) = adopt(context, path, strip=1)
-    assert (done.rows, done.left_out) == (2, {LeftOut.REPEATED: 1, LeftOut.UNSUPPORTED_KEY: 1})
+    assert (done.rows, done.left_out) == (
+        2,
+        {RejectReason.REPEATED: 1, RejectReason.UNSUPPORTED_KEY: 1},
+    )
     assert (body_of(context, "a/b"), body_of(context, "c")) == (b"1", b"2")
 
 
@@ -265,7 +268,7 @@ def test_members_that_share_bytes_with_one_before_them_are_left_out(open_context
     path.write_bytes(b"1234" + index + len(index).to_bytes(4, "little"))
     context = open_context({"a": b"123", "b": b"34"})
     (done,) = adopt(context, post(context, path))
-    assert (done.rows, done.left_out) == (1, {LeftOut.OVERLAPPING: 1})
+    assert (done.rows, done.left_out) == (1, {RejectReason.OVERLAPPING: 1})
 
 
 def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open_context, tmp_path):

@@ -38,7 +38,7 @@ from caf_pipeline.maintenance.full_read import RangeCheck
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
 from caf_pipeline_tests.support.snapshots import (
     MOMENT,
-    Known,
+    StandingRow,
     thing,
     use_small_windows,
     write_snapshot,
@@ -276,10 +276,10 @@ def test_an_etag_that_may_stay_while_bytes_change_makes_nothing_safe(tmp_path, e
 def test_what_is_claimed_or_skipped_or_new_is_told_apart(tmp_path):
     claimed, skipped, new, bad = thing(b"claimed"), thing(b"skipped"), thing(b"new"), thing(b"\xff")
     known = [
-        Known(b"claimed", claimed.object_version, "claimed"),
-        Known(b"claimed", claimed.object_version, "skipped", "changed", True),
-        Known(b"skipped", skipped.object_version, "skipped", "cold_storage"),
-        Known(b"%FF", bad.object_version, "skipped", "unsupported_key"),
+        StandingRow(b"claimed", claimed.object_version, "claimed"),
+        StandingRow(b"claimed", claimed.object_version, "skipped", "changed", True),
+        StandingRow(b"skipped", skipped.object_version, "skipped", "cold_storage"),
+        StandingRow(b"%FF", bad.object_version, "skipped", "unsupported_key"),
     ]
     decided = decide(tmp_path, [claimed, new, skipped, bad], known=known)
     assert decided.reasons() == ["claimed", "not_planned", "skipped", "skipped"]
@@ -288,14 +288,14 @@ def test_what_is_claimed_or_skipped_or_new_is_told_apart(tmp_path):
 
 def test_a_key_equal_to_the_encoded_form_of_another_is_not_taken_for_it(tmp_path):
     plain = thing(b"%FF")
-    known = [Known(b"%FF", plain.object_version, "skipped", "unsupported_key")]
+    known = [StandingRow(b"%FF", plain.object_version, "skipped", "unsupported_key")]
     assert decide(tmp_path, [plain], [row(plain)], known).reasons() == [None]
 
 
 def test_a_changed_object_that_is_claimed_again_is_claimed(tmp_path):
     now = thing(b"a", etag="new")
     decided = decide(
-        tmp_path, [now], [row(thing(b"a"))], [Known(b"a", now.object_version, "claimed")]
+        tmp_path, [now], [row(thing(b"a"))], [StandingRow(b"a", now.object_version, "claimed")]
     )
     assert decided.reasons() == ["claimed"]
 
@@ -350,8 +350,8 @@ def test_sums_are_kept_by_reason_and_by_skip(tmp_path):
         [thing(b"a", size=3), thing(b"b", size=4), thing(b"c", size=5)],
         [row(thing(b"c", size=5))],
         [
-            Known(b"a", "etag:e:3", "skipped", "changed"),
-            Known(b"b", "etag:e:4", "skipped", "access_denied"),
+            StandingRow(b"a", "etag:e:3", "skipped", "changed"),
+            StandingRow(b"b", "etag:e:4", "skipped", "access_denied"),
         ],
     )
     from caf_pipeline.maintenance.deletion.deletable import DECISION_SCHEMA
@@ -403,9 +403,8 @@ def worlds(draw):
         if place == "located":
             located.append(row(obj, draw(st.integers(1, 4))))
         elif place != "nowhere":
-            known.append(
-                Known(obj.key, obj.object_version, place, "changed" if place == "skipped" else None)
-            )
+            reason = "changed" if place == "skipped" else None
+            known.append(StandingRow(obj.key, obj.object_version, place, reason))
     reasons = st.sampled_from([None, None, Unsafe.DAMAGED, Unsafe.NOT_READ_BACK])
     return (
         listed,

@@ -59,16 +59,16 @@ def writer(bucket, destination, **options) -> ReportWriter:
 
 
 def taken(source, folder, name=""):
-    """Return the objects of a report as a snapshot has them, and the counts."""
+    """Return the objects of a report, as a snapshot has them, and the counts."""
     report = source.open_report(name)
     files, counts = [], ReportCounts()
     folder.mkdir(exist_ok=True)
     with SnapshotWriter(
         folder / "snapshot.parquet", source="demo", listed_at=report.taken_at, report=report.url
     ) as snapshot:
-        for file, each in report.fetch(folder):
+        for file, file_counts in report.fetch(folder):
             files.append(file)
-            counts.add(each)
+            counts.add(file_counts)
         snapshot.add_files(files)
         path = snapshot.finish().path
     return list(read_objects(path)), counts
@@ -79,7 +79,7 @@ def keys_taken(source, folder, name="") -> list[bytes]:
 
 
 def fields(obj):
-    """Return an object's fields; a report does not tell the type of a checksum."""
+    """Return the fields of an object that reports and listings share."""
     return (
         obj.key,
         obj.object_version,
@@ -90,8 +90,7 @@ def fields(obj):
     )
 
 
-# --- the same as a listing
-# ------------------------------------------------------------------------------------------
+# Reports equal listings.
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def test_a_report_gives_the_same_snapshot_as_a_listing(
 
 @pytest.mark.parametrize("status", ["Enabled", "Suspended"])
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_of_all_versions_the_current_objects_are_taken_as_a_listing_does(
+def test_current_objects_of_a_version_report_equal_a_listing(
     new_bucket, destination, tmp_path, file_format, status
 ):
     new_bucket.put("of before", b"0")
@@ -198,9 +197,7 @@ def test_a_file_that_a_manifest_names_twice_counts_once(new_bucket, destination,
     assert (source.open_report().file_count, source.open_report().size_bytes) == (1, len(body))
 
 
-def test_a_row_that_is_in_two_files_is_one_object_and_two_rows_of_what_is_counted(
-    new_bucket, destination, tmp_path
-):
+def test_a_repeated_row_is_one_object_and_counts_twice(new_bucket, destination, tmp_path):
     new_bucket.keep_versions()
     for body in (b"1", b"22"):
         new_bucket.put("a", body)
@@ -229,8 +226,7 @@ def test_columns_that_are_not_needed_may_be_missing(new_bucket, destination, tmp
     assert (counts.encryption, counts.multipart) == ({"unknown": 1}, 0)
 
 
-# --- keys
-# ------------------------------------------------------------------------------------------
+# Keys.
 
 
 def as_array(texts: list[str]) -> pa.Array:
@@ -238,14 +234,14 @@ def as_array(texts: list[str]) -> pa.Array:
 
 
 @given(st.lists(st.binary(), min_size=1), st.integers(0, 3))
-def test_keys_are_decoded_to_their_bytes_however_a_space_is_written(keys, first):
+def test_report_keys_accept_both_forms_of_a_space(keys, first):
     for encode in (quote, quote_plus):
         encoded = as_array([encode(key, safe="/") for key in keys])
         assert decode_keys(encoded.slice(first)).to_pylist() == keys[first:]
 
 
 @given(st.lists(st.text("%+/aF2é0 g", max_size=12), min_size=1))
-def test_keys_of_a_batch_are_decoded_or_refused_as_those_of_a_listing(texts):
+def test_report_keys_decode_like_listed_keys(texts):
     try:
         expected = [decode_key(text, "url") for text in texts]
     except ValueError:
@@ -259,15 +255,13 @@ def test_keys_of_a_batch_are_decoded_or_refused_as_those_of_a_listing(texts):
     ("written", "key"),
     [("bad%FF", b"bad\xff"), ("%00", b"\0"), ("a+b%2Bc", b"a b+c"), ("%0A%0D%22%2C", b'\n\r",')],
 )
-def test_any_bytes_that_a_csv_report_encodes_are_the_key(
-    new_bucket, destination, tmp_path, written, key
-):
+def test_csv_keys_may_encode_any_bytes(new_bucket, destination, tmp_path, written, key):
     reports = writer(new_bucket, destination, file_format="CSV", columns=CURRENT_ONLY)
     reports.write_files([csv_file(new_bucket.name, Key=written)])
     assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path) == [key]
 
 
-def test_keys_of_parquet_and_orc_are_taken_as_they_are_written(new_bucket, destination, tmp_path):
+def test_keys_in_parquet_and_orc_are_not_decoded(new_bucket, destination, tmp_path):
     for file_format in ("Parquet", "ORC"):
         new_bucket.put("a+b%20c%zz")
         reports = writer(new_bucket, destination, file_format=file_format)
@@ -277,8 +271,7 @@ def test_keys_of_parquet_and_orc_are_taken_as_they_are_written(new_bucket, desti
         ]
 
 
-# --- which report
-# ------------------------------------------------------------------------------------------
+# Which report.
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -312,22 +305,20 @@ def one_object(bucket: str) -> dict:
     }
 
 
-def test_the_newest_report_is_taken_and_its_time_is_that_of_its_manifest(
-    new_bucket, tmp_path, three_days
-):
+def test_the_newest_report_has_its_manifests_time(new_bucket, tmp_path, three_days):
     source = new_bucket.source(inventory=three_days[0].folder)
     assert source.open_report().taken_at == NOW
     assert keys_taken(source, tmp_path) == [b"0 days ago"]
 
 
-def test_a_report_is_taken_by_its_date_or_by_its_whole_time(new_bucket, tmp_path, three_days):
+def test_a_report_opens_by_day_or_full_name(new_bucket, tmp_path, three_days):
     reports, names = three_days
     source = new_bucket.source(inventory=reports.folder)
     assert keys_taken(source, tmp_path, f"{NOW - DAY:%Y-%m-%d}") == [b"1 days ago"]
     assert keys_taken(source, tmp_path, names[2]) == [b"2 days ago"]
 
 
-def test_less_than_a_day_is_no_date_of_a_report(new_bucket, three_days):
+def test_a_reports_name_is_at_least_a_day(new_bucket, three_days):
     reports, names = three_days
     source = new_bucket.source(inventory=reports.folder)
     for end in range(10, len(names[1]) + 1):
@@ -339,53 +330,58 @@ def test_less_than_a_day_is_no_date_of_a_report(new_bucket, three_days):
         " ",
         "today",
     ):
-        with pytest.raises(
-            UsageError, match="is neither the day of an inventory report nor the name of its folder"
-        ) as refused:
+        with pytest.raises(UsageError, match=re.escape(repr(name))) as caught:
             source.open_report(name)
-        assert "YYYY-MM-DD" in refused.value.hint
+        assert "YYYY-MM-DD" in caught.value.hint
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "manifest.checksum"])
-def test_a_report_without_its_manifest_is_not_complete_and_the_one_before_is_taken(
-    new_bucket, tmp_path, three_days, missing
-):
+def test_an_incomplete_report_is_passed_over(new_bucket, tmp_path, three_days, missing):
     reports, names = three_days
     new_bucket.client.delete_object(
         Bucket=reports.destination, Key=f"{reports.prefix}{names[0]}/{missing}"
     )
     source = new_bucket.source(inventory=reports.folder)
     assert keys_taken(source, tmp_path) == [b"1 days ago"]
-    with pytest.raises(ReportRefused, match=f"no complete inventory report of {names[0]}"):
+    with pytest.raises(ReportRefused, match=f"of {names[0]}"):
         source.open_report(names[0])
 
 
-def test_a_folder_without_a_report_is_told_with_what_to_do(new_bucket, destination):
+def test_a_folder_without_reports_is_refused(new_bucket, destination):
     reports = writer(new_bucket, destination)
     reports.put(f"{reports.prefix}hive/dt=2026-11-20-01-00/symlink.txt", b"s3://x")
     reports.put(f"{reports.prefix}data/x.parquet", b"")
-    with pytest.raises(ReportRefused, match="no complete inventory report in s3://") as caught:
+    with pytest.raises(ReportRefused, match=re.escape(reports.folder)) as caught:
         new_bucket.source(inventory=reports.folder).open_report()
     assert "48 hours" in caught.value.hint
     assert "sources.demo.inventory" in caught.value.hint
 
 
 def test_a_source_without_the_setting_has_no_reports(new_bucket):
-    with pytest.raises(SettingsError, match=r"sources\.demo\.inventory is not set"):
+    with pytest.raises(SettingsError, match=r"sources\.demo\.inventory"):
         new_bucket.source().open_report()
 
 
-# --- reports that are refused
-# ------------------------------------------------------------------------------------------
+# Refused reports.
 
 
 def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
-    """Return a CSV file of one row as S3 writes it, some of its values replaced."""
+    """Return a CSV file of one row, with some values replaced."""
     row = {
-        "Bucket": bucket, "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",  # noqa: E501
-        "LastModifiedDate": "2026-11-01T12:30:15.000Z", "ETag": "e1", "StorageClass": "STANDARD", "IsMultipartUploaded": "false",  # noqa: E501
-        "ReplicationStatus": "", "EncryptionStatus": "SSE-S3", "ChecksumAlgorithm": "",
-    } | values  # fmt: skip
+        "Bucket": bucket,
+        "Key": "k",
+        "VersionId": "",
+        "IsLatest": "true",
+        "IsDeleteMarker": "false",
+        "Size": "1",
+        "LastModifiedDate": "2026-11-01T12:30:15.000Z",
+        "ETag": "e1",
+        "StorageClass": "STANDARD",
+        "IsMultipartUploaded": "false",
+        "ReplicationStatus": "",
+        "EncryptionStatus": "SSE-S3",
+        "ChecksumAlgorithm": "",
+    } | values
     return gzip.compress(
         (",".join(f'"{row[CSV_NAMES[name]]}"' for name in columns) + "\n").encode()
     )
@@ -394,9 +390,9 @@ def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"Key": "a%zz"}, "has a key that is not percent-encoded: b'a%zz'"),
-        ({"Key": "a%4"}, "has a key that is not percent-encoded"),
-        ({"Key": "%"}, "has a key that is not percent-encoded"),
+        ({"Key": "a%zz"}, "not percent-encoded: b'a%zz'"),
+        ({"Key": "a%4"}, "not percent-encoded"),
+        ({"Key": "%"}, "not percent-encoded"),
         ({"Key": ""}, "has a row without its Key"),
         ({"Key": 'a","b'}, "cannot be read"),
         ({"Size": str((1 << 53) + 1)}, "has a row with an impossible Size: key 'k'"),
@@ -414,7 +410,7 @@ def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
         ({"StorageClass": "\udcff"}, "cannot be read"),
     ],
 )
-def test_a_row_that_no_object_can_have_is_refused(new_bucket, destination, tmp_path, values, words):
+def test_an_impossible_row_is_refused(new_bucket, destination, tmp_path, values, words):
     reports = writer(new_bucket, destination, file_format="CSV", columns=CURRENT_ONLY)
     good = csv_file(new_bucket.name)
     raw = (",".join(f'"{value}"' for value in _row_of(new_bucket.name, values)) + "\n").encode(
@@ -458,7 +454,7 @@ def test_an_impossible_size_is_refused_in_every_format(
         ({"last_modified_date": -(1 << 48)}, "an impossible LastModifiedDate"),
     ],
 )
-def test_what_no_request_or_no_date_can_be_is_refused(
+def test_unsendable_identities_and_impossible_dates_are_refused(
     new_bucket, destination, tmp_path, values, words
 ):
     new_bucket.keep_versions()
@@ -491,7 +487,7 @@ def test_text_that_is_not_utf8_is_refused(new_bucket, destination, tmp_path, col
     refused(new_bucket.source(inventory=reports.folder), tmp_path, "cannot be read: ")
 
 
-def test_an_etag_of_a_server_that_writes_any_text_is_taken(new_bucket, destination, tmp_path):
+def test_an_etag_may_be_any_text(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(
         rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"e_tag": "é" * 512}]
@@ -501,7 +497,7 @@ def test_an_etag_of_a_server_that_writes_any_text_is_taken(new_bucket, destinati
     ] == ["é" * 512]
 
 
-def test_the_largest_size_that_can_be_is_taken(new_bucket, destination, tmp_path):
+def test_the_largest_possible_size_is_accepted(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(
         rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": 1 << 53}]
@@ -511,7 +507,7 @@ def test_the_largest_size_that_can_be_is_taken(new_bucket, destination, tmp_path
 
 
 def refused(source, folder, words, name="") -> CafError:
-    """Take a report that is refused; nothing of it may be left."""
+    """Read a report that is refused, and leaves no snapshot."""
     with pytest.raises(ReportRefused, match=re.escape(words)) as caught:
         taken(source, folder, name)
     assert caught.value.hint
@@ -535,9 +531,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_a_file_that_is_damaged_is_refused_although_its_checksum_is_right(
-    new_bucket, destination, tmp_path, case
-):
+def test_a_damaged_file_with_a_right_checksum_is_refused(new_bucket, destination, tmp_path, case):
     file_format, damage, words = BAD_FILES[case]
     rows = [
         dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"key": f"k{number}"}
@@ -552,26 +546,26 @@ def test_a_file_that_is_damaged_is_refused_although_its_checksum_is_right(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"x" * 9, "has 9 bytes, and its manifest says"),
-        (None, "has another MD5"),
+        (b"x" * 9, "has 9 bytes"),
+        (None, "another MD5"),
         (b"", "has 0 bytes"),
     ],
 )
-def test_a_file_with_other_bytes_than_its_manifest_says_is_refused(
+def test_a_file_that_differs_from_its_manifest_is_refused(
     every_key, destination, tmp_path, body, words
 ):
     reports = writer(every_key, destination, config="damaged")
     reports.write()
     if body is None:
-        there = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])[
+        original = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])[
             "Body"
         ].read()
-        body = there[:-1] + bytes([there[-1] ^ 1])
+        body = original[:-1] + bytes([original[-1] ^ 1])
     reports.put(reports.written[1], body)
     refused(every_key.source(inventory=reports.folder), tmp_path, words)
 
 
-def test_a_file_that_is_missing_is_told_by_its_name(every_key, destination, tmp_path):
+def test_a_missing_file_is_named(every_key, destination, tmp_path):
     reports = writer(every_key, destination, config="missing")
     reports.write()
     every_key.client.delete_object(Bucket=destination.name, Key=reports.written[-1])
@@ -592,17 +586,11 @@ def test_a_schema_that_changes_between_files_is_refused(
     write = WRITERS[file_format]
     fewer = [name for name in SCHEMA.names if name != left_out]
     reports.write_files([write([row], SCHEMA.names), write([row], fewer)])
-    words = (
-        "cannot be read: CSV parse error"
-        if file_format == "CSV"
-        else f"has other columns than its manifest says: {left_out}"
-    )
+    words = "CSV parse error" if file_format == "CSV" else f"columns: {left_out}"
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
-def test_a_column_that_is_in_a_file_and_not_in_the_manifest_is_refused(
-    new_bucket, destination, tmp_path
-):
+def test_a_column_missing_in_the_manifest_is_refused(new_bucket, destination, tmp_path):
     row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
     reports = writer(new_bucket, destination)
     files = [WRITERS["Parquet"]([row], SCHEMA.names)]
@@ -638,19 +626,17 @@ def test_missing_columns_are_named_before_a_file_is_fetched(
     error = refused(
         new_bucket.source(inventory=reports.folder), tmp_path, "has no column Size, ETag"
     )
-    assert "add Size, ETag to the inventory's fields" in error.hint
+    assert "Size, ETag" in error.hint
 
 
-def test_a_report_must_tell_storage_classes_where_objects_are_left_out_by_them(
-    new_bucket, destination, tmp_path
-):
+def test_a_storage_class_filter_needs_the_reports_column(new_bucket, destination, tmp_path):
     source = new_bucket.source(
         inventory=writer(new_bucket, destination).folder, needs_storage_class=True
     )
     without = [name for name in SCHEMA.names if name != "storage_class"]
     writer(new_bucket, destination, columns=without).write_files([], datetime.now(UTC) - 2 * DAY)
     error = refused(source, tmp_path, "has no column StorageClass")
-    assert "add StorageClass to the inventory's fields" in error.hint
+    assert "StorageClass" in error.hint
     new_bucket.put("deleted", b"1")
     (row,) = listed_rows(new_bucket.client, new_bucket.name)
     marker = row | {"is_delete_marker": True, "size": None, "e_tag": None, "storage_class": None}
@@ -660,9 +646,7 @@ def test_a_report_must_tell_storage_classes_where_objects_are_left_out_by_them(
     refused(source, tmp_path / "later", "has a row without its StorageClass: key 'deleted'")
 
 
-def test_a_report_of_current_objects_only_is_refused_where_the_bucket_keeps_versions(
-    new_bucket, destination, tmp_path
-):
+def test_a_versioned_bucket_needs_a_report_of_all_versions(new_bucket, destination, tmp_path):
     new_bucket.keep_versions()
     reports = writer(new_bucket, destination, columns=CURRENT_ONLY)
     reports.write()
@@ -700,7 +684,7 @@ MANIFEST = {
         ],
         ({"creationTimestamp": "today"}, "is malformed"),
         ({"creationTimestamp": "9" * 30}, "is malformed"),
-        ({"fileFormat": "Avro"}, "has the format 'Avro'; CSV, ORC and Parquet can be read"),
+        ({"fileFormat": "Avro"}, "format 'Avro'"),
         ({"fileFormat": 3}, "is malformed: fileFormat is not text"),
         ({"fileSchema": "Bucket, Key, Key"}, "names a column twice"),
         ({"fileSchema": ""}, "has no column Bucket, Key, Size, LastModifiedDate, ETag"),
@@ -723,38 +707,34 @@ def test_a_manifest_that_is_malformed_is_refused(new_bucket, destination, tmp_pa
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
-def test_a_manifest_with_another_checksum_is_refused_and_no_older_report_taken(
-    new_bucket, tmp_path, three_days
-):
+def test_a_manifest_with_another_checksum_is_refused(new_bucket, tmp_path, three_days):
     reports, names = three_days
     reports.put(f"{reports.prefix}{names[0]}/manifest.checksum", b"0" * 32)
     refused(
         new_bucket.source(inventory=reports.folder),
         tmp_path,
-        "does not have the MD5 that its manifest.checksum says",
+        "MD5 in its manifest.checksum",
     )
 
 
 def test_a_report_of_another_bucket_is_refused(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(sourceBucket="another")
-    words = f"is of bucket 'another', and the source's is '{new_bucket.name}'"
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+    error = refused(new_bucket.source(inventory=reports.folder), tmp_path, "bucket 'another'")
+    assert new_bucket.name in str(error)
 
 
-def test_a_report_of_a_time_to_come_is_refused(new_bucket, destination, tmp_path):
+def test_a_report_from_the_future_is_refused(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
     reports.write(NOW + DAY)
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, "which is still to come")
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "still to come")
 
 
 @pytest.mark.parametrize(
     ("only", "prefix", "refuses"),
     [("a/", "", True), ("a/", "a", True), ("a/", "a/b", False), ("", "", False)],
 )
-def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(
-    new_bucket, tmp_path, only, prefix, refuses
-):
+def test_an_inventory_with_a_filter_is_refused(new_bucket, tmp_path, only, prefix, refuses):
     reports = writer(new_bucket, new_bucket)
     reports.write(rows=[])
     described = {
@@ -775,13 +755,12 @@ def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(
     )
     source = new_bucket.source(prefix, inventory=reports.folder)
     if refuses:
-        refused(source, tmp_path, "has only keys that begin with 'a/', and the source has more")
+        refused(source, tmp_path, "begin with 'a/'")
     else:
         assert keys_taken(source, tmp_path) == []
 
 
-# --- S3 that fails
-# ------------------------------------------------------------------------------------------
+# Failures of S3.
 
 FOLDER = "s3://dest/reports/bucket-of-script/daily/"
 
@@ -792,7 +771,7 @@ FOLDER = "s3://dest/reports/bucket-of-script/daily/"
         (
             s3_error(403, "AccessDenied"),
             SourceDenied,
-            "may not be read with the credentials of source 'demo'",
+            "source 'demo'",
             "kms:Decrypt",
         ),
         (
@@ -810,21 +789,19 @@ FOLDER = "s3://dest/reports/bucket-of-script/daily/"
         (
             s3_error(404, "NoSuchBucket"),
             BucketMissing,
-            "there is no bucket 'dest'",
+            "bucket 'dest'",
             "sources.demo.inventory",
         ),
         (
             s3_error(403, "InvalidAccessKeyId"),
             SourceDenied,
-            "refuses the access key",
+            "access key",
             "CAF_SOURCES__DEMO__ACCESS_KEY_ID",
         ),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown", "try again"),
     ],
 )
-def test_reports_that_cannot_be_read_are_told_apart_with_a_hint(
-    scripted_s3, answer, error, words, hint
-):
+def test_causes_of_unreadable_reports_are_distinct(scripted_s3, answer, error, words, hint):
     scripted_s3.answer = lambda request: (
         s3_error(404, "NoSuchConfiguration") if "inventory" in request.query else answer
     )
@@ -833,18 +810,18 @@ def test_reports_that_cannot_be_read_are_told_apart_with_a_hint(
     assert hint in caught.value.hint
 
 
-def test_a_configuration_that_may_not_be_asked_for_is_not_needed(scripted_s3):
+def test_a_report_opens_without_its_configuration(scripted_s3):
     scripted_s3.answer = lambda request: (
         s3_error(403, "AccessDenied")
         if "inventory" in request.query
         else ScriptedAnswer(200, b"<ListBucketResult/>")
     )
-    with pytest.raises(ReportRefused, match="no complete inventory report"):
+    with pytest.raises(ReportRefused, match=FOLDER):
         scripted_s3.source(inventory=FOLDER).open_report()
 
 
-class Kept:
-    """A client that keeps what is put."""
+class RecordingClient:
+    """A client that stores objects in a dict."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
@@ -861,7 +838,9 @@ class Kept:
     ],
 )
 def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, broken):
-    reports = ReportWriter(kept := Kept(), "bucket-of-script", "dest", files=FILES_AT_ONCE)
+    reports = ReportWriter(
+        client := RecordingClient(), "bucket-of-script", "dest", files=FILES_AT_ONCE
+    )
     dated = reports.write(
         NOW - DAY,
         rows=[dict.fromkeys(SCHEMA.names) | one_object("bucket-of-script")] * FILES_AT_ONCE,
@@ -874,12 +853,12 @@ def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, br
         if "versioning" in request.query:
             return ScriptedAnswer(200, b"<VersioningConfiguration/>")
         if "list-type" in request.query:
-            found = f"<CommonPrefixes><Prefix>{reports.prefix}{dated}/</Prefix></CommonPrefixes>"
+            prefixes = f"<CommonPrefixes><Prefix>{reports.prefix}{dated}/</Prefix></CommonPrefixes>"
             return ScriptedAnswer(
                 200,
-                f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode(),
+                f"<ListBucketResult><IsTruncated>false</IsTruncated>{prefixes}</ListBucketResult>".encode(),
             )
-        body = kept.bodies[request.path]
+        body = client.bodies[request.path]
         if "/data/" in request.path and request.path not in failed:
             failed.add(request.path)
             return broken(body)

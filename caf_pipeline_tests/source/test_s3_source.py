@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.source.s3.errors import Asking, BucketAddress
+from caf_pipeline.source.s3.errors import BucketAddress, RequestPolicy
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS, ObjectSourceContract, listed, whole
@@ -29,8 +29,7 @@ class TestWithVersions(ObjectSourceContract):
         new_bucket.keep_versions()
         return new_bucket
 
-    # moto writes the keys of a listing of versions into XML as they are, which cannot hold control
-    # characters.
+    # moto does not encode keys in a listing of versions, and XML cannot hold control characters.
     @pytest.mark.parametrize(
         "key", [key for key in KEYS if min(key) >= " " and key not in ("\uffff",)]
     )
@@ -38,11 +37,10 @@ class TestWithVersions(ObjectSourceContract):
         super().test_every_key_is_listed_and_read_as_itself(bucket, key)
 
 
-# --- versions
-# ------------------------------------------------------------------------------------------
+# Versions.
 
 
-def test_a_version_that_was_overwritten_or_deleted_since_still_reads_as_listed(new_bucket):
+def test_a_replaced_version_still_reads_as_listed(new_bucket):
     new_bucket.keep_versions()
     for key in ("a", "a/"):
         new_bucket.put(key, b"first")
@@ -54,7 +52,7 @@ def test_a_version_that_was_overwritten_or_deleted_since_still_reads_as_listed(n
     assert all(obj.version_id == obj.object_version for obj in objects)
 
 
-def test_the_null_version_has_no_version_id_and_is_pinned_by_its_etag(new_bucket):
+def test_the_null_version_is_pinned_by_its_etag(new_bucket):
     new_bucket.put("a", b"before")
     new_bucket.keep_versions()
     source = new_bucket.source()
@@ -85,8 +83,7 @@ def test_a_version_that_was_removed_for_good_is_deleted(new_bucket, key):
     assert caught.value.reason == SkipReason.DELETED
 
 
-# --- keys
-# ------------------------------------------------------------------------------------------
+# Keys.
 
 
 pieces = st.one_of(
@@ -116,11 +113,10 @@ def test_any_key_is_read_as_itself(s3_server, key):
     assert whole(bucket.source(), obj) == key.encode()
 
 
-# --- headers
-# ------------------------------------------------------------------------------------------
+# Headers.
 
 
-def test_a_get_and_a_head_give_the_same_headers_and_user_metadata(new_bucket):
+def test_get_and_head_return_the_same_headers(new_bucket):
     metadata = {
         "content-type": "mine",
         "cache-control": "mine too",
@@ -154,8 +150,7 @@ def test_a_get_and_a_head_give_the_same_headers_and_user_metadata(new_bucket):
     assert {obj.storage_class for obj in listed(source)} == {"STANDARD_IA"}
 
 
-# --- checksums
-# ------------------------------------------------------------------------------------------
+# Checksums.
 
 
 @pytest.mark.parametrize("key", ["a", "a//"])
@@ -171,9 +166,9 @@ def test_the_checksum_of_a_full_object_is_its_raw_digest(new_bucket, algorithm, 
     new_bucket.put(key, b"x", ChecksumAlgorithm=algorithm)
     source = new_bucket.source()
     [obj] = listed(source)
-    found = source.full_object_checksum(obj)
-    assert (found.algorithm, found.digest) == (algorithm.lower(), digest)
-    assert source.read(obj, 0, 1).checksum == found
+    checksum = source.full_object_checksum(obj)
+    assert (checksum.algorithm, checksum.digest) == (algorithm.lower(), digest)
+    assert source.read(obj, 0, 1).checksum == checksum
 
 
 def test_an_object_without_a_listed_checksum_has_none(new_bucket):
@@ -183,7 +178,7 @@ def test_an_object_without_a_listed_checksum_has_none(new_bucket):
     assert source.full_object_checksum(listed(source)[0]) is None
 
 
-def test_the_checksum_of_an_object_that_changed_since_is_not_told(new_bucket):
+def test_a_changed_object_has_no_checksum(new_bucket):
     new_bucket.put("a", b"x", ChecksumAlgorithm="SHA256")
     source = new_bucket.source()
     [obj] = listed(source)
@@ -193,12 +188,11 @@ def test_the_checksum_of_an_object_that_changed_since_is_not_told(new_bucket):
     assert caught.value.reason == SkipReason.CHANGED
 
 
-# --- skips that moto knows
-# -----------------------------------------------------------------------------------------
+# Skips that moto knows.
 
 
 @pytest.mark.parametrize("key", ["a", "a/"])
-def test_cold_storage_is_told_by_the_get_and_not_by_the_storage_class(new_bucket, key):
+def test_cold_storage_is_decided_by_the_get(new_bucket, key):
     new_bucket.put(key, b"x", StorageClass="GLACIER")
     source = new_bucket.source()
     [obj] = listed(source)
@@ -211,21 +205,20 @@ def test_cold_storage_is_told_by_the_get_and_not_by_the_storage_class(new_bucket
     assert whole(source, obj) == b"x"
 
 
-# --- opening
-# ------------------------------------------------------------------------------------------
+# Opening.
 
 
-def test_a_source_opens_from_its_settings_or_with_a_client_that_is_there(new_bucket):
+def test_a_source_opens_from_settings_or_a_client(new_bucket):
     new_bucket.put("p/a", b"x")
     opened = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2)
-    given = open_s3_source(
+    with_client = open_s3_source(
         "demo", new_bucket.settings(prefix="p/"), attempts=2, client=new_bucket.client
     )
-    assert listed(opened) == listed(given)
-    assert whole(opened, listed(opened)[0]) == whole(given, listed(given)[0]) == b"x"
+    assert listed(opened) == listed(with_client)
+    assert whole(opened, listed(opened)[0]) == whole(with_client, listed(with_client)[0]) == b"x"
 
 
-def test_no_other_endpoint_or_key_of_the_environment_counts_for_a_get(new_bucket, monkeypatch):
+def test_gets_ignore_other_endpoints_and_keys_in_the_environment(new_bucket, monkeypatch):
     for name, value in {
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
@@ -242,9 +235,9 @@ def test_no_other_endpoint_or_key_of_the_environment_counts_for_a_get(new_bucket
     assert whole(source, obj) == b"x"
 
 
-def test_a_server_that_answers_some_threads_is_not_waited_for_by_the_others():
+def test_answers_to_one_thread_end_the_reported_wait():
     """They wait by the same words, so that one of many threads is always within a request."""
-    asking = Asking(BucketAddress("demo", "b", "http://127.0.0.1:1"), 1, Waits())
+    asking = RequestPolicy(BucketAddress("demo", "b", "http://127.0.0.1:1"), 1, Waits())
     with asking.waiting(60) as others:
         before = others.began
         assert asking.attempt(lambda: "answer") == "answer"

@@ -1,8 +1,7 @@
-"""Writes inventory reports of a bucket as S3 does, in its three formats and by pyarrow; the demo
-writes one, too.
+"""Writes inventory reports of a bucket in S3's three formats; the demo uses it, too.
 
-moto takes the configuration of an inventory and writes no report.
-Source: "Amazon S3 Inventory list" and "Locating your inventory list" in the Amazon S3 User Guide.
+moto stores the configuration of an inventory, but writes no report. Source: "Amazon S3 Inventory
+list" and "Locating your inventory list" in the Amazon S3 User Guide.
 """
 
 import gzip
@@ -41,9 +40,8 @@ SCHEMA = pa.schema(
 )
 """The columns of a report of all versions, in S3's order."""
 
-CSV_NAMES = {
-    name: "".join(map(str.capitalize, name.split("_"))) for name in SCHEMA.names
-}  # LastModifiedDate, ETag
+# Such as LastModifiedDate and ETag.
+CSV_NAMES = {name: "".join(map(str.capitalize, name.split("_"))) for name in SCHEMA.names}
 OF_VERSIONS = ("version_id", "is_latest", "is_delete_marker")
 FORMATS = ("CSV", "ORC", "Parquet")
 SUFFIXES = {"CSV": "csv.gz", "ORC": "orc", "Parquet": "parquet"}
@@ -53,7 +51,7 @@ Row = dict[str, Any]
 
 
 def listed_rows(client: Any, bucket: str) -> list[Row]:
-    """Return the rows that a report of all versions of a bucket has now, in no order."""
+    """Return the rows of a report of all versions of a bucket, in random order."""
     keeps_versions = "Status" in client.get_bucket_versioning(Bucket=bucket)
     rows = []
     for page in client.get_paginator(
@@ -93,7 +91,7 @@ def _object_of(entry: dict[str, Any]) -> Row:
 
 
 def csv_key(key: str) -> str:
-    """Return a key as CSV reports encode it."""
+    """Return a key in the encoding of CSV reports."""
     return quote_plus(key, safe="/")
 
 
@@ -145,12 +143,13 @@ WRITERS: dict[str, Callable[[Sequence[Row], Sequence[str]], bytes]] = {
 
 
 def file_schema(file_format: str, columns: Sequence[str]) -> str:
-    """Return what a manifest says of the columns."""
+    """Return the columns in the form of a manifest."""
     if file_format == "CSV":
         return ", ".join(CSV_NAMES[name] for name in columns)
     if file_format == "ORC":
         kinds = (_ORC_TYPES.get(str(SCHEMA.field(name).type), "timestamp") for name in columns)
-        return f"struct<{','.join(f'{name}:{kind}' for name, kind in zip(columns, kinds, strict=True))}>"  # noqa: E501
+        pairs = (f"{name}:{kind}" for name, kind in zip(columns, kinds, strict=True))
+        return f"struct<{','.join(pairs)}>"
     fields = []
     for name in columns:
         kind = {"bool": "boolean {}", "int64": "int64 {}", "string": "binary {} (STRING)"}.get(
@@ -166,13 +165,12 @@ def file_schema(file_format: str, columns: Sequence[str]) -> str:
 class ReportWriter:
     """Writes reports of a bucket into another one.
 
-    `client` may write both; `endpoint` is not needed.
-
     Attributes:
-        name: of the bucket that the reports are of.
+        client: may write to both.
+        name: the bucket that the reports describe.
         file_format: one of FORMATS.
-        columns: of the files; all but those of versions make a report of the current objects only.
-        files: how many a report has.
+        columns: the files' columns; without those of versions, reports have current objects only.
+        files: the number of files in a report.
     """
 
     client: Any
@@ -191,22 +189,20 @@ class ReportWriter:
 
     @property
     def folder(self) -> str:
-        """What the setting `inventory` says."""
+        """The value of the setting `inventory`."""
         return f"s3://{self.destination}/{self.prefix}"
 
     def put(self, key: str, body: bytes) -> None:
-        """Put an object into the bucket of the reports."""
+        """Store an object in the bucket of the reports."""
         self.client.put_object(Bucket=self.destination, Key=key, Body=body)
 
     def write(
         self, moment: datetime | None = None, rows: Sequence[Row] | None = None, **manifest: Any
     ) -> str:
-        """Write a report of the bucket as it is now, or of rows, and return the name of its folder.
+        """Write a report, and return its folder's name.
 
-        Args:
-            moment: the report's time; the present second by default.
-            rows: by the names of SCHEMA.
-            manifest: what its manifest says instead.
+        `moment` is the report's time, by default now. `rows` replace those of the bucket, by the
+        names of SCHEMA. `manifest` replaces fields of the manifest.
         """
         rows = listed_rows(self.client, self.name) if rows is None else rows
         if not set(OF_VERSIONS) & set(self.columns):
@@ -221,7 +217,7 @@ class ReportWriter:
     def write_files(
         self, bodies: Sequence[bytes], moment: datetime | None = None, **manifest: Any
     ) -> str:
-        """Write a report that has these files."""
+        """Write a report with these files."""
         moment = moment or datetime.now(UTC).replace(microsecond=0)
         entries = []
         for number, body in enumerate(bodies):
@@ -246,5 +242,5 @@ class ReportWriter:
     def write_manifest(self, dated: str, raw: bytes, checksum: str | None = None) -> None:
         """Write a manifest and its checksum."""
         self.put(f"{self.prefix}{dated}/manifest.json", raw)
-        said = checksum or hashlib.md5(raw, usedforsecurity=False).hexdigest()
-        self.put(f"{self.prefix}{dated}/manifest.checksum", f"{said}\n".encode())
+        md5 = checksum or hashlib.md5(raw, usedforsecurity=False).hexdigest()
+        self.put(f"{self.prefix}{dated}/manifest.checksum", f"{md5}\n".encode())

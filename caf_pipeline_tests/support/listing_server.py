@@ -1,5 +1,6 @@
-"""A scripted S3 server that lists keys of any bytes, in any order, from where it is asked or not,
-which moto does not.
+"""A scripted S3 server with listings that moto cannot give.
+
+Keys have any bytes and any order, and the server may ignore the start of a listing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,23 +16,26 @@ from caf_pipeline_tests.support.s3_server import (
     client_for,
 )
 
-_ENTRY = "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastModified><ETag>&quot;e&quot;</ETag>{more}</{tag}>"  # noqa: E501
-
+_ENTRY = (
+    "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastModified>"
+    "<ETag>&quot;e&quot;</ETag>{more}</{tag}>"
+)
 
 Entry = tuple[bytes, str, str, bool]
-"""Of a listing: key, element, version id, and whether it is the latest."""
+"""Key, element, version id, and whether it is the latest version."""
 
 
 @dataclass
 class ListedKeys:
     """The keys of a bucket, and how they are listed.
 
-    Attributes: order: by what they are sorted. starts: whether it knows StartAfter and KeyMarker.
-        versioned: lists three versions of each key, the latest first, and a deleted key before
-        each. history: the versions of each key instead, the latest first: an id, which begins with
-        "d" where it is a delete marker. repeats: whether a page begins with the version that the
-        last one ended with, as of versitygw. on_page: called with the number of each page before it
-        is answered.
+    Attributes:
+        order: the sort key.
+        starts: the server supports StartAfter and KeyMarker.
+        versioned: each key has three versions, the latest first, and precedes a deleted key.
+        history: the version ids of each key instead, the latest first; "d…" is a delete marker.
+        repeats: a page begins with the last version of the page before, as versitygw's do.
+        on_page: called with a page's number before it is answered.
     """
 
     keys: Iterable[bytes]
@@ -60,7 +64,10 @@ class ListedKeys:
             more = f"<NextContinuationToken>{end}</NextContinuationToken>"
             if self.by_version:
                 key, _, version, _ = entries[end - 1]
-                more = f"<NextKeyMarker>{quote(key)}</NextKeyMarker><NextVersionIdMarker>{version}</NextVersionIdMarker>"  # noqa: E501
+                more = (
+                    f"<NextKeyMarker>{quote(key)}</NextKeyMarker>"
+                    f"<NextVersionIdMarker>{version}</NextVersionIdMarker>"
+                )
         truncated = str(end < len(entries)).lower()
         return _xml(
             f"<R><EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>{more}{body}</R>"
@@ -68,14 +75,11 @@ class ListedKeys:
 
     @property
     def by_version(self) -> bool:
-        """Whether the bucket keeps versions."""
+        """True if the bucket keeps versions."""
         return self.versioned or self.history is not None
 
     def _entries(self) -> list[Entry]:
-        """Return all that is listed, in its order.
-
-        That is sorted again where keys have come, and not for each page.
-        """
+        """Return all entries in order; sorts them again only if keys were added."""
         keys = list(self.keys)
         if len(keys) != self._sorted_count:
             unversioned = [(key, "Contents", "", True) for key in sorted(keys, key=self.order)]
@@ -114,13 +118,13 @@ class ListedKeys:
         return sum(self.order(entry[0]) <= self.order(marker.encode()) for entry in entries)
 
     def serve(self, server: ScriptedS3, page_keys: int) -> S3Source:
-        """Let a scripted server list them; return it as a source."""
+        """Make a scripted server list the keys; return its source."""
         server.answer = self
         return listing_source(server.endpoint, page_keys)
 
 
 def listing_source(endpoint: str, page_keys: int) -> S3Source:
-    """Return the source of a scripted server."""
+    """Return a scripted server as a source."""
     return Bucket(endpoint, "bucket-of-script", client_for(endpoint)).source(page_keys=page_keys)
 
 
@@ -137,10 +141,10 @@ def _xml(body: str) -> ScriptedAnswer:
 
 
 def by_component(key: bytes) -> object:
-    """Sort keys as a server does that walks folders."""
+    """Sort keys like a server that walks folders."""
     return key.split(b"/")
 
 
 def by_utf16(key: bytes) -> object:
-    """Sort keys as a server does that has them as UTF-16."""
+    """Sort keys like a server that stores them as UTF-16."""
     return key.decode("utf-8", "surrogateescape").encode("utf-16-be", "surrogatepass")

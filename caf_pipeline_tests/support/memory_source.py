@@ -1,5 +1,6 @@
-"""An ObjectSource in memory whose objects can be made to fail; it passes the contract of the real
-one.
+"""An ObjectSource in memory whose objects can be made to fail.
+
+It passes the contract of the real source.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ PAGE = 1000
 class MemorySource:
     """Holds bodies by key.
 
-    `unavailable` and `failing` name keys whose reads raise, from the given offset on.
+    Reads of keys in `unavailable` and `failing` raise, from the given offset on.
     """
 
     bodies: dict[str, bytes]

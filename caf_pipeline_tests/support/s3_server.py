@@ -1,10 +1,7 @@
-"""A real S3 server for tests: moto's, in a process of its own on a free port.
+"""Moto's S3 server in a process of its own, and a scripted server.
 
-Also one that answers what a test tells it.
-
-s3_server      the session's server                      new_bucket    a new bucket on it, with a
-client scripted_s3    a server for answers that moto never gives: slow-downs, broken bodies,
-listings that lie
+`new_bucket` is a new bucket on the session's `s3_server`. `scripted_s3` answers as a test says, for
+slow-downs, broken bodies and false listings.
 """
 
 import itertools
@@ -46,7 +43,7 @@ def settings_for(endpoint: str, bucket: str, **changes: Any) -> SourceSettings:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket on a server, and a client that may do anything with it."""
+    """A bucket on a server, and a client with all permissions."""
 
     endpoint: str
     name: str
@@ -83,12 +80,12 @@ def _text(key: bytes | str) -> str:
 
 @cache
 def client_for(endpoint: str, **changes: Any) -> Any:
-    """Return a client with the settings of tests; building one takes longer than most tests."""
+    """Return a cached client; building one takes longer than most tests."""
     return build_client(settings_for(endpoint, "any", **changes))
 
 
 def make_bucket(endpoint: str, name: str | None = None) -> Bucket:
-    """Make a bucket, by default of a name that none had before."""
+    """Create a bucket, by default with a new name."""
     name = name or f"test-bucket-{next(_numbers)}"
     client = client_for(endpoint)
     client.create_bucket(Bucket=name)
@@ -97,33 +94,33 @@ def make_bucket(endpoint: str, name: str | None = None) -> Bucket:
 
 @contextmanager
 def running_moto() -> Iterator[str]:
-    """Run moto's server in a process of its own while the context lasts; give its address."""
-    with tempfile.TemporaryFile("w+") as said:
+    """Run moto's server in a process while the context lasts; yield its address."""
+    with tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
         process = subprocess.Popen(
-            command, env=child_environment(), stdout=said, stderr=subprocess.STDOUT
+            command, env=child_environment(), stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            yield _address_of(process, said)
+            yield _address_of(process, output)
         finally:
             process.kill()
             process.wait()
 
 
-def _address_of(process: "subprocess.Popen[bytes]", said: Any) -> str:
+def _address_of(process: "subprocess.Popen[bytes]", output: Any) -> str:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        said.seek(0)
-        if found := _ADDRESS.search(said.read()):
-            return found.group(1)
+        output.seek(0)
+        if match := _ADDRESS.search(output.read()):
+            return match.group(1)
         time.sleep(0.05)
-    said.seek(0)
-    raise RuntimeError(f"moto's server does not start: {said.read()}")
+    output.seek(0)
+    raise RuntimeError(f"moto's server does not start: {output.read()}")
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server that lasts as long as the session."""
+    """The address of the session's S3 server."""
     with running_moto() as address:
         yield address
 
@@ -136,7 +133,7 @@ def new_bucket(s3_server: str) -> Bucket:
 
 @dataclass
 class Request:
-    """One request as a scripted server got it. `query` has one value for each name."""
+    """A request to a scripted server. `query` has one value for each name."""
 
     method: str
     path: str
@@ -146,9 +143,9 @@ class Request:
 
 @dataclass
 class ScriptedAnswer:
-    """What it answers.
+    """An answer of a scripted server.
 
-    A `length` other than that of the body is a lie, after which the connection closes.
+    If `length` is not the body's, the Content-Length is false and the connection then closes.
     """
 
     status: int = 200
@@ -158,7 +155,7 @@ class ScriptedAnswer:
 
 
 def s3_error(status: int, code: str, message: str = "") -> ScriptedAnswer:
-    """Return an error as S3 writes it."""
+    """Return an error in S3's form."""
     body = (
         '<?xml version="1.0" '
         f'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
@@ -168,7 +165,7 @@ def s3_error(status: int, code: str, message: str = "") -> ScriptedAnswer:
 
 @dataclass
 class ScriptedS3:
-    """A server that answers what `answer` returns; `requests` are those that it got, in order."""
+    """A server that answers with the result of `answer`, and records its requests."""
 
     endpoint: str = ""
     answer: Callable[[Request], ScriptedAnswer] = lambda request: ScriptedAnswer()
@@ -217,12 +214,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(script: ScriptedS3, tls: ssl.SSLContext | None = None) -> Iterator[int]:
-    """Serve a script on a free port while the context lasts; give the port."""
+    """Serve a script on a free port while the context lasts; yield the port."""
     handler = type("Handler", (_Handler,), {"script": script})
     with _Server(("127.0.0.1", 0), handler) as server:
         if tls:
@@ -238,12 +235,12 @@ def serving(script: ScriptedS3, tls: ssl.SSLContext | None = None) -> Iterator[i
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that distrust the server or give up are what is tested."""
+        """Ignore errors: tests use clients that distrust the server or give up."""
 
 
 @pytest.fixture(scope="session")
 def scripted_server() -> Iterator[ScriptedS3]:
-    """A server for the session, for `scripted_s3`."""
+    """The session's server, for `scripted_s3`."""
     script = ScriptedS3()
     with serving(script) as port:
         script.endpoint = f"http://127.0.0.1:{port}"
@@ -252,7 +249,7 @@ def scripted_server() -> Iterator[ScriptedS3]:
 
 @pytest.fixture
 def scripted_s3(scripted_server: ScriptedS3) -> ScriptedS3:
-    """A server of the test's own; set its `answer`."""
+    """A scripted server; set its `answer`."""
     scripted_server.requests.clear()
     scripted_server.answer = lambda request: ScriptedAnswer()
     return scripted_server

@@ -1,4 +1,4 @@
-"""Snapshots and what the ledger tells of their objects, as files, made of a few lines."""
+"""Snapshots and standings of few rows, as files."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,15 +19,16 @@ from caf_pipeline.system import parquet
 MOMENT = datetime(2026, 11, 1, 12, 30, 15, 123456, UTC)
 
 ODD_KEYS = [
-    b"\xff", b"%FF", b"a\xffb", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf5", b"\xe2\x82", b"a\0b", b"\0",  # noqa: E501
-    b"x" * 1024, b"x" * 1025, "é".encode() * 512, "é".encode() * 513, "\U0001f600".encode(), b"\xef\xbf\xbf",  # noqa: E501
-    b"'", b"\\", b"\\xff", b"\\x41", b'"', b"`", b"$$", b";--", b"\n", b" ", b"%", b"%25", b"a/", b"/", b"..", b"NULL",  # noqa: E501
+    b"\xff", b"%FF", b"a\xffb", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf5",
+    b"\xe2\x82", b"a\0b", b"\0", b"x" * 1024, b"x" * 1025, "é".encode() * 512, "é".encode() * 513,
+    "\U0001f600".encode(), b"\xef\xbf\xbf", b"'", b"\\", b"\\xff", b"\\x41", b'"', b"`", b"$$",
+    b";--", b"\n", b" ", b"%", b"%25", b"a/", b"/", b"..", b"NULL",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Known:
-    """A row of a standing."""
+class StandingRow:
+    """A row of a standing (STANDING_SCHEMA)."""
 
     key: bytes
     object_version: str
@@ -43,7 +44,7 @@ def thing(
     return S3Object(key, version, etag, size, MOMENT + timedelta(minutes=minute))
 
 
-def write_standing(path: Path, rows: list[Known]) -> Path:
+def write_standing(path: Path, rows: list[StandingRow]) -> Path:
     columns = {name: [getattr(row, name) for row in rows] for name in STANDING_SCHEMA.names}
     pq.write_table(pa.table(columns, schema=STANDING_SCHEMA), path)
     return path
@@ -57,10 +58,12 @@ def write_snapshot(path: Path, *pages: list[S3Object], **bounds: bytes) -> Snaps
 
 
 def damage_page(path: Path, column: str) -> None:
-    """Change the last byte of the last page that the first row group has of a column."""
+    """Change the last byte of a column's last page in the first row group."""
     group = pq.read_metadata(path).row_group(0)
     [chunk] = [
-        one for one in map(group.column, range(group.num_columns)) if one.path_in_schema == column
+        column_chunk
+        for column_chunk in map(group.column, range(group.num_columns))
+        if column_chunk.path_in_schema == column
     ]
     data = bytearray(path.read_bytes())
     data[
@@ -74,7 +77,7 @@ def recorded_key(obj: S3Object) -> bytes:
 
 
 def use_small_windows(patch: pytest.MonkeyPatch) -> None:
-    """Let row groups have two rows and windows four, so that a short snapshot has several."""
+    """Use row groups of two rows and windows of four, so that a short snapshot has several."""
     patch.setattr(parquet, "ROWS_PER_GROUP", 2)
     for module in (key_windows, remaining):
         patch.setattr(module, "WINDOW_ROWS", 4)
@@ -85,10 +88,8 @@ versions = st.sampled_from([None, "v1", "v'2"])
 
 
 @st.composite
-def sources(draw: st.DrawFn) -> tuple[list[S3Object], list[Known]]:
-    """Objects of a snapshot, each once, and rows of a standing about some of them and about
-    others.
-    """
+def sources(draw: st.DrawFn) -> tuple[list[S3Object], list[StandingRow]]:
+    """Draw the objects of a snapshot, and standing rows of these and other objects."""
     keys = draw(st.lists(some_keys, max_size=10, unique=True))
     objects = [
         thing(key, version=draw(versions), size=draw(st.integers(0, 3))) for key in sorted(keys)
@@ -103,14 +104,14 @@ def sources(draw: st.DrawFn) -> tuple[list[S3Object], list[Known]]:
         ):
             if not is_supported(obj.key):
                 rows.append(
-                    Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key")
+                    StandingRow(recorded_key(obj), obj.object_version, "skipped", "unsupported_key")
                 )
             elif standing == "other version":
-                rows.append(Known(obj.key, "v9", "located"))
+                rows.append(StandingRow(obj.key, "v9", "located"))
             elif standing.startswith("skipped"):
                 reason = draw(st.sampled_from(["deleted", "cold_storage", "too_large"]))
                 rows.append(
-                    Known(
+                    StandingRow(
                         obj.key,
                         obj.object_version,
                         "skipped",
@@ -119,11 +120,11 @@ def sources(draw: st.DrawFn) -> tuple[list[S3Object], list[Known]]:
                     )
                 )
             else:
-                rows.append(Known(obj.key, obj.object_version, standing))
+                rows.append(StandingRow(obj.key, obj.object_version, standing))
     return objects, rows
 
 
-def rows_about(obj: S3Object, rows: list[Known]) -> list[Known]:
+def rows_about(obj: S3Object, rows: list[StandingRow]) -> list[StandingRow]:
     encoded = not is_supported(obj.key)
     return [
         row

@@ -1,10 +1,7 @@
-"""A misbehaving S3 in front of a real one: it passes every request on, and spoils the answers that
-a test ordered to be spoiled.
+"""A misbehaving S3 in front of a real one: it forwards requests, and changes answers on order.
 
-unruly_s3      a proxy in front of the session's server, well behaved at the beginning of each test
-
-It runs in threads of the test's process, so that an order is a method call and a fault may do
-anything at an exact byte.
+The fixture `unruly_s3` is a proxy in front of the session's server. It runs in threads of the
+test's process, so an order is a method call, and a fault may do anything at an exact byte.
 """
 
 import contextlib
@@ -39,10 +36,10 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)  # close sends RST, not FIN
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request as it came.
+class ProxiedRequest:
+    """A request as the proxy received it.
 
-    `number` counts those of an order's kind and key since the order was given, from 1.
+    `number` counts the requests that an order applies to by kind and key, from 1.
     """
 
     kind: Kind
@@ -54,11 +51,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back.
+    """The answer to the client.
 
-    Attributes: length: the Content-Length where that is a lie; after fewer bytes the connection
-        ends. A negative one is not said. cut_after: bytes of the body after which the connection is
-        reset, or None. at: bytes of the body after which `action` is called; then the body goes on.
+    Attributes:
+        length: a false Content-Length. If it is larger than the body, the connection ends early. A
+            negative one is not sent.
+        cut_after: bytes of the body before a reset of the connection, or None.
+        at: bytes of the body before `action` is called; then the rest is sent.
     """
 
     status: int
@@ -70,32 +69,27 @@ class Answer:
     action: Callable[[], object] | None = None
 
 
-Spoil = Callable[[Asked, Answer], Answer]
+Spoil = Callable[[ProxiedRequest, Answer], Answer]
 
 
 @dataclass
 class _Order:
-    """What to do to which requests: `strikes` says whether one is struck, `left` how many still may
-    be.
-    """
+    """A change of answers: `applies` selects requests, `remaining` counts further changes."""
 
     kind: Kind | None
     key: str | None
     spoil: Spoil
-    strikes: Callable[[Asked], bool]
-    left: int | None
-    seen: Any = field(default_factory=lambda: count(1))
+    applies: Callable[[ProxiedRequest], bool]
+    remaining: int | None
+    numbers: Any = field(default_factory=lambda: count(1))
 
 
 class UnrulyS3:
-    """The proxy.
-
-    Orders add up, the first that strikes a request counts; `well_behaved` takes all back.
+    """The proxy. The first order that applies to a request counts; `well_behaved` cancels all.
 
     Attributes:
-        endpoint: its address.
-        struck: how many answers were spoiled since the last `well_behaved`.
-        page_keys: of one page of a listing, whatever is asked for; None to leave that alone.
+        struck: answers changed since the last `well_behaved`.
+        page_keys: keys in a page of a listing, whatever the request says; None: as requested.
     """
 
     def __init__(self, backend: str) -> None:
@@ -107,13 +101,11 @@ class UnrulyS3:
         self._lock = threading.Lock()
 
     def in_front_of(self, bucket: Bucket) -> Bucket:
-        """Return the bucket as it is reached through the proxy; its client still goes straight to
-        the server.
-        """
+        """Return the bucket behind the proxy; its client still uses the server itself."""
         return replace(bucket, endpoint=self.endpoint)
 
     def well_behaved(self) -> None:
-        """Pass everything on as it is."""
+        """Cancel all orders."""
         with self._lock:
             self._orders, self.page_keys, self.struck = [], None, 0
 
@@ -124,79 +116,78 @@ class UnrulyS3:
         kind: Kind | None = "object",
         key: str | None = None,
         times: int | None = None,
-        when: Callable[[Asked], bool] = lambda asked: True,
+        when: Callable[[ProxiedRequest], bool] = lambda request: True,
     ) -> None:
-        """Spoil the answers to requests of this kind (None: all) and key, the first `times` of
-        those that `when` picks.
+        """Change the answers to requests of this kind and key; None: all.
+
+        At most `times` of the requests that `when` selects are changed.
         """
         with self._lock:
             self._orders.append(_Order(kind, key, spoil, when, times))
 
-    # --- what it can be ordered to do
-    # --------------------------------------------------------------------------------
-
     def slow_down(self, struck: int, of: int, **which: Any) -> None:
-        """Answer 503 SlowDown to the first `struck` of every `of` requests: a burst, a pause, the
-        next burst.
-        """
+        """Answer 503 SlowDown to the first `struck` of every `of` requests."""
         self.order(
-            lambda asked, answer: error(503, "SlowDown"),
-            when=lambda asked: (asked.number - 1) % of < struck,
+            lambda request, answer: error(503, "SlowDown"),
+            when=lambda request: (request.number - 1) % of < struck,
             **which,
         )
 
     def fail(self, status: int = 500, code: str = "InternalError", **which: Any) -> None:
-        """Answer an error of S3's."""
-        self.order(lambda asked, answer: error(status, code), **which)
+        """Answer with an error of S3."""
+        self.order(lambda request, answer: error(status, code), **which)
 
     def reset_after(self, size_bytes: int, **which: Any) -> None:
-        """Reset the connection after so many bytes of the body."""
-        self.order(lambda asked, answer: replace(answer, cut_after=size_bytes), **which)
+        """Reset the connection after this many bytes of the body."""
+        self.order(lambda request, answer: replace(answer, cut_after=size_bytes), **which)
 
     def cut_body(self, size_bytes: int, *, honest: bool, **which: Any) -> None:
-        """Leave so many bytes of a body out, with the Content-Length of what is sent (`honest`) or
-        of what was to be sent.
+        """Omit the last bytes of a body.
+
+        The Content-Length is that of the sent bytes (`honest`) or of the original body.
         """
 
-        def cut(asked: Asked, answer: Answer) -> Answer:
+        def cut(request: ProxiedRequest, answer: Answer) -> Answer:
             body = answer.body[: max(0, len(answer.body) - size_bytes)]
             return replace(answer, body=body, length=None if honest else len(answer.body))
 
         self.order(cut, **which)
 
     def wrong_etag(self, etag: str = '"00000000000000000000000000000000"', **which: Any) -> None:
-        """Answer the right bytes under another ETag."""
-        self.order(lambda asked, answer: with_header(answer, "ETag", etag), **which)
+        """Answer with the right bytes and another ETag."""
+        self.order(lambda request, answer: with_header(answer, "ETag", etag), **which)
 
     def other_bytes(self, **which: Any) -> None:
-        """Answer as many other bytes, under the right ETag and length: what only a checksum
-        tells.
-        """
+        """Answer with other bytes of the same length and ETag; only a checksum reveals it."""
         self.order(
-            lambda asked, answer: replace(answer, body=bytes(byte ^ 0x55 for byte in answer.body)),
+            lambda request, answer: replace(
+                answer, body=bytes(byte ^ 0x55 for byte in answer.body)
+            ),
             **which,
         )
 
     def other_object(self, bucket: Bucket, other_key: str, **which: Any) -> None:
-        """Answer another object, with its own headers, whatever was asked for."""
+        """Answer with another object and its headers."""
 
-        def other(asked: Asked, answer: Answer) -> Answer:
-            given = bucket.client.get_object(Bucket=bucket.name, Key=other_key)
-            with contextlib.closing(given["Body"]) as body:
+        def other(request: ProxiedRequest, answer: Answer) -> Answer:
+            response = bucket.client.get_object(Bucket=bucket.name, Key=other_key)
+            with contextlib.closing(response["Body"]) as body:
                 return with_header(
-                    replace(answer, status=200, body=body.read()), "ETag", given["ETag"]
+                    replace(answer, status=200, body=body.read()), "ETag", response["ETag"]
                 )
 
         self.order(other, **which)
 
     def say(self, body: bytes, content_type: str = "application/xml", **which: Any) -> None:
         """Answer 200 with these bytes."""
-        self.order(lambda asked, answer: Answer(200, {"Content-Type": content_type}, body), **which)
+        self.order(
+            lambda request, answer: Answer(200, {"Content-Type": content_type}, body), **which
+        )
 
     def list_otherwise(self, change: Callable[[list[bytes]], list[bytes]], **which: Any) -> None:
-        """Change a page's entries, their order or their number, and say that these are all."""
+        """Change the entries of a page."""
 
-        def changed(asked: Asked, answer: Answer) -> Answer:
+        def changed(request: ProxiedRequest, answer: Answer) -> Answer:
             entries = change([match.group() for match in _ENTRY.finditer(answer.body)])
             rest = _KEY_COUNT.sub(b"<KeyCount>%d<" % len(entries), _ENTRY.sub(b"", answer.body))
             end = rest.rindex(b"</")
@@ -205,88 +196,80 @@ class UnrulyS3:
         self.order(changed, kind="listing", **which)
 
     def hang(self, seconds: float, **which: Any) -> None:
-        """Say nothing for so long, then answer."""
+        """Wait before answering."""
 
-        def wait(asked: Asked, answer: Answer) -> Answer:
+        def wait(request: ProxiedRequest, answer: Answer) -> Answer:
             time.sleep(seconds)
             return answer
 
         self.order(wait, **which)
 
     def skew(self, by: timedelta) -> None:
-        """Have a clock that is wrong by this much, in the Date of every answer and in every time of
-        modification.
-        """
-        self.order(lambda asked, answer: _skewed(answer, by), kind=None)
+        """Shift the clock, in every Date and LastModified."""
+        self.order(lambda request, answer: _skewed(answer, by), kind=None)
 
     def one_time(self, moment: str = "2026-01-01T00:00:00.000Z") -> None:
-        """Say of every object in a listing that it was modified at this moment."""
-        said = f"<LastModified>{moment}</LastModified>".encode()
+        """Give every listed object this LastModified."""
+        element = f"<LastModified>{moment}</LastModified>".encode()
         self.order(
-            lambda asked, answer: replace(answer, body=_TIME.sub(said, answer.body)), kind="listing"
+            lambda request, answer: replace(answer, body=_TIME.sub(element, answer.body)),
+            kind="listing",
         )
 
     def meanwhile(
         self, action: Callable[[], object], *, at: int = 0, cut: bool = False, **which: Any
     ) -> None:
-        """Call `action` when `at` bytes of a body were sent; then go on with it, or `cut` the
-        connection there.
-        """
+        """Call `action` after `at` bytes of a body, then continue or `cut` the connection."""
 
-        def doing(asked: Asked, answer: Answer) -> Answer:
+        def doing(request: ProxiedRequest, answer: Answer) -> Answer:
             return replace(answer, at=at, action=action, cut_after=at if cut else None)
 
         self.order(doing, **which)
 
     def after_page(self, action: Callable[[], object], *, page: int = 1) -> None:
-        """Call `action` when this page of a listing was sent, from 1, and before the next is asked
-        for.
-        """
+        """Call `action` after a page of a listing, counted from 1, and before the next request."""
         self.meanwhile(
-            action, at=1 << 30, kind="listing", times=1, when=lambda asked: asked.number == page
+            action, at=1 << 30, kind="listing", times=1, when=lambda request: request.number == page
         )
 
-    # --- the proxy
-    # --------------------------------------------------------------------------------
-
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Ask the server, and spoil what it says where that was ordered."""
+        """Forward a request, and change the answer if an order applies."""
         split = urlsplit(path)
         query = {
             name: values[0]
             for name, values in parse_qs(split.query, keep_blank_values=True).items()
         }
-        asked = Asked(
+        request = ProxiedRequest(
             _kind(method, split.path, query),
             unquote(split.path.lstrip("/").partition("/")[2]),
             query,
             headers,
         )
-        if asked.kind == "listing" and self.page_keys is not None:
+        if request.kind == "listing" and self.page_keys is not None:
             path = f"{split.path}?{urlencode(query | {'max-keys': str(self.page_keys)})}"
-        right = self._pass_on(method, path, headers, body)
-        spoil, asked = self._chosen(asked)
+        original = self._pass_on(method, path, headers, body)
+        spoil, request = self._applicable(request)
         return (
-            spoil(asked, right)
-            if spoil and (right.status < 300 or asked.kind != "object")
-            else right
+            spoil(request, original)
+            if spoil and (original.status < 300 or request.kind != "object")
+            else original
         )
 
-    def _chosen(self, asked: Asked) -> tuple[Spoil | None, Asked]:
+    def _applicable(self, request: ProxiedRequest) -> tuple[Spoil | None, ProxiedRequest]:
         with self._lock:
             for order in self._orders:
                 if (
-                    order.kind not in (None, asked.kind)
-                    or order.key not in (None, asked.key)
-                    or order.left == 0
+                    order.kind not in (None, request.kind)
+                    or order.key not in (None, request.key)
+                    or order.remaining == 0
                 ):
                     continue
-                numbered = replace(asked, number=next(order.seen))
-                if order.strikes(numbered):
-                    order.left = None if order.left is None else order.left - 1
+                numbered = replace(request, number=next(order.numbers))
+                if order.applies(numbered):
+                    order.remaining = None if order.remaining is None else order.remaining - 1
                     self.struck += 1
                     return order.spoil, numbered
-        return None, asked
+        return None, request
 
     def _pass_on(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         with contextlib.closing(
@@ -298,17 +281,18 @@ class UnrulyS3:
                 if name.lower() not in ("connection", "content-length")
             }
             connection.request(method, path, body=body or None, headers=sent)
-            got = connection.getresponse()
-            content = got.read()
+            response = connection.getresponse()
+            content = response.read()
             kept = {
-                name: value for name, value in got.getheaders() if name.lower() not in _HOP_BY_HOP
+                name: value
+                for name, value in response.getheaders()
+                if name.lower() not in _HOP_BY_HOP
             }
-            length = int(got.headers.get("Content-Length", 0)) if method == "HEAD" else None
-            return Answer(got.status, kept, content, length=length)
+            length = int(response.headers.get("Content-Length", 0)) if method == "HEAD" else None
+            return Answer(response.status, kept, content, length=length)
 
 
 def error(status: int, code: str) -> Answer:
-    """Return an error as S3 writes it."""
     body = (
         '<?xml version="1.0" '
         f'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
@@ -317,8 +301,9 @@ def error(status: int, code: str) -> Answer:
 
 
 def with_header(answer: Answer, name: str, value: str) -> Answer:
-    """Return the answer with another value of a header."""
-    others = {one: value for one, value in answer.headers.items() if one.lower() != name.lower()}
+    others = {
+        other: value for other, value in answer.headers.items() if other.lower() != name.lower()
+    }
     return replace(answer, headers=others | {name: value})
 
 
@@ -384,16 +369,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that give up are what is tested."""
+        """Ignore errors: tests use clients that give up."""
 
     def shutdown_request(self, request: Any) -> None:
-        """Close without a polite end of the stream, so that a reset is one."""
+        """Close without a regular end of the stream, so that a reset is sent."""
         self.close_request(request)
 
 
@@ -422,7 +406,7 @@ def unruly_server(s3_server: str) -> Iterator[UnrulyS3]:
 
 @pytest.fixture
 def unruly_s3(unruly_server: UnrulyS3) -> Iterator[UnrulyS3]:
-    """A proxy in front of the session's server, well behaved at the beginning of each test."""
+    """A proxy in front of the session's server, well behaved at the start of each test."""
     unruly_server.well_behaved()
     yield unruly_server
     unruly_server.well_behaved()

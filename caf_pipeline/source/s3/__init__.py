@@ -1,4 +1,4 @@
-"""S3 and whatever speaks its API: clients, listings, exact GETs, and what S3's error codes mean.
+"""S3 and compatible servers: clients, listings, exact GETs, and the meaning of S3's error codes.
 
-Many GETs side by side are `packing.prefetch`.
+Reading many objects concurrently is in `packing`.
 """

@@ -1,6 +1,4 @@
-"""The type of boto3's S3 client, which only a type checker has: the stubs are not installed with
-this package.
-"""
+"""The type of boto3's S3 client; its stubs are a development dependency only."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 

@@ -1,6 +1,4 @@
-"""boto3's client of a source, for listings, HEADs and control calls; that of the GETs is made of
-it.
-"""
+"""boto3 clients for listings, HEADs, queues and control calls; the GET client is built from one."""
 
 import os
 import re
@@ -25,47 +23,45 @@ from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.listing_entries import read_entries
 
 DEFAULT_REGION: Final = "us-east-1"
-"""Where an endpoint is given and no region: servers other than AWS take any, and this is what they
-are set to.
+"""For an endpoint without a region. Servers other than AWS accept any, and this is their default.
 """
 
 CONNECTIONS: Final = 64
-"""Kept by boto3; more threads than that are not worth it on one machine."""
+"""Connections kept by boto3. More threads do not pay on one machine."""
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=10)
-READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's own
+READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads; botocore's default
 
 _PROFILE: Final = "the source's profile or AWS_PROFILE"
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 ENDPOINT_VARIABLES: Final = " or ".join(_ENDPOINT_VARIABLES)
 
 QUEUE_ATTEMPTS: Final = 2
-"""Of one request to a queue, the first included: the next tick asks again."""
+"""The next tick asks again."""
 
 _QUEUE_HOST: Final = re.compile(
     r"(?:sqs|queue)[.]([a-z0-9-]+)[.](?:amazonaws[.]com|api[.]aws)(?:[.]cn)?"
 )
 
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
-"""The AWS tools' own variable: a file of certificates to trust."""
+"""The AWS tools' variable for a file of trusted certificates."""
 
 
 def build_client(
     settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE
 ) -> S3Client:
-    """Return a boto3 client as the settings ask; nothing is asked of the network.
+    """Return a boto3 client for the settings, without a network request.
 
-    `attempts` are those of one request by boto3 itself, the first included; `S3Source` has its own
-    and wants one. `profile_from` says where the profile comes from.
+    `S3Source` retries by itself and needs one attempt of boto3.
 
     Raises:
-        SettingsError: a setting is of no use.
+        SettingsError: a setting cannot be used.
     """
     config = Config(
         signature_version=UNSIGNED if settings.anonymous else None,
         retries={"mode": "standard", "total_max_attempts": attempts},
         s3={"addressing_style": "path" if settings.uses_path_style else "auto"},
-        # servers other than AWS do not know the newer checksums
+        # Servers other than AWS do not support the newer checksums.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         connect_timeout=CONNECT_TIMEOUT.total_seconds(),
@@ -81,37 +77,39 @@ def build_client(
         )
     read_entries(client)
     if settings.endpoint_url:
-        client.meta.events.register("before-parameter-build.s3", _stay)
+        client.meta.events.register("before-parameter-build.s3", _ignore_redirect)
     return client
 
 
 @cache
 def build_queue_client(settings: SourceSettings) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
-    """Return a client for the source's queue, at the address that the queue's URL has; nothing is
-    asked of the network.
+    """Return a client at the address of the queue's URL, without a network request.
 
     Raises:
-        SettingsError: a setting is of no use.
+        SettingsError: a setting cannot be used.
     """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": QUEUE_ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT.total_seconds(),
-        # within a tick's deadline, or nothing is known of the answer
+        # The answer must come within the tick's deadline.
         read_timeout=CONNECT_TIMEOUT.total_seconds(),
     )
     url = urlsplit(settings.queue)
-    of_aws = _QUEUE_HOST.fullmatch(url.hostname or "")
+    aws_host = _QUEUE_HOST.fullmatch(url.hostname or "")
     with _configured():
         session = _session(settings)
-        region = of_aws[1] if of_aws else session.region_name or DEFAULT_REGION
+        region = aws_host[1] if aws_host else session.region_name or DEFAULT_REGION
         return session.client(
             "sqs", region_name=region, endpoint_url=f"{url.scheme}://{url.netloc}", config=config
         )
 
 
 def _session(settings: SourceSettings) -> boto3.Session:
+    session = botocore.session.Session(profile=settings.profile or None)
+    data_path = session.get_config_variable("data_path")
+    session.register_component("data_loader", _api_descriptions(data_path))
     return boto3.Session(
-        botocore_session=_botocore_session(settings.profile or None),
+        botocore_session=session,
         region_name=settings.region or None,
         aws_access_key_id=_revealed(settings.access_key_id),
         aws_secret_access_key=_revealed(settings.secret_access_key),
@@ -120,22 +118,21 @@ def _session(settings: SourceSettings) -> boto3.Session:
 
 @contextmanager
 def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
-    """Raise SettingsError for what boto3 says of a configuration that is of no use."""
     try:
         yield
     except ProfileNotFound as error:
         raise SettingsError(
             f"there is no profile '{error.kwargs['profile']}' in the AWS configuration",
-            hint=f"correct {profile_from}; `aws configure list-profiles` names them",
+            hint=f"correct {profile_from}; `aws configure list-profiles` lists the profiles",
         ) from error
     except PartialCredentialsError as error:
         raise SettingsError(
-            f"only one half of the credentials was found: {error.kwargs['cred_var']} is missing "
+            f"the credentials are incomplete: {error.kwargs['cred_var']} is missing "
             f"({error.kwargs['provider']})",
-            hint="set both of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or neither",
+            hint="set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or neither",
         ) from error
     except (ValueError, BotoCoreError) as error:
-        # What the settings say was checked when they were read; this is the environment's.
+        # The settings were checked when they were loaded, so the environment is at fault.
         raise SettingsError(
             f"the AWS configuration cannot be used: {str(error).rstrip('.')}",
             hint="check AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION and the files in "
@@ -143,26 +140,14 @@ def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
         ) from error
 
 
-def _botocore_session(profile: str | None) -> botocore.session.Session:
-    session = botocore.session.Session(profile=profile)
-    session.register_component(
-        "data_loader", _api_descriptions(session.get_config_variable("data_path"))
-    )
-    return session
-
-
 @cache
 def _api_descriptions(data_path: str | None) -> Loader:
-    """Return botocore's descriptions of AWS, kept: reading them takes seven times as long as the
-    rest of a client.
-    """
+    """Cached: loading takes seven times as long as the rest of creating a client."""
     return create_loader(data_path)
 
 
-def _stay(context: dict[str, Any], **_: object) -> None:
-    """Take a redirect as an answer: a server that is not AWS has no regions, and botocore would ask
-    it for one without end.
-    """
+def _ignore_redirect(context: dict[str, Any], **_: object) -> None:
+    # A server that is not AWS has no regions, and botocore would ask it for one forever.
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 
@@ -171,47 +156,44 @@ def _revealed(secret: SecretStr | None) -> str | None:
 
 
 def endpoint_of_environment() -> str:
-    """Return the endpoint that the AWS tools' own variables name, "" where they name none."""
+    """Return the endpoint in the AWS tools' own variables, or ""."""
     return next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), "")
 
 
-def unusable(
+def address_error(
     error: ValidationError, what: str, *, hint: str = "", endpoint_from: str
 ) -> UsageError:
-    """Return the error of an address of AWS' form, or of the endpoint given beside it, which may
-    hold a password.
+    """Return the error for an invalid address or endpoint, which may hold a password.
 
-    `what` is the sentence's beginning, `hint` what to do about the address, `endpoint_from` says
-    where the endpoint comes from.
+    `what` begins the message about an address. `endpoint_from` names the endpoint's setting.
     """
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")
+    reason = first["msg"].removeprefix("Value error, ")
     if first["loc"] == ("endpoint_url",):
         return UsageError(
-            f"the address of the bucket's server cannot be used: it {said}",
+            f"the address of the bucket's server cannot be used: it {reason}",
             hint=f"correct {endpoint_from}",
         )
-    return UsageError(f"{what}: {said}", hint=hint)
+    return UsageError(f"{what}: {reason}", hint=hint)
 
 
 def is_aws(client: S3Client) -> bool:
-    """Tell whether the client speaks to AWS itself."""
+    """Return whether the client's endpoint is AWS itself."""
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
 def bucket_region(client: S3Client, bucket: str) -> str | None:
-    """Ask AWS which region a bucket is in; None where it does not say. boto3 follows redirects,
-    awscrt does not.
+    """Return a bucket's AWS region, or None if AWS does not report it.
+
+    boto3 follows redirects to another region; awscrt does not.
     """
     try:
         answer: Any = client.head_bucket(Bucket=bucket)
     except ClientError as error:
-        answer = (
-            error.response
-        )  # a refusal names the region too; what it refuses, the listing says better
+        answer = error.response  # a refusal names the region, too
     except BotoCoreError:
-        return None  # whatever it is, the listing meets it again and says it
+        return None  # the listing meets the same error and reports it
     region: str | None = (
         answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     )

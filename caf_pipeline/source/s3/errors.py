@@ -1,8 +1,6 @@
-"""What S3's answers mean (404, 412, 503, …): one table from its codes to errors and skip reasons;
-what is retried.
+"""The meaning of S3's answers: errors, skip reasons and what is retried, by code or status.
 
-Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient
-codes.
+Source: "List of error codes" in the Amazon S3 API Reference; botocore's list of transient codes.
 """
 
 import re
@@ -49,40 +47,37 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
 
 FIRST_WAIT_SECONDS: Final = 0.25
 MAX_WAIT_SECONDS: Final = 20.0
-"""The wait before the n-th retry is random, up to the first doubled n times, at most this
-(botocore's own limit).
+"""botocore's limit. The random wait before a retry is at most FIRST_WAIT_SECONDS, doubled each
+time.
 """
 
 T = TypeVar("T")
 
 
-_SAID_BY_CRT: Final = {
-    # What S3 said is not in these errors, nor the status.
-    "AWS_ERROR_S3_INTERNAL_ERROR": "the server has an error of its own (InternalError, or HTTP "
-    "status 500, 502 or 504)",
+_CRT_MESSAGES: Final = {
+    # awscrt drops S3's message and status from these errors.
+    "AWS_ERROR_S3_INTERNAL_ERROR": (
+        "the server has an internal error (InternalError, or HTTP status 500, 502 or 504)"
+    ),
     "AWS_ERROR_S3_SLOW_DOWN": "the server asks for fewer requests (SlowDown, or HTTP status 503)",
-    "AWS_ERROR_S3_REQUEST_TIMEOUT": "the server did not get the request in time (RequestTimeout)",
-    # What comes is not what was asked for.
-    "AWS_ERROR_DEST_COPY_TOO_SMALL": "more bytes came than were asked for",
+    "AWS_ERROR_S3_REQUEST_TIMEOUT": "the server received the request too late (RequestTimeout)",
+    # The answer is not what was requested.
+    "AWS_ERROR_DEST_COPY_TOO_SMALL": "the answer has more bytes than were requested",
     "AWS_ERROR_S3_MISSING_ETAG": "the answer has no ETag",
-    "AWS_ERROR_S3_MISSING_CONTENT_RANGE_HEADER": "the answer does not say which part of the object "
-    "it is",
-    "AWS_ERROR_S3_INVALID_CONTENT_RANGE_HEADER": "the answer does not say which part of the object "
-    "it is",
+    "AWS_ERROR_S3_MISSING_CONTENT_RANGE_HEADER": "the answer has no Content-Range",
+    "AWS_ERROR_S3_INVALID_CONTENT_RANGE_HEADER": "the answer has an invalid Content-Range",
 }
 
 
 class WrongBody(Exception):
-    """A body of another length than was promised, or of another object. It is read again."""
+    """A body with a wrong length or of another object. It is read again."""
 
 
 class InvalidXml(Exception):
     """An answer with a status of success whose body is not valid S3 XML.
 
-    The message says what is wrong with the body.
-
-    Attributes: is_page: the server calls the body HTML. has_doctype: the body has a document type
-        declaration, which S3 never sends. Entity bombs and XXE need one.
+    `is_page`: the server declares HTML. `has_doctype`: the body has a document type declaration. S3
+    sends none; entity bombs and XXE need one.
     """
 
     def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
@@ -93,9 +88,7 @@ class InvalidXml(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """What errors say of where they happened: the source's name in the settings, for hints; the
-    bucket; the server's URL.
-    """
+    """The location that errors name: the source in the settings, bucket and server URL."""
 
     source: str
     bucket: str
@@ -105,7 +98,7 @@ class BucketAddress:
         return f"bucket '{self.bucket}' at {self.endpoint}"
 
     def of(self, key: bytes) -> str:
-        """Return how an object is named in messages."""
+        """Return an object's name for messages."""
         return f"s3://{self.bucket}/{key.decode('utf-8', 'backslashreplace')}"
 
     def setting(self, name: str) -> str:
@@ -114,21 +107,21 @@ class BucketAddress:
 
     @property
     def credentials_hint(self) -> str:
-        """Where credentials come from."""
-        keys = f"{self._variable}ACCESS_KEY_ID and {self._variable}SECRET_ACCESS_KEY"
-        how = " (with 'env', since a shell's own names have no '-')" if "-" in self.source else ""
+        """A hint that lists the places of credentials."""
+        keys = f"{self._variable_prefix}ACCESS_KEY_ID and {self._variable_prefix}SECRET_ACCESS_KEY"
+        how = " (with 'env', since shell variables cannot have '-')" if "-" in self.source else ""
         return (
-            f"set {keys}{how}, or those of AWS, or {self.setting('profile')}, or anonymous = "
-            "true for a public bucket"
+            f"set {keys}{how}, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            f"{self.setting('profile')}, or anonymous = true for a public bucket"
         )
 
     def key_hint(self, name: str) -> str:
-        """Return where half a pair of keys comes from, e.g. `ACCESS_KEY_ID`."""
-        return f"{self._variable}{name}, or where that is not set AWS_{name} or the profile's"
+        """Return where one key of the pair comes from, e.g. `ACCESS_KEY_ID`."""
+        return f"{self._variable_prefix}{name}, or else AWS_{name} or the profile"
 
     @property
-    def _variable(self) -> str:
-        """The beginning of the names of this source's environment variables."""
+    def _variable_prefix(self) -> str:
+
         return f"CAF_SOURCES__{(self.source or '<name>').upper()}__"
 
 
@@ -151,7 +144,7 @@ _CREDENTIALS: Final = frozenset(
         "TokenRefreshRequired",
     }
 )
-"""Codes that no object of the source can be read under."""
+"""Codes that refuse every object of the source."""
 
 _NO_CREDENTIALS: Final = (
     NoCredentialsError,
@@ -176,25 +169,25 @@ _REASONS: Final[dict[str, SkipReason]] = {
     "MethodNotAllowed": SkipReason.DELETED,  # a GET of a delete marker by its version id
     "InvalidObjectState": SkipReason.COLD_STORAGE,
     "AccessDenied": SkipReason.ACCESS_DENIED,
-    # The key is disabled, deleted or unknown: somebody has to bring it back. Where the key is there
-    # and only the permission to use it is missing, S3 says AccessDenied.
+    # The key is disabled, deleted or unknown. If only the permission to use it is missing, S3
+    # answers AccessDenied.
     "KMS.DisabledException": SkipReason.NEEDS_KEY,
     "KMS.NotFoundException": SkipReason.NEEDS_KEY,
     "KMS.KMSInvalidStateException": SkipReason.NEEDS_KEY,
     "KMS.InvalidKeyUsageException": SkipReason.NEEDS_KEY,
-    # Servers that give a status and no code.
+    # Servers that answer with a status and no code.
     "412": SkipReason.CHANGED,
     "404": SkipReason.DELETED,
     "405": SkipReason.DELETED,
     "403": SkipReason.ACCESS_DENIED,
 }
 
-_WHY: Final[dict[SkipReason, str]] = {
+_DESCRIPTIONS: Final[dict[SkipReason, str]] = {
     SkipReason.CHANGED: "has changed since it was listed",
-    SkipReason.DELETED: "is gone since it was listed",
-    SkipReason.COLD_STORAGE: "is in cold storage and has to be restored first",
+    SkipReason.DELETED: "was deleted since it was listed",
+    SkipReason.COLD_STORAGE: "is in cold storage and must be restored first",
     SkipReason.ACCESS_DENIED: "may not be read with these credentials",
-    SkipReason.NEEDS_KEY: "is encrypted with a key that was not given or is not usable",
+    SkipReason.NEEDS_KEY: "is encrypted with a key that is missing or unusable",
 }
 
 _TRANSIENT: Final = frozenset(
@@ -216,23 +209,21 @@ _TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504, 509, 520, 52
 
 
 def code_of(error: ClientError) -> str:
-    """Return S3's code, or the status as text where the answer had none (that to a HEAD has no
-    body).
-    """
+    """Return S3's error code, or the status as text. An answer to a HEAD has no code."""
     return str(error.response.get("Error", {}).get("Code") or status_of(error))
 
 
 def status_of(error: ClientError) -> int:
-    """Return the HTTP status, 0 where there is none."""
+    """Return the HTTP status, or 0."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether the same request may succeed later without anybody changing anything."""
+    """Return whether the same request may succeed later."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
     if isinstance(error, InvalidXml):
-        return not error.has_doctype  # else the body may have been cut off
+        return not error.has_doctype  # a body without one may have been truncated
     failed = isinstance(
         error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError | AwsCrtError
     )
@@ -240,13 +231,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """How one source is asked.
+class RequestPolicy:
+    """How requests to one source are retried, and how waiting is reported.
 
-    Attributes:
-        at: where.
-        attempts: of one request, the first included, where it fails transiently.
-        waits: where it is said while there is no answer.
+    `attempts` limits the attempts for one request, the first included.
     """
 
     at: BucketAddress
@@ -254,26 +242,24 @@ class Asking:
     waits: Waits
 
     def attempt(self, call: Callable[[], T]) -> T:
-        """Return what `call` does as `retried` does, and say where an answer is waited for."""
+        """Return the result of `call` as `retried` does, and report a missing answer."""
         with self.waiting(UNANSWERED_SECONDS) as wait:
             answer = self.retried(call)
-            wait.moved()  # other threads may wait by the same words, of which one is always there
+            wait.moved()  # concurrent requests share this wait, so one of them is always open
             return answer
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return what `call` does, trying it again while it fails transiently; its last error is
-        raised.
-        """
+        """Return the result of `call`; retry transient failures, then raise the last one."""
         try:
-            return call()  # nearly always; tenacity costs as much CPU as a small GET
+            return call()  # usually succeeds; tenacity costs as much CPU as a small GET
         except Exception as error:
             if not is_transient(error):
                 raise
-            failed = [error]
+            first_error = [error]
 
-        def first_failed() -> T:
-            if failed:
-                raise failed.pop()
+        def call_again() -> T:
+            if first_error:
+                raise first_error.pop()
             return call()
 
         return Retrying(
@@ -281,16 +267,16 @@ class Asking:
             wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
             retry=retry_if_exception(is_transient),
             reraise=True,
-        )(first_failed)
+        )(call_again)
 
     def waiting(self, grace: float) -> "AbstractContextManager[OpenWait]":
-        """Say, after `grace` seconds, that an answer is waited for."""
-        what, ends_by = _said_while_waiting(self.at, self.attempts)
+        """Report a missing answer after `grace` seconds."""
+        what, ends_by = _waiting_texts(self.at, self.attempts)
         return self.waits.waiting(what, ends_by=ends_by, grace=grace)
 
 
 @cache
-def _said_while_waiting(at: BucketAddress, attempts: int) -> tuple[str, str]:
+def _waiting_texts(at: BucketAddress, attempts: int) -> tuple[str, str]:
     times = f"{attempts} attempts" if attempts > 1 else "one attempt"
     return (
         f"an answer of {at}, which is asked again and again",
@@ -298,7 +284,7 @@ def _said_while_waiting(at: BucketAddress, attempts: int) -> tuple[str, str]:
     )
 
 
-ASKING_FAILED: Final = (
+REQUEST_ERRORS: Final = (
     ClientError,
     BotoCoreError,
     ResponseParserError,
@@ -306,14 +292,13 @@ ASKING_FAILED: Final = (
     WrongBody,
     InvalidXml,
 )
-"""What the two functions below translate."""
+"""Translated by `source_error` and `object_error`."""
 
 
 def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0911 - one for each kind
-    """Return the user's error for a failure that concerns the whole source."""
-    known = _known_source_error(error, at)
-    if known:
-        return known
+    """Return the error for a failure that concerns the whole source."""
+    if general := _general_error(error, at):
+        return general
     if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
         reason = reason_of(error, at.endpoint)
         kind = SourceError if reason.lasts else SourceUnreachable
@@ -322,12 +307,12 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
             hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST,
         )
     if isinstance(error, ClientError) and not is_transient(error):
-        return _listing_refused(error, at)
+        return _refusal(error, at)
     if (isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error)) or (
         isinstance(error, InvalidXml) and error.is_page
     ):
         return SourceUnreachable(
-            f"what listens at {at.endpoint} is not S3, or is out of order: {_PAGE}", hint=_api(at)
+            f"the server at {at.endpoint} is not S3, or has a failure: {_PAGE}", hint=_api(at)
         )
     if isinstance(error, InvalidXml):
         kind = ListingRefused if error.has_doctype else SourceUnreachable
@@ -336,24 +321,24 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
         what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else str(error)
         return SourceUnreachable(f"{at} {what}", hint="wait, and try again")
     if isinstance(error, ResponseParserError):
-        return not_s3("it answers with something that is not S3's XML", at)
-    return SourceError(f"{at} cannot be asked: {first_line(error)}")
+        return not_s3("its answer is not S3's XML", at)
+    return SourceError(f"the request to {at} failed: {first_line(error)}")
 
 
-def not_s3(found: str, at: BucketAddress) -> CafError:
-    """Return the error for an endpoint that answers as no S3 API does."""
+def not_s3(answer: str, at: BucketAddress) -> CafError:
+    """Return the error for an endpoint whose answers are not S3's; `answer` describes them."""
     if speaks_only_tls(at.endpoint):
         return SourceError(
             f"the S3 endpoint {at.endpoint} {Reason.ONLY_TLS}",
             hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url")),
         )
-    return ListingRefused(f"what listens at {at.endpoint} is not S3: {found}", hint=_api(at))
+    return ListingRefused(f"the server at {at.endpoint} is not S3: {answer}", hint=_api(at))
 
 
 def _api(at: BucketAddress) -> str:
     return (
-        f"{at.setting('endpoint_url')} must be the address of an S3 API: many servers have a "
-        "web page at another port"
+        f"{at.setting('endpoint_url')} must be the address of an S3 API; many servers have a web "
+        "page at another port"
     )
 
 
@@ -361,13 +346,13 @@ def _is_page(error: ClientError) -> bool:
     return "html" in _headers(error).get("content-type", "")
 
 
-def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
+def _refusal(error: ClientError, at: BucketAddress) -> CafError:
     status = status_of(error)
     if code_of(error).isdigit():  # an answer without an error code of S3, or to a HEAD
         if 300 <= status < 400 and (location := _headers(error).get("location")):
             return ListingRefused(
                 f"{at} redirects to {location[:200]}",
-                hint=f"set {at.setting('endpoint_url')} to where the S3 API is",
+                hint=f"set {at.setting('endpoint_url')} to the address of the S3 API",
             )
         if status != 403 or _is_page(error):
             what = _PAGE if _is_page(error) else "it answers"
@@ -379,88 +364,79 @@ def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
             "or check the credentials",
         )
     return ListingRefused(
-        f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})",
+        f"{at} refuses the listing: {code_of(error)} (HTTP status {status_of(error)})",
         hint=f"check {at.setting('bucket')}, {at.setting('endpoint_url')} and the credentials",
     )
 
 
 def object_error(error: Exception, at: BucketAddress, key: bytes) -> CafError:
-    """Return what a failure to read one object is to the user."""
-    known = _known_source_error(error, at)
-    if known:
-        return known
+    """Return the error for a failure to read one object."""
+    if general := _general_error(error, at):
+        return general
     name = at.of(key)
     if isinstance(error, ClientError):
-        if reason := _reason(error):
+        reason = _REASONS.get(code_of(error)) or _REASONS.get(str(status_of(error)))
+        if reason is None and code_of(error) == "InvalidRequest":
+            # S3 marks a missing SSE-C key only in the text: "The object was stored using a form of
+            # Server Side Encryption. The correct parameters must be provided to retrieve the
+            # object."
+            message = str(error.response.get("Error", {}).get("Message", ""))
+            if "server side encryption" in message.lower().replace("-", " "):
+                reason = SkipReason.NEEDS_KEY
+        if reason:
             return unavailable(reason, at, key)
         return ObjectReadFailed(
             f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})"
         )
-    said = (
-        _SAID_BY_CRT.get(getattr(error, "name", ""))
-        or f"the server {reason_of(error, at.endpoint)}"
-    )
     if isinstance(error, WrongBody):
-        said = str(error)
-    return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {said}")
+        why = str(error)
+    else:
+        why = _CRT_MESSAGES.get(getattr(error, "name", ""), "")
+        why = why or f"the server {reason_of(error, at.endpoint)}"
+    return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {why}")
 
 
 def unavailable(reason: SkipReason, at: BucketAddress, key: bytes) -> ObjectUnavailable:
     """Return the error for an object that cannot be archived now."""
-    return ObjectUnavailable(f"{at.of(key)} {_WHY[reason]}", reason=reason)
+    return ObjectUnavailable(f"{at.of(key)} {_DESCRIPTIONS[reason]}", reason=reason)
 
 
-def _reason(error: ClientError) -> SkipReason | None:
-    reason = _REASONS.get(code_of(error)) or _REASONS.get(str(status_of(error)))
-    if reason is None and code_of(error) == "InvalidRequest":
-        # Of S3's many invalid requests, the one for SSE-C is told by its words only: "The object
-        # was stored using a form of Server Side Encryption. The correct parameters must be provided
-        # to retrieve the object."
-        words = str(error.response.get("Error", {}).get("Message", "")).lower().replace("-", " ")
-        return SkipReason.NEEDS_KEY if "server side encryption" in words else None
-    return reason
+def concerns_source(error: Exception, at: BucketAddress) -> bool:
+    """Return whether no request can succeed: wrong credentials, bucket or region."""
+    return _general_error(error, at) is not None
 
 
-def concerns_all(error: Exception, at: BucketAddress) -> bool:
-    """Tell whether no request to this source can succeed: wrong credentials, no such bucket,
-    another region.
-    """
-    return _known_source_error(error, at) is not None
-
-
-def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
-    """Return the error where listing and reading fail alike."""
+def _general_error(error: Exception, at: BucketAddress) -> CafError | None:  # noqa: PLR0911 - one for each kind
     if isinstance(error, NoCredentialsError):
-        return SourceDenied(
-            f"there are no usable credentials for {at}: none were found", hint=at.credentials_hint
-        )
+        return SourceDenied(f"{at} needs credentials, and none are set", hint=at.credentials_hint)
     if isinstance(error, _NO_CREDENTIALS):
         return SourceDenied(
-            f"there are no usable credentials for {at}: {first_line(error)}",
+            f"the credentials for {at} cannot be used: {first_line(error)}",
             hint=at.credentials_hint,
         )
     if isinstance(error, ParamValidationError):
-        return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not the name of a bucket")
-    return _known_code(error, at) if isinstance(error, ClientError) else None
-
-
-def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # noqa: PLR0911 - one for each
-    code, region = code_of(error), _other_region(error)
+        return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not a bucket name")
+    if not isinstance(error, ClientError):
+        return None
+    code, details = code_of(error), error.response.get("Error", {})
+    expected = _EXPECTED_REGION.search(str(details.get("Message", "")))
+    region = _headers(error).get("x-amz-bucket-region") or details.get("Region")
+    region = str(region or (expected and expected[1]) or "")
+    region = region if _REGION.fullmatch(region) else ""
     if code == "RequestTimeTooSkewed":
         return SourceDenied(
-            f"{at} refuses requests, since this machine's clock is wrong",
-            hint="set the machine's clock right",
+            f"{at} refuses requests because this machine's clock is wrong",
+            hint="correct this machine's clock",
         )
     if code in ("InvalidAccessKeyId", "InvalidClientTokenId"):
         return SourceDenied(
-            f"{at} refuses the access key: it does not know it ({code})",
+            f"{at} does not know the access key ({code})",
             hint=f"check {at.key_hint('ACCESS_KEY_ID')}",
         )
     if code == "SignatureDoesNotMatch":
         return SourceDenied(
-            f"{at} refuses the signature ({code}): the secret key does not belong to the access "
-            "key",
-            hint=f"check {at.key_hint('SECRET_ACCESS_KEY')}; some servers say the same of a wrong "
+            f"{at} refuses the signature ({code}): the secret key does not match the access key",
+            hint=f"check {at.key_hint('SECRET_ACCESS_KEY')}; on some servers the cause is a wrong "
             f"{at.setting('region')}",
         )
     if code == "AuthorizationHeaderMalformed" and region:
@@ -475,23 +451,9 @@ def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # no
 
 
 def _elsewhere(region: str, at: BucketAddress) -> SourceError:
-    where, own = (
-        (f"region '{region}'", f"'{region}'") if region else ("another region", "the bucket's own")
-    )
-    return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {own}")
-
-
-def _other_region(error: ClientError) -> str:
-    """Return the region that an answer says the bucket is in, "" where it says none."""
-    told = error.response.get("Error", {})
-    expected = _EXPECTED_REGION.search(str(told.get("Message", "")))
-    region = str(
-        _headers(error).get("x-amz-bucket-region")
-        or told.get("Region")
-        or (expected and expected[1])
-        or ""
-    )
-    return region if _REGION.fullmatch(region) else ""
+    where = f"region '{region}'" if region else "another region"
+    value = f"'{region}'" if region else "the bucket's region"
+    return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {value}")
 
 
 def _headers(error: ClientError) -> Mapping[str, str]:
@@ -499,11 +461,12 @@ def _headers(error: ClientError) -> Mapping[str, str]:
 
 
 def missing_bucket(at: BucketAddress) -> BucketMissing:
-    """Return the error of a bucket that is not there."""
+    """Return the error for a bucket that does not exist."""
     return BucketMissing(
-        f"there is no {at}", hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}"
+        f"there is no {at}",
+        hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}",
     )
 
 
 _PAGE: Final = "it answers with a web page"
-_TRUST: Final = "check the endpoint's certificate; AWS_CA_BUNDLE names a file with those to trust"
+_TRUST: Final = "check the endpoint's certificate; AWS_CA_BUNDLE names a file of trusted ones"

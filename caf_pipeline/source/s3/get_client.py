@@ -1,14 +1,13 @@
-"""The client of all GETs: awscrt's, which gives body, S3's own checksum and every header in one
-request.
+"""The awscrt client for all GETs: body, S3's checksum and every header in one request.
 
-It is made of the boto3 client of the same source: the same endpoint, credentials and certificates.
-It follows no redirect and tries nothing again; `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` count as
-they do for boto3. Source: awscrt 0.38's `S3Client`, tried on a server;
-docs/decisions/0017-one-client-for-gets.md.
+It shares endpoint, credentials and certificates with the source's boto3 client. It follows no
+redirects and never retries. Proxy variables apply as in boto3. Source: awscrt 0.38's `S3Client`,
+tried on a server; docs/decisions/0017-one-client-for-gets.md.
 """
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -40,36 +39,31 @@ from caf_pipeline.source.s3.client_type import S3Client as Boto3Client
 from caf_pipeline.source.s3.clients import CA_BUNDLE, CONNECT_TIMEOUT, is_aws
 
 MEMORY_LIMIT_BYTES: Final = 2 << 30
-"""Of what the client may hold; its own default is up to 24 GiB, and less than 1 GiB it refuses.
-
-The window of GETs keeps it to some 200 MB.
+"""awscrt's default is up to 24 GiB, and it refuses less than 1 GiB. The window of concurrent GETs
+keeps usage near 200 MB.
 """
 
 _SAFE: Final = "/~"
-"""What of a key is not percent-encoded, beside letters, digits, `_`, `.` and `-`: "URI-encoding" in
-Signature Version 4.
-"""
+"""Not percent-encoded in keys: "URI-encoding" in Signature Version 4."""
 
 _CLOCK_WRONG: Final = "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED"
 _UNREADABLE_HEADER: Final = "AWS_ERROR_CRT_CALLBACK_EXCEPTION"
 
 
 class UnreadableHeader(Exception):
-    """An answer has a header that is not UTF-8, which awscrt cannot hand over."""
+    """A header of the answer is not UTF-8, which awscrt cannot pass on."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetAnswer:
-    """A body and its headers; their names are in lower case, their values ISO 8859-1 as in
-    botocore's.
-    """
+    """A body and its headers: names in lower case, values in ISO 8859-1 like botocore's."""
 
     headers: Mapping[str, str]
     body: bytes
 
 
 class GetClient:
-    """GETs of the objects of one bucket. Safe to call from several threads."""
+    """Sends GETs for the objects of one bucket. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -80,29 +74,28 @@ class GetClient:
         region: str | None = None,
         connections: int | None = None,
     ) -> None:
-        """Take endpoint, path style, credentials and certificates of boto3's `client`; nothing is
-        asked of the network.
+        """Copy endpoint, path style, credentials and certificates from a boto3 client.
 
-        `region` is the bucket's, where it is another than the client's. Of more than `connections`
-        GETs at once the later wait.
+        Sends no request. At most `connections` GETs run concurrently; None leaves the limit to
+        awscrt.
 
         Raises:
             SettingsError: the file of certificates cannot be read.
         """
-        self.endpoint, self.path = _place(client, bucket, region)
+        self.endpoint, self.path = _bucket_url(client, bucket, region)
         self.region = region or client.meta.region_name
         parts = urlsplit(self.endpoint)
         self._headers = [
             ("host", parts.netloc),
             *([("x-amz-request-payer", "requester")] if requester_pays else []),
         ]
-        # There is no public way from a client to either.
+        # boto3 has no public access to either.
         self._credentials: Any = client._get_credentials()  # type: ignore[attr-defined]
-        verified_by = client._endpoint.http_session._verify  # type: ignore[attr-defined]
+        ca_file = client._endpoint.http_session._verify  # type: ignore[attr-defined]
         self._unsigned = getattr(client.meta.config, "signature_version", None) is UNSIGNED
         self._signing: tuple[object, AwsSigningConfig | None] = (None, None)
-        # What awscrt frees may call Python. While an exception passes, that would make it a
-        # SystemError.
+        # Holds a request until it is finished. awscrt may call Python when it frees a request, and
+        # during an exception that would raise SystemError.
         self._under_way: dict[Future[None], S3Request] = {}
         self._parser = create_parser("rest-xml")
         self._shape: Any = client.meta.service_model.operation_model("GetObject").output_shape
@@ -110,25 +103,24 @@ class GetClient:
         self._awscrt = S3Client(
             region=self.region,
             tls_mode=S3RequestTlsMode.ENABLED if is_tls else S3RequestTlsMode.DISABLED,
-            tls_connection_options=_trusting(verified_by) if is_tls else None,
+            tls_connection_options=_tls_options(ca_file) if is_tls else None,
             memory_limit=MEMORY_LIMIT_BYTES,
             max_active_connections_override=connections,
-            retry_config=S3RetryConfig(
-                retry_mode=S3RetryMode.NONE
-            ),  # `Asking` has retries, which see S3's code
+            # `RequestPolicy` retries, by S3's error codes.
+            retry_config=S3RetryConfig(retry_mode=S3RetryMode.NONE),
             connect_timeout_ms=int(CONNECT_TIMEOUT.total_seconds() * 1000),
         )
 
     def begin(
         self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int
-    ) -> "BegunGet":
-        """Ask for an object with these headers, and return at once.
+    ) -> "PendingGet":
+        """Start a GET with these headers, without waiting for it.
 
-        `size_bytes` are those that are asked for; where `Range` is among the headers, no more is
-        taken.
+        A request with a `Range` receives at most `size_bytes`.
 
-        Raises: AwsCrtError: it cannot be asked. NoCredentialsError, CredentialRetrievalError: there
-            is nothing to sign with.
+        Raises:
+            AwsCrtError: the request cannot be sent.
+            NoCredentialsError, CredentialRetrievalError: there are no credentials to sign with.
         """
         query = f"?versionId={quote(version_id, safe='')}" if version_id is not None else ""
         request = HttpRequest(
@@ -137,42 +129,38 @@ class GetClient:
             HttpHeaders([*self._headers, *headers.items()]),
         )
         is_range = "Range" in headers
-        got: list[list[tuple[str, str]]] = []
+        answer_headers: list[list[tuple[str, str]]] = []
         pieces: list[bytes] = []
-        asked = self._awscrt.make_request(
-            # A GET_OBJECT takes its buffer from the client's pool, and no more than fits into it;
-            # without a range of ours it would add one of its own, and S3 gives no checksum with a
-            # part.
+        crt_request = self._awscrt.make_request(
+            # GET_OBJECT takes its buffer from the client's pool and receives no more than fits. But
+            # it adds a range if the request has none, and S3 returns no checksum with a range.
             type=S3RequestType.GET_OBJECT if is_range else S3RequestType.DEFAULT,
             operation_name="GetObject",
             part_size=size_bytes if is_range else None,
             request=request,
             signing_config=self._signing_config(),
-            on_headers=lambda headers, **_: got.append(headers),
+            on_headers=lambda headers, **_: answer_headers.append(headers),
             on_body=lambda chunk, **_: pieces.append(chunk),
         )
-        finished = asked.finished_future
-        self._under_way[finished] = asked
-        del asked
+        finished = crt_request.finished_future
+        self._under_way[finished] = crt_request
+        del crt_request
         finished.add_done_callback(self._under_way.pop)
-        return BegunGet(self, finished, got, pieces)
+        return PendingGet(self, finished, answer_headers, pieces)
 
     def cancel(self, finished: "Future[None]") -> None:
-        """End the request that this future is of, where it is under way."""
-        if asked := self._under_way.get(finished):
-            asked.cancel()
+        """Cancel the request of this future if it is under way."""
+        if crt_request := self._under_way.get(finished):
+            crt_request.cancel()
 
     def _signing_config(self) -> AwsSigningConfig | None:
-        """Return what signs by the credentials as they are now; botocore renews those that are
-        temporary.
-        """
         if self._unsigned:
             return None
         if self._credentials is None:
             raise NoCredentialsError
         current = self._credentials.get_frozen_credentials()
-        signed_by, signing = self._signing
-        if current != signed_by:
+        previous, signing = self._signing
+        if current != previous:
             provider = AwsCredentialsProvider.new_static(
                 current.access_key, current.secret_key, current.token
             )
@@ -183,7 +171,7 @@ class GetClient:
         return signing
 
     def refusal(self, error: S3ResponseError) -> ClientError:
-        """Return S3's refusal as boto3 tells one."""
+        """Return S3's refusal as boto3's ClientError."""
         answer = {
             "headers": _in_lower_case(error.headers),
             "status_code": error.status_code,
@@ -193,35 +181,37 @@ class GetClient:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunGet:
+class PendingGet:
     """A GET under way.
 
-    `got` and `pieces` fill up with the headers of its answers and the body of the last.
+    `answer_headers` receives the headers of each answer, and `pieces` the body of the last.
     """
 
     gets: GetClient
     finished: "Future[None]"
-    got: Sequence[list[tuple[str, str]]]
+    answer_headers: Sequence[list[tuple[str, str]]]
     pieces: Sequence[bytes]
 
     @property
     def is_done(self) -> bool:
-        """Whether `answer` need not wait."""
+        """True if `answer` returns without waiting."""
         return self.finished.done()
 
     def has_failed(self) -> bool:
-        """Tell whether `answer` raises, without waiting for it."""
+        """Return whether `answer` is already known to raise."""
         return self.is_done and self.finished.exception() is not None
 
     def cancel(self) -> None:
-        """End it; `answer` raises."""
+        """Cancel the GET; `answer` then raises."""
         self.gets.cancel(self.finished)
 
     def answer(self) -> GetAnswer:
         """Wait for the answer, and return it.
 
-        Raises: ClientError: S3 refuses. AwsCrtError: there is no answer, or none that is of use.
-            UnreadableHeader.
+        Raises:
+            ClientError: S3 refuses.
+            AwsCrtError: there is no answer, or an invalid one.
+            UnreadableHeader: a header is not UTF-8.
         """
         try:
             self.finished.result()
@@ -235,20 +225,17 @@ class BegunGet:
                     {"Error": {"Code": "RequestTimeTooSkewed"}}, "GetObject"
                 ) from error
             raise
-        except (
-            OSError
-        ) as error:  # awscrt makes some of its errors Python's own: a pipe that is broken
+        except OSError as error:  # awscrt raises some of its errors as Python's, e.g. a broken pipe
             raise AwsCrtError(
                 0, "AWS_IO_SOCKET_CLOSED", f"the connection broke ({type(error).__name__})"
             ) from error
         return GetAnswer(
-            _in_lower_case(self.got[-1]),
+            _in_lower_case(self.answer_headers[-1]),
             self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces),
         )
 
 
-def _place(client: Boto3Client, bucket: str, region: str | None) -> tuple[str, str]:
-    """Return the endpoint of a bucket, and the path in front of its keys."""
+def _bucket_url(client: Boto3Client, bucket: str, region: str | None) -> tuple[str, str]:
     endpoint = client.meta.endpoint_url.rstrip("/")
     if region and is_aws(client):
         # boto3 uses the endpoint without a region for us-east-1.
@@ -257,34 +244,18 @@ def _place(client: Boto3Client, bucket: str, region: str | None) -> tuple[str, s
         )
     scheme, _, rest = endpoint.partition("://")
     host, slash, path = rest.partition("/")
-    if (
-        _style(client) != "path"
-        and check_dns_name(bucket)
-        and "." not in bucket
-        and not _is_ip_address(endpoint)
-    ):
-        return f"{scheme}://{bucket}.{host}", slash + path
-    return f"{scheme}://{host}", f"{slash}{path}/{bucket}"
-
-
-def _is_ip_address(endpoint: str) -> bool:
-    """Return whether the endpoint's host is an IP address, which cannot have a bucket's name in
-    front of it.
-    """
-    try:
+    style = (getattr(client.meta.config, "s3", None) or {}).get("addressing_style", "auto")
+    by_path = style == "path" or not check_dns_name(bucket) or "." in bucket
+    with suppress(ValueError):  # an IP address cannot have a bucket's name before it
         ip_address(urlsplit(endpoint).hostname or "")
-    except ValueError:
-        return False
-    return True
+        by_path = True
+    if by_path:
+        return f"{scheme}://{host}", f"{slash}{path}/{bucket}"
+    return f"{scheme}://{bucket}.{host}", slash + path
 
 
-def _style(client: Boto3Client) -> str:
-    return str((getattr(client.meta.config, "s3", None) or {}).get("addressing_style", "auto"))
-
-
-def _trusting(verified_by: object) -> TlsConnectionOptions:
-    """Return options that trust the certificates of a file, or those that come with boto3."""
-    path = str(get_cert_path(verified_by))  # type: ignore[arg-type]  # it takes a path as well
+def _tls_options(ca_file: object) -> TlsConnectionOptions:
+    path = str(get_cert_path(ca_file))  # type: ignore[arg-type]  # also takes a path
     options = TlsContextOptions()
     try:
         options.override_default_trust_store(Path(path).read_bytes())
@@ -296,11 +267,10 @@ def _trusting(verified_by: object) -> TlsConnectionOptions:
 
 
 def _in_lower_case(headers: list[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, value in headers:
-        # awscrt decodes UTF-8; botocore, which reads the same headers by HEAD, ISO 8859-1 (RFC
-        # 9112, appendix).
+        # awscrt decodes UTF-8; botocore's HEADs decode ISO 8859-1 (RFC 9112, appendix).
         text = value if value.isascii() else value.encode().decode("iso-8859-1")
         lower = name.lower()
-        found[lower] = f"{found[lower]}, {text}" if lower in found else text
-    return found
+        result[lower] = f"{result[lower]}, {text}" if lower in result else text
+    return result

@@ -1,9 +1,7 @@
-"""Reads the entries of a listing's page in boto3's place, which takes three to four times as long
-for the same.
+"""Parses the entries of a listing's page, which takes boto3 three to four times as long.
 
-boto3 reads all that is left of the page, and all that is no page. Source: ListObjectsV2 and
-ListObjectVersions in the Amazon S3 API Reference; `BaseXMLResponseParser` and the event
-`before-parse` of botocore 1.44.
+boto3 parses everything else. Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API
+Reference; `BaseXMLResponseParser` and the event `before-parse` of botocore 1.44.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,22 +19,19 @@ from caf_pipeline.source.s3.errors import InvalidXml
 _OPERATIONS: Final = ("ListObjectsV2", "ListObjectVersions")
 
 
-def _moment(said: str) -> datetime:
-    """Read a time as S3 writes it; botocore reads what other servers write, and says what is
-    none.
-    """
+def _timestamp(text: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(said)
+        timestamp = datetime.fromisoformat(text)
     except ValueError:
-        return parse_timestamp(said)
-    return moment if moment.tzinfo else parse_timestamp(said)
+        return parse_timestamp(text)
+    return timestamp if timestamp.tzinfo else parse_timestamp(text)
 
 
 _Fields = Mapping[str, Callable[[str], object]]
 
-_EITHER: Final[_Fields] = {"Key": str, "LastModified": _moment}
+_COMMON: Final[_Fields] = {"Key": str, "LastModified": _timestamp}
 _OBJECT: Final[_Fields] = {
-    **_EITHER,
+    **_COMMON,
     "ETag": str,
     "Size": int,
     "StorageClass": str,
@@ -48,83 +43,78 @@ _VERSION: Final[_Fields] = {"VersionId": str, "IsLatest": "true".__eq__}
 _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
     "Contents": ("Contents", _OBJECT),
     "Version": ("Versions", {**_OBJECT, **_VERSION}),
-    "DeleteMarker": ("DeleteMarkers", {**_EITHER, **_VERSION}),
+    "DeleteMarker": ("DeleteMarkers", {**_COMMON, **_VERSION}),
 }
-"""An entry's element, what boto3 calls the list of them, and what is read of one: not who owns it,
-nor how a restore stands. Of what is a list there may be several.
+"""By element: boto3's name of the list, and the fields that are parsed. A field of type `list` may
+repeat.
 """
 
 
 def read_entries(client: S3Client) -> None:
-    """Let the client read pages by this; of an entry it gives the fields above and no others, each
-    as boto3 does.
+    """Make the client parse entries with this module, to the fields above.
 
-    An answer to these operations, or to GetBucketVersioning, that is not valid S3 XML raises
-    InvalidXml.
+    An answer to a listing or to GetBucketVersioning that is not valid S3 XML raises InvalidXml.
     """
-    # `*` is before `s3`, where botocore's own handler parses what is then left of the page, to look
-    # for an error.
+    # Handlers of `*` run before those of `s3`, where botocore parses the rest of the page for an
+    # error.
     for operation in _OPERATIONS:
         client.meta.events.register(f"before-parse.*.{operation}", _take_entries)
-    client.meta.events.register("before-parse.*.GetBucketVersioning", _refuse_invalid)
+    client.meta.events.register("before-parse.*.GetBucketVersioning", _require_xml)
 
 
 def _take_entries(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Move the entries from the body to what boto3 adds to its answer; raises ValueError where a
-    number or a time is none.
-    """
+    """Move the entries from the body to boto3's answer; raises ValueError for a bad value."""
     root = _read_xml(response_dict)
     if root is None:
         return
     lists: dict[str, list[dict[str, Any]]] = {}
     rest = []
     for element in root:
-        if of_kind := _KINDS.get(_name(element.tag)):
-            kind, fields = of_kind
-            lists.setdefault(kind, []).append(_entry(element, fields))
-        else:
+        if (kind := _KINDS.get(_name(element.tag))) is None:
             rest.append(element)
+            continue
+        list_name, fields = kind
+        entry: dict[str, Any] = {}
+        for child in element:
+            name, text = _name(child.tag), child.text or ""
+            if (read := fields.get(name)) is list:
+                entry.setdefault(name, []).append(text)
+            elif read:
+                entry[name] = read(text)
+        lists.setdefault(list_name, []).append(entry)
     if lists:
         root[:] = rest
         response_dict["body"] = ElementTree.tostring(root, encoding="utf-8")
         customized_response_dict.update(lists)
 
 
-class _Doctype(Exception):
-    """A document type declaration."""
+class _Doctype(Exception): ...
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
-    """Raises at a document type declaration, before any entity of it is used."""
-
     def doctype(self, name: str, public_id: str | None, system_id: str | None) -> None:
         raise _Doctype
 
 
-def _refuse_invalid(response_dict: dict[str, Any], **_: object) -> None:
+def _require_xml(response_dict: dict[str, Any], **_: object) -> None:
     _read_xml(response_dict)
 
 
 def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
-    """Return the root of an answer's body; None if the answer has another status than 200, or no
-    body.
+    """Return the root of an answer's body; None for a status other than 200, or no body.
 
-    Botocore would report a body of status 200 that it cannot parse as an answer of status 500.
-
-    Raises:
-        InvalidXml: the body has a document type declaration, or is not well-formed.
+    botocore would report an unparsable body of status 200 as status 500.
     """
     body = response_dict["body"]
     if response_dict["status_code"] != HTTPStatus.OK or not body:
         return None
     is_page = "html" in response_dict["headers"].get("content-type", "")
-    # A TreeBuilder of our own is slow, and no listing of S3 has these bytes.
+    # A custom TreeBuilder is slow, and no listing of S3 has these bytes.
     target = _WithoutDoctype() if b"<!DOCTYPE" in body else None
-    parser = ElementTree.XMLParser(
-        target=target, encoding="utf-8"
-    )  # whatever the page says of itself, as botocore
+    # Like botocore, ignores the encoding that the page declares.
+    parser = ElementTree.XMLParser(target=target, encoding="utf-8")
     try:
         parser.feed(body)
         root: ElementTree.Element = parser.close()
@@ -137,18 +127,7 @@ def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
     return root
 
 
-def _entry(element: ElementTree.Element, fields: _Fields) -> dict[str, Any]:
-    entry: dict[str, Any] = {}
-    for child in element:
-        name, text = _name(child.tag), child.text or ""
-        if (read := fields.get(name)) is list:
-            entry.setdefault(name, []).append(text)
-        elif read:
-            entry[name] = read(text)
-    return entry
-
-
 @lru_cache
 def _name(tag: str) -> str:
-    """Return an element's name without its namespace, which some servers leave out."""
+    """Some servers omit the namespace."""
     return tag.rpartition("}")[2]

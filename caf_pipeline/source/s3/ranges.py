@@ -1,8 +1,6 @@
-"""An archive by `s3://bucket/key`: ranges of one object, with boto3's credentials from the
-environment or anonymously.
+"""Random access to an archive at `s3://bucket/key`, by range requests on one object.
 
-Not `get`, which reads objects that a listing named; here nothing is known of the object but its
-name.
+Uses boto3's credentials from the environment, or none.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,22 +15,23 @@ from caf_pipeline.errors import ArchiveError, BucketMissing, SourceUnreachable, 
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import (
     ENDPOINT_VARIABLES,
+    address_error,
     build_client,
     endpoint_of_environment,
-    unusable,
 )
 from caf_pipeline.source.s3.errors import code_of, status_of
 from caf_pipeline.system.ranges import RangeAnswer, RemoteFile, parse_range, refused, unreachable
 
 
 class S3File(RemoteFile):
-    """An object by its address."""
+    """An object at an `s3://` address."""
 
     def __init__(self, url: str) -> None:
-        """Prepare a client.
+        """Create the client.
 
         Raises:
-            UsageError: the URL lacks bucket or key. SettingsError: the environment is of no use.
+            UsageError: the URL lacks bucket or key.
+            SettingsError: the environment is invalid.
         """
         self._bucket, _, self._key = url.removeprefix("s3://").partition("/")
         if not self._bucket or not self._key:
@@ -41,8 +40,8 @@ class S3File(RemoteFile):
         try:
             settings = SourceSettings(bucket=self._bucket, endpoint_url=endpoint_of_environment())
         except ValidationError as error:
-            raise unusable(
-                error, f"{self.name} cannot be asked for", endpoint_from=ENDPOINT_VARIABLES
+            raise address_error(
+                error, f"{self.name} cannot be requested", endpoint_from=ENDPOINT_VARIABLES
             ) from error
         anonymous = boto3.Session().get_credentials() is None
         self._client = build_client(settings.model_copy(update={"anonymous": anonymous}))
@@ -53,13 +52,13 @@ class S3File(RemoteFile):
         self._client.close()
 
     @contextmanager
-    def _request(self, wanted: str) -> Iterator[RangeAnswer]:
+    def _request(self, byte_range: str) -> Iterator[RangeAnswer]:
         try:
             response: Any = self._client.get_object(
-                Bucket=self._bucket, Key=self._key, Range=wanted, **self._conditions
+                Bucket=self._bucket, Key=self._key, Range=byte_range, **self._conditions
             )
         except ParamValidationError as error:
-            raise UsageError(f"{self.name} cannot be asked for: {error}.") from error
+            raise UsageError(f"{self.name} cannot be requested: {error}.") from error
         except ClientError as error:
             if code_of(error) == "InvalidRange":  # only an empty object has no last bytes
                 yield RangeAnswer(0, 0, False, lambda _: iter(()))
@@ -74,14 +73,13 @@ class S3File(RemoteFile):
             raise unreachable(
                 self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network."
             ) from error
-        if etag := response.get(
-            "ETag"
-        ):  # S3 has one; a server that has none cannot be asked for the same state
+        # Later requests can be pinned to the same content by its ETag only.
+        if etag := response.get("ETag"):
             self._conditions = self._conditions or {"IfMatch": etag}
         with closing(response["Body"]) as body:
             yield self._part(response, body)
 
-    def _part(self, response: Mapping[str, Any], body: Any) -> RangeAnswer:  # noqa: ANN401  botocore's are made at run time
+    def _part(self, response: Mapping[str, Any], body: Any) -> RangeAnswer:  # noqa: ANN401 - botocore's body has no public type
         def pieces(piece_bytes: int) -> Iterator[bytes]:
             try:
                 yield from body.iter_chunks(piece_bytes)

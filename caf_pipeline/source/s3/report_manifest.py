@@ -1,8 +1,7 @@
-"""What the manifest of an S3 Inventory report says: of which bucket and time it is, its files, and
-which columns they have.
+"""The manifest of an S3 Inventory report: its bucket, time, files and columns.
 
-Only text and bytes: `reports` fetches them. Columns have the names of ORC and Parquet here, in CSV
-reports too. Source: "Locating your inventory list" in the Amazon S3 User Guide.
+Columns have their ORC and Parquet names here, in CSV reports too. Source: "Locating your inventory
+list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from caf_pipeline.errors import ReportRefused
 
 
 class ReportFormat(StrEnum):
-    """How the files of a report are written, as `fileFormat` names it."""
+    """The format of a report's files, with the values of `fileFormat`."""
 
     CSV = "CSV"
     ORC = "ORC"
@@ -39,31 +38,29 @@ COLUMNS: Final[Mapping[str, str]] = {
     "encryption_status": "EncryptionStatus",
     "checksum_algorithm": "ChecksumAlgorithm",
 }
-"""The columns that are read, by their names in ORC and Parquet; their names in CSV."""
+"""The columns that are read: names in ORC and Parquet, and in CSV."""
 
 ALWAYS_NEEDED: Final = ("bucket", "key", "size", "last_modified_date", "e_tag")
 VERSION_COLUMNS: Final = ("version_id", "is_latest", "is_delete_marker")
-"""Only reports of all versions have these."""
 
 _FIELDS_OF_SCHEMA: Final = {
-    ReportFormat.CSV: re.compile(r"([^,\s]+)\s*(?:,|$)"),  # Bucket, Key, Size
-    ReportFormat.ORC: re.compile(
-        r"[<,]\s*(\w+)\s*:"
-    ),  # struct<bucket:string,key:string,size:bigint>
-    ReportFormat.PARQUET: re.compile(
-        r"(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\)\s*)?;"
-    ),  # required binary bucket (UTF8);
+    # Bucket, Key, Size
+    ReportFormat.CSV: re.compile(r"([^,\s]+)\s*(?:,|$)"),
+    # struct<bucket:string,key:string,size:bigint>
+    ReportFormat.ORC: re.compile(r"[<,]\s*(\w+)\s*:"),
+    # required binary bucket (UTF8);
+    ReportFormat.PARQUET: re.compile(r"(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\)\s*)?;"),
 }
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 
-AGAIN: Final = "wait for the next report, take another one by its date, or list the bucket"
+OTHER_REPORT_HINT: Final = (
+    "wait for the next report, choose another by its date, or list the bucket"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """One file of a report: its key in the bucket of the report, its length, and its MD5 in
-    lower-case hex.
-    """
+    """One file of a report: its key, its size, and its MD5 in lower-case hex."""
 
     key: str
     size_bytes: int
@@ -72,13 +69,9 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A report as its manifest describes it.
+    """The content of a report's manifest.
 
-    Attributes:
-        url: of the report's dated folder, for messages.
-        taken_at: when S3 began to read the bucket for it (creationTimestamp).
-        schema: the names of all columns as the files have them, in order.
-        columns: those of COLUMNS that the files have.
+    `url` is the report's dated folder. `schema` has all columns of the files, in order.
     """
 
     url: str
@@ -90,23 +83,23 @@ class Manifest:
 
     @property
     def columns(self) -> Sequence[str]:
-        """Return which of COLUMNS the files have, by their names in ORC and Parquet."""
+        """The names in COLUMNS that the files have."""
         return [name for name in COLUMNS if self.name_of(name) in self.schema]
 
     def name_of(self, column: str) -> str:
-        """Return how this report's format writes the name of a column."""
+        """Return a column's name in this report's format."""
         return COLUMNS[column] if self.format is ReportFormat.CSV else column
 
     def require(self, bucket: str, *, keeps_versions: bool, needs_storage_class: bool) -> None:
-        """Refuse a report of another bucket, and one without a column that is needed.
+        """Refuse a report of another bucket, or one without a needed column.
 
         Raises:
-            ReportRefused: naming what is missing.
+            ReportRefused: names the missing columns.
         """
         if self.source_bucket != bucket:
             raise ReportRefused(
-                f"the inventory report {self.url} is of bucket '{self.source_bucket}', and the "
-                f"source's is '{bucket}'",
+                f"the inventory report {self.url} is of bucket '{self.source_bucket}', not of the "
+                f"source's bucket '{bucket}'",
                 hint="correct the source's setting 'inventory'",
             )
         needed = [
@@ -117,9 +110,8 @@ class Manifest:
         missing = [COLUMNS[name] for name in needed if name not in self.columns]
         if not missing:
             return
-        fields = [
-            name for name in missing if name not in {COLUMNS[column] for column in VERSION_COLUMNS}
-        ]
+        version_fields = [COLUMNS[column] for column in VERSION_COLUMNS]
+        fields = [name for name in missing if name not in version_fields]
         hints = [f"add {', '.join(fields)} to the inventory's fields"] if fields else []
         if len(fields) < len(missing):
             hints.append("let the inventory list all versions, since the bucket keeps versions")
@@ -130,36 +122,35 @@ class Manifest:
 
 
 def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
-    """Return what a manifest says.
-
-    Args:
-        url: of the report's folder.
-        raw: the content of manifest.json.
-        checksum: that of manifest.checksum, the MD5 of `raw`.
+    """Parse a manifest from the contents of manifest.json and manifest.checksum.
 
     Raises:
-        ReportRefused: the checksum is another one, or the manifest is malformed.
+        ReportRefused: the MD5 differs, or the manifest is malformed.
     """
-    said = checksum.strip().lower()
-    if hashlib.md5(raw, usedforsecurity=False).hexdigest().encode() != said:
+    md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest().encode()
+    if md5 != checksum.strip().lower():
         raise ReportRefused(
-            f"the manifest of the inventory report {url} does not have the MD5 that its "
-            "manifest.checksum says",
-            hint=AGAIN,
+            f"the manifest of the inventory report {url} does not have the MD5 in its "
+            "manifest.checksum",
+            hint=OTHER_REPORT_HINT,
         )
     try:
         described = json.loads(raw)
         format_name, schema = _text(described, "fileFormat"), _text(described, "fileSchema")
-        moment = datetime.fromtimestamp(int(described["creationTimestamp"]) / 1000, UTC)
-        files = list(
-            dict.fromkeys(map(_file, described["files"]))
-        )  # what is counted of a file counts once
+        taken_at = datetime.fromtimestamp(int(described["creationTimestamp"]) / 1000, UTC)
+        files = [
+            ReportFile(_text(entry, "key"), int(entry["size"]), _text(entry, "MD5checksum").lower())
+            for entry in described["files"]
+        ]
+        for file in files:
+            if not file.key or file.size_bytes < 0 or not _MD5.fullmatch(file.md5):
+                raise ValueError(f"it has a file without key, size or MD5: {file.key!r}")
         source_bucket = _text(described, "sourceBucket")
     except KeyError as error:
         raise _malformed(url, f"it has no {error.args[0]}") from error
     except (ValueError, TypeError, AttributeError, OverflowError, OSError, RecursionError) as error:
         raise _malformed(url, str(error)) from error
-    if format_name not in [str(each) for each in ReportFormat]:
+    if format_name not in list(ReportFormat):
         raise ReportRefused(
             f"the inventory report {url} has the format '{format_name}'; CSV, ORC and Parquet can "
             "be read",
@@ -169,12 +160,14 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
     names = _FIELDS_OF_SCHEMA[file_format].findall(schema)
     if len(names) != len(set(names)):
         raise _malformed(url, "its fileSchema names a column twice")
-    return Manifest(url, source_bucket, moment, file_format, names, files)
+    # A repeated file must not count twice.
+    distinct = list(dict.fromkeys(files))
+    return Manifest(url, source_bucket, taken_at, file_format, names, distinct)
 
 
 def _malformed(url: str, why: str) -> ReportRefused:
     return ReportRefused(
-        f"the manifest of the inventory report {url} is malformed: {why}", hint=AGAIN
+        f"the manifest of the inventory report {url} is malformed: {why}", hint=OTHER_REPORT_HINT
     )
 
 
@@ -183,10 +176,3 @@ def _text(described: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is not text")
     return value
-
-
-def _file(entry: Mapping[str, Any]) -> ReportFile:
-    file = ReportFile(_text(entry, "key"), int(entry["size"]), _text(entry, "MD5checksum").lower())
-    if not file.key or file.size_bytes < 0 or not _MD5.fullmatch(file.md5):
-        raise ValueError(f"it has a file without key, size or MD5: {file.key!r}")
-    return file

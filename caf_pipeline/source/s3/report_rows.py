@@ -1,8 +1,7 @@
-"""The rows of one file of an S3 Inventory report, in any of its formats, as rows of a snapshot.
+"""Converts a file of an S3 Inventory report, in any format, to rows of a snapshot.
 
-Read by pyarrow in batches: of a CSV file some MiB are in memory, of Parquet a part of a row group,
-of ORC a stripe. Only CSV reports encode keys. What a row must have is what a listing's entry must
-have. Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
+Memory is some MiB of CSV, a part of a row group of Parquet, or a stripe of ORC. Only CSV reports
+encode keys. Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
 """
 
 from collections.abc import Iterator
@@ -23,27 +22,24 @@ from caf_pipeline.inventory.objects import CONTROLS, MAX_IDENTITY_BYTES, MAX_SIZ
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, versions_beside
 from caf_pipeline.source.protocol import ReportCounts
 from caf_pipeline.source.s3.report_manifest import (
-    AGAIN,
     COLUMNS,
+    OTHER_REPORT_HINT,
     Manifest,
     ReportFile,
     ReportFormat,
 )
 
 BLOCK_BYTES: Final = 4 << 20
-"""Of unpacked CSV, which pyarrow reads at once.
+"""A block of unpacked CSV must hold a row; an encoded key of 1,024 bytes takes some KiB."""
 
-A row must fit; one with an encoded key of 1,024 bytes has some KiB.
-"""
-
-ROWS: Final = 65_536  # of a batch: as a row group of a snapshot
+ROWS: Final = 65_536  # in a batch, like a row group of a snapshot
 
 UNKNOWN: Final = "unknown"
-"""How objects are encrypted, where the report does not tell."""
+"""The encryption without that column."""
 
-_MOMENT: Final = SNAPSHOT_SCHEMA.field("last_modified").type
-_FIRST_MOMENT: Final = pa.scalar(datetime.min.replace(tzinfo=UTC), _MOMENT)
-_LAST_MOMENT: Final = pa.scalar(datetime.max.replace(tzinfo=UTC), _MOMENT)
+_TIME: Final = SNAPSHOT_SCHEMA.field("last_modified").type
+_MIN_TIME: Final = pa.scalar(datetime.min.replace(tzinfo=UTC), _TIME)
+_MAX_TIME: Final = pa.scalar(datetime.max.replace(tzinfo=UTC), _TIME)
 _HEX: Final = np.full(256, 16, np.uint8)
 for _digit in b"0123456789abcdefABCDEF":
     _HEX[_digit] = int(chr(_digit), 16)
@@ -51,12 +47,9 @@ for _digit in b"0123456789abcdefABCDEF":
 
 @dataclass(frozen=True, slots=True)
 class ReportRows:
-    """How the rows of a report become those of a snapshot.
+    """Converts the rows of a report to those of a snapshot.
 
-    Attributes: prefix: only keys that begin so are taken. keeps_versions: whether the bucket keeps
-        versions, as a listing asks it. Where not, version ids are left out. all_versions: whether
-        older versions and delete markers are taken, or only counted. needs_storage_class: whether
-        an object without a storage class is refused; else it counts as STANDARD.
+    `needs_storage_class` refuses an object without one, which otherwise counts as STANDARD.
     """
 
     manifest: Manifest
@@ -66,16 +59,11 @@ class ReportRows:
     needs_storage_class: bool
 
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
-        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, in the order of the file, and add
-        to `counts`.
+        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, and add to `counts`.
 
-        Args:
-            file: as the manifest has it, for messages.
-            path: where it is on this machine.
-            counts: gets what was left out and what was taken.
-
-        Raises: ReportRefused: it is damaged, has other columns than the manifest says, or a row
-            that no object can have.
+        Raises:
+            ReportRefused: the file is damaged, its columns differ from the manifest's, or a row is
+                invalid.
         """
         batches = self._batches(path)
         while True:
@@ -84,7 +72,7 @@ class ReportRows:
                 if batch is None:
                     return
                 taken = self._objects(batch, counts)
-            except _Wrong as error:
+            except _InvalidFile as error:
                 raise self._refused(file, str(error)) from error
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise self._refused(file, f"cannot be read: {first_line(error)}") from error
@@ -92,14 +80,11 @@ class ReportRows:
 
     def _refused(self, file: ReportFile, why: str) -> ReportRefused:
         return ReportRefused(
-            f"the file {file.key} of the inventory report {self.manifest.url} {why}", hint=AGAIN
+            f"the file {file.key} of the inventory report {self.manifest.url} {why}",
+            hint=OTHER_REPORT_HINT,
         )
 
-    # --- reading
-    # --------------------------------------------------------------------------------
-
     def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """Yield batches of the columns that are read, by their names in ORC and Parquet."""
         if self.manifest.format is ReportFormat.CSV:
             yield from self._csv(path)
             return
@@ -117,7 +102,7 @@ class ReportRows:
     def _csv(self, path: Path) -> Iterator[pa.RecordBatch]:
         names = {self.manifest.name_of(column): column for column in self.manifest.columns}
         if not path.stat().st_size:
-            raise _Wrong("is empty")
+            raise _InvalidFile("is empty")
         with pa.OSFile(str(path)) as packed, pa.CompressedInputStream(packed, "gzip") as unpacked:
             try:
                 reader = pa_csv.open_csv(
@@ -135,33 +120,24 @@ class ReportRows:
                     ),
                 )
             except pa.ArrowInvalid as error:
-                if str(error) == "Empty CSV file":  # pyarrow's words for a file without a row
+                if str(error) == "Empty CSV file":  # pyarrow's message for a file without rows
                     return
                 raise
             for batch in reader:
                 yield batch.rename_columns([names[name] for name in batch.schema.names])
 
     def _require_columns(self, schema: pa.Schema) -> None:
-        """Refuse a file that has other columns, of those that are read, than the manifest says, or
-        of another type.
-        """
-        there = [name for name in COLUMNS if name in schema.names]
-        if there != list(self.manifest.columns):
-            differing = sorted(set(there) ^ set(self.manifest.columns))
-            raise _Wrong(f"has other columns than its manifest says: {', '.join(differing)}")
-        for name in there:
+        columns = [name for name in COLUMNS if name in schema.names]
+        if columns != list(self.manifest.columns):
+            differing = sorted(set(columns) ^ set(self.manifest.columns))
+            raise _InvalidFile(f"differs from its manifest in columns: {', '.join(differing)}")
+        for name in columns:
             kind = schema.field(name).type
             if not _FITS.get(name, _is_text)(kind):
-                raise _Wrong(f"has a column {name} of type {kind}")
-
-    # --- objects
-    # --------------------------------------------------------------------------------
+                raise _InvalidFile(f"has a column {name} of type {kind}")
 
     def _objects(self, batch: pa.RecordBatch, counts: ReportCounts) -> pa.RecordBatch:
-        """Return what a batch has under the prefix: current objects, or all versions and delete
-        markers.
-        """
-        batch.drop_columns(["key"]).validate(full=True)  # text is UTF-8, but for keys
+        batch.drop_columns(["key"]).validate(full=True)  # all text except keys must be UTF-8
         _require(
             pc.equal(batch["bucket"].cast(pa.string()), self.manifest.source_bucket),
             batch,
@@ -183,7 +159,7 @@ class ReportRows:
             kept = pc.and_not(latest, markers)
             counts.left_out += versions_beside(latest, markers)
             keys, batch, latest, markers = (
-                each.filter(kept) for each in (keys, batch, latest, markers)
+                column.filter(kept) for column in (keys, batch, latest, markers)
             )
         objects = batch.filter(pc.invert(markers))
         self._require_values(
@@ -200,28 +176,35 @@ class ReportRows:
             objects,
             "with an impossible Size",
         )
-        moments, version_ids = (
-            _converted(batch, "last_modified_date", _MOMENT),
-            self._version_ids(batch),
-        )
-        among = pc.and_(
-            pc.greater_equal(moments, _FIRST_MOMENT), pc.less_equal(moments, _LAST_MOMENT)
-        )
-        _require(among, batch, "with an impossible LastModifiedDate")
+        times = _converted(batch, "last_modified_date", _TIME)
+        possible = pc.and_(pc.greater_equal(times, _MIN_TIME), pc.less_equal(times, _MAX_TIME))
+        _require(possible, batch, "with an impossible LastModifiedDate")
+        version_ids = pa.nulls(batch.num_rows, pa.string())
+        if self.keeps_versions:
+            # "null" is not a version id: a PUT without versioning overwrites that version.
+            ids = batch["version_id"].cast(pa.string())
+            is_none = pc.is_in(ids, pa.array(["", "null"]))
+            version_ids = pc.if_else(is_none, pa.scalar(None, pa.string()), ids)
         _require(
             _is_sendable(objects["e_tag"].cast(pa.string())), objects, "with an impossible ETag"
         )
         _require(_is_sendable(version_ids), batch, "with an impossible VersionId")
         storage_classes = _text_or(objects, "storage_class", "STANDARD")
-        self._count(objects, storage_classes, counts)
+        counts.storage_classes.update(_frequencies(storage_classes))
+        counts.encryption.update(_frequencies(_text_or(objects, "encryption_status", UNKNOWN)))
+        if "is_multipart_uploaded" in objects.schema.names:
+            multipart = pc.equal(objects["is_multipart_uploaded"].cast(pa.string()), "true")
+            counts.multipart += pc.sum(multipart).as_py() or 0
         columns = {
             "key": keys,
             "version_id": version_ids,
-            "etag": _beside(markers, pc.utf8_trim(objects["e_tag"].cast(pa.string()), '"'), ""),
-            "size_bytes": _beside(markers, sizes, 0),
-            "last_modified": moments,
-            "storage_class": _beside(markers, storage_classes, ""),
-            "checksum": _beside(markers, _text_or(objects, "checksum_algorithm", ""), ""),
+            "etag": _with_markers(
+                markers, pc.utf8_trim(objects["e_tag"].cast(pa.string()), '"'), ""
+            ),
+            "size_bytes": _with_markers(markers, sizes, 0),
+            "last_modified": times,
+            "storage_class": _with_markers(markers, storage_classes, ""),
+            "checksum": _with_markers(markers, _text_or(objects, "checksum_algorithm", ""), ""),
         }
         taken = pa.RecordBatch.from_pydict(columns)
         taken = taken.append_column("object_version", object_versions(taken))
@@ -234,46 +217,19 @@ class ReportRows:
     def _require_values(self, batch: pa.RecordBatch, *names: str) -> None:
         for name in names:
             column = batch[name]
-            there = (
-                pc.greater(pc.binary_length(column), 0)
-                if _is_text(column.type)
-                else column.is_valid()
-            )
-            _require(there, batch, f"without its {COLUMNS[name]}")
-
-    def _version_ids(self, batch: pa.RecordBatch) -> pa.Array:
-        if not self.keeps_versions:
-            return pa.nulls(batch.num_rows, pa.string())
-        ids = batch["version_id"].cast(pa.string())
-        # "null" is no version: a PUT without versioning overwrites it.
-        return pc.if_else(pc.is_in(ids, pa.array(["", "null"])), pa.scalar(None, pa.string()), ids)
-
-    def _count(
-        self, batch: pa.RecordBatch, storage_classes: pa.Array, counts: ReportCounts
-    ) -> None:
-        counts.storage_classes.update(_frequencies(storage_classes))
-        counts.encryption.update(_frequencies(_text_or(batch, "encryption_status", UNKNOWN)))
-        if "is_multipart_uploaded" in batch.schema.names:
-            counts.multipart += (
-                pc.sum(pc.equal(batch["is_multipart_uploaded"].cast(pa.string()), "true")).as_py()
-                or 0
-            )
+            if _is_text(column.type):
+                is_set = pc.greater(pc.binary_length(column), 0)
+            else:
+                is_set = column.is_valid()
+            _require(is_set, batch, f"without its {COLUMNS[name]}")
 
 
-class _Wrong(ValueError):
-    """What is wrong with a file: a clause whose subject is the file."""
+class _InvalidFile(ValueError):
+    """The message is a clause whose subject is the file."""
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_binary,
-            pa.types.is_large_string,
-            pa.types.is_large_binary,
-        )
-    )
+    return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 _FITS: Final = {
@@ -287,29 +243,26 @@ _FITS: Final = {
 
 
 def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:
-    """Refuse the first row of a batch of which `holds` is false or null."""
-    at = pc.index(pc.fill_null(holds, False), False).as_py()
-    if at >= 0:
-        key = batch["key"][at].as_py()
+    row = pc.index(pc.fill_null(holds, False), False).as_py()
+    if row >= 0:
+        key = batch["key"][row].as_py()
         shown = key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else key
-        raise _Wrong(f"has a row {what}: key {shown!r}")
+        raise _InvalidFile(f"has a row {what}: key {shown!r}")
 
 
 def _converted(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a column as this type."""
     column = batch[name]
-    if (
-        pa.types.is_timestamp(column.type) and column.type.tz is None
-    ):  # ORC has times without a zone; S3's are in UTC
-        column = pc.assume_timezone(column, "UTC")
+    if pa.types.is_timestamp(column.type) and column.type.tz is None:
+        column = pc.assume_timezone(column, "UTC")  # ORC has no time zones; S3's times are UTC
     try:
         return column.cast(kind)
     except pa.ArrowInvalid as error:
-        raise _Wrong(f"has a {COLUMNS[name]} that cannot be read: {first_line(error)}") from error
+        raise _InvalidFile(
+            f"has a {COLUMNS[name]} that cannot be read: {first_line(error)}"
+        ) from error
 
 
 def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
-    """Return a column of flags; `otherwise` where the report has none."""
     if name not in batch.schema.names:
         return pa.repeat(otherwise, batch.num_rows)
     flags = _converted(batch, name, pa.bool_())
@@ -318,29 +271,26 @@ def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
 
 
 def _is_sendable(values: pa.Array) -> pa.Array:
-    """Tell of each value whether a request may have it, as a header or in its address; true also
-    where there is none.
-    """
+    """Return whether a request can send each value as a header or parameter; true for null."""
     short = pc.less_equal(pc.binary_length(values), MAX_IDENTITY_BYTES)
     printable = pc.ascii_is_printable(values)
-    if not pc.all(printable).as_py():  # servers of others may have any text
+    if not pc.all(printable).as_py():  # servers other than AWS may have any text
         printable = pc.invert(pc.match_substring_regex(values, CONTROLS))
     return pc.fill_null(pc.and_(short, printable), True)
 
 
-def _beside(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
-    """Return the values of objects in their rows, and `otherwise` in those of delete markers."""
+def _with_markers(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
+    """Expand the objects' values to all rows, with `otherwise` for delete markers."""
     return pc.replace_with_mask(
         pa.repeat(pa.scalar(otherwise, values.type), len(markers)), pc.invert(markers), values
     )
 
 
 def _frequencies(values: pa.Array) -> dict[str, int]:
-    return {each["values"]: each["counts"] for each in pc.value_counts(values).to_pylist()}
+    return {row["values"]: row["counts"] for row in pc.value_counts(values).to_pylist()}
 
 
 def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
-    """Return a column of text; `otherwise` where a value, or the column, is missing."""
     if name not in batch.schema.names:
         return pa.array([otherwise] * batch.num_rows, pa.string())
     texts = pc.fill_null(batch[name].cast(pa.string()), "")
@@ -348,11 +298,10 @@ def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
 
 
 def decode_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
-    """Return the bytes of keys as CSV reports encode them, like `listing.decode_key` does one:
-    `%XX` is a byte, `+` a space.
+    """Return the bytes of a column of keys, like `listing.decode_key`.
 
     Raises:
-        ValueError: a `%` that two hexadecimal digits of the same key do not follow.
+        ValueError: two hexadecimal digits of the same key do not follow a `%`.
     """
     _, ends, content = keys.buffers()
     offsets = np.frombuffer(ends, np.int32)[keys.offset : keys.offset + len(keys) + 1]
@@ -362,13 +311,12 @@ def decode_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
     escapes = np.flatnonzero(encoded == ord("%"))
     if escapes.size:
         owners = np.searchsorted(offsets, escapes, side="right") - 1
-        digits = np.append(
-            _HEX[encoded], np.full(2, 16, np.uint8)
-        )  # the last key may end in a percent sign
+        # The last key may end in a percent sign.
+        digits = np.append(_HEX[encoded], np.full(2, 16, np.uint8))
         high, low = digits[escapes + 1], digits[escapes + 2]
         wrong = np.flatnonzero((escapes + 2 >= offsets[owners + 1]) | (high > 15) | (low > 15))
         if wrong.size:
-            raise _Wrong(
+            raise _InvalidFile(
                 f"has a key that is not percent-encoded: {keys[int(owners[wrong[0]])].as_py()!r}"
             )
         decoded[escapes] = high << 4 | low

@@ -1,8 +1,8 @@
-"""S3 Inventory's reports of a source: which there are, and their files, fetched and verified.
+"""Finds, downloads and verifies S3 Inventory reports of a source.
 
-A report is a folder named after its time, with a manifest; S3 writes the manifest's checksum last,
-so that a report without it is not complete yet. The files are elsewhere, as the manifest says.
-Source: "Locating your inventory list" in the Amazon S3 User Guide.
+A report is a folder named after its time, with a manifest that names files elsewhere. S3 writes the
+manifest's checksum last, so a report without it is incomplete. Source: "Locating your inventory
+list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -32,65 +32,61 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import (
-    ASKING_FAILED,
-    Asking,
+    REQUEST_ERRORS,
     BucketAddress,
+    RequestPolicy,
     code_of,
     is_transient,
     source_error,
 )
 from caf_pipeline.source.s3.listing import Listing
-from caf_pipeline.source.s3.report_manifest import AGAIN, Manifest, ReportFile, read_manifest
+from caf_pipeline.source.s3.report_manifest import (
+    OTHER_REPORT_HINT,
+    Manifest,
+    ReportFile,
+    read_manifest,
+)
 from caf_pipeline.source.s3.report_rows import ReportRows
 from caf_pipeline.system.parquet import translate_errors, write_whole
 
 FILES_AT_ONCE: Final = 4
-"""Fetched and read side by side.
-
-Each takes 150 to 250 MiB of memory, as measured with files of 10^6 rows in each format.
-"""
+"""Each takes 150 to 250 MiB of memory, measured with 10^6 rows in each format."""
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-"""A manifest has some 180 bytes for each file; 10^8 objects of a bucket took 516 files."""
-
-CHUNK_BYTES: Final = 1 << 20  # read at once while a file is fetched
-
-MOST_PAGES: Final = 10
-"""Of the folders of reports that are looked through for new ones: the daily reports of ten years
-have seven.
+"""A manifest has some 180 bytes for each file. The report of a bucket with 10^8 objects had 516
+files.
 """
+
+CHUNK_BYTES: Final = 1 << 20  # one read of a file's body
+
+MAX_FOLDER_PAGES: Final = 10
+"""Ten years of daily reports fill seven."""
 
 T = TypeVar("T")
 
 _DATED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
-_DAY: Final = "0000-00-00"
-_MINUTE: Final = f"{_DAY}T00-00Z"
-"""The forms of a day and of a report's whole name."""
-_PARTS: Final = frozenset({"manifest.json", "manifest.checksum"})
-"""What a complete report has in its folder."""
+_DAY_FORM: Final = "0000-00-00"
+_NAME_FORM: Final = f"{_DAY_FORM}T00-00Z"
+_COMPLETE: Final = frozenset({"manifest.json", "manifest.checksum"})
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 _IN_COLD_STORAGE: Final = "InvalidObjectState"
-_OF_KEY: Final = "KMS."
-"""What S3's codes begin with where a key is disabled, gone, or not to be used."""
+_KMS_PREFIX: Final = "KMS."
+"""Prefix of S3's codes for a key that is disabled, missing or unusable."""
 
 
-class _Stopped(Exception):
-    """The file is not wanted any more, since another one failed."""
+class _Stopped(Exception): ...
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports in a folder, of the bucket that `listing` is of, whose credentials and endpoint
-    they are read with.
+    """The reports of a source in a folder, read with the source's credentials.
 
-    Attributes:
-        folder: its address, `s3://…/`; "" where the settings name none.
-        extra: parameters of every request, e.g. who pays.
-        needs_storage_class: whether the source leaves out objects by it, so that each must have it.
+    `folder` is `s3://…/`, or "" if the settings name none. `needs_storage_class` refuses reports
+    without storage classes.
     """
 
     client: S3Client
-    asking: Asking
+    policy: RequestPolicy
     listing: Listing
     folder: str
     extra: Mapping[str, Any]
@@ -98,17 +94,17 @@ class Reports:
 
     @property
     def source(self) -> BucketAddress:
-        """The bucket that the reports are of."""
-        return self.asking.at
+        """The source's bucket."""
+        return self.policy.at
 
     @property
     def bucket(self) -> str:
-        """The bucket that the reports are in."""
+        """The bucket of the reports."""
         return self.folder.removeprefix("s3://").partition("/")[0]
 
     @property
     def prefix(self) -> str:
-        """What the keys of manifests begin with."""
+        """The prefix of the manifests' keys."""
         return self.folder.removeprefix("s3://").partition("/")[2]
 
     def open(self, name: str) -> InventoryReport:
@@ -117,78 +113,91 @@ class Reports:
             raise SettingsError(
                 f"source '{self.source.source}' has no inventory reports: "
                 f"{self.source.setting('inventory')} is not set",
-                hint="docs/inventory.md says how S3 Inventory is set up",
+                hint="docs/inventory.md describes how to set up S3 Inventory",
             )
-        if name and not (len(name) >= len(_DAY) and _DATED.fullmatch(name + _MINUTE[len(name) :])):
+        if name and not (
+            len(name) >= len(_DAY_FORM) and _DATED.fullmatch(name + _NAME_FORM[len(name) :])
+        ):
             raise UsageError(
                 f"{name!r} is neither the day of an inventory report nor the name of its folder",
-                hint="give the day as YYYY-MM-DD, or the folder's name, as 2026-11-21T01-00Z",
+                hint="give a day as YYYY-MM-DD, or a folder's name such as 2026-11-21T01-00Z",
             )
-        self._require_whole()
-        for dated in self._dated(name):
-            manifest = self._manifest(dated)
-            if manifest is not None:
-                return self._report(manifest)
-        of = f" of {name}" if name else ""
+        self._require_whole_source()
+        pages = self.client.get_paginator("list_objects_v2")
+
+        def list_folders() -> list[str]:
+            answers = pages.paginate(
+                Bucket=self.bucket, Prefix=self.prefix + name, Delimiter="/", **self.extra
+            )
+            return [
+                entry["Prefix"][len(self.prefix) : -1]
+                for page in answers
+                for entry in page.get("CommonPrefixes", ())
+            ]
+
+        folders = filter(_DATED.fullmatch, self._request(list_folders, self.folder))
+        for dated in sorted(folders, reverse=True):
+            raw, checksum = (
+                self._small(f"{self.prefix}{dated}/manifest.{kind}")
+                for kind in ("json", "checksum")
+            )
+            if raw is not None and checksum is not None:
+                return self._report(read_manifest(f"{self.folder}{dated}/", raw, checksum))
+        day = f" of {name}" if name else ""
         raise ReportRefused(
-            f"there is no complete inventory report{of} in {self.folder}",
-            hint="S3 writes the first one within 48 hours; check "
+            f"{self.folder} has no complete inventory report{day}",
+            hint="S3 writes the first report within 48 hours; check "
             f"{self.source.setting('inventory')}, or list the bucket",
         )
 
     def find(self, since: datetime | None) -> Sequence[str]:
         """See `ObjectSource.find_reports`."""
-        named = f"{since.astimezone(UTC):%Y-%m-%dT%H-%MZ}" if since else ""
-        begin = (
-            f"{self.prefix}{named}0" if named else self.prefix
-        )  # '0' comes behind '/', so that its own folder is left out
+        last = f"{since.astimezone(UTC):%Y-%m-%dT%H-%MZ}" if since else ""
+        # '0' follows '/', so the listing begins after the folder of `last`.
+        begin = f"{self.prefix}{last}0" if last else self.prefix
         pages = self.client.get_paginator("list_objects_v2")
 
-        def listed() -> Mapping[str, set[str]]:
-            found: defaultdict[str, set[str]] = defaultdict(set)
-            asked = pages.paginate(
+        def list_files() -> Mapping[str, set[str]]:
+            files: defaultdict[str, set[str]] = defaultdict(set)
+            answers = pages.paginate(
                 Bucket=self.bucket, Prefix=self.prefix, StartAfter=begin, **self.extra
             )
-            for entry in (
-                entry for page in islice(asked, MOST_PAGES) for entry in page.get("Contents", ())
-            ):
-                name, _, file = entry["Key"][len(self.prefix) :].partition("/")
-                if (
-                    name > ":"
-                    # which comes behind '9': the files of all reports are there, as many as there
-                    # are
-                ):
-                    break
-                found[name].add(file)
-            return found
+            for page in islice(answers, MAX_FOLDER_PAGES):
+                for entry in page.get("Contents", ()):
+                    name, _, file = entry["Key"][len(self.prefix) :].partition("/")
+                    if name > ":":  # follows '9'; the many data files of all reports are there
+                        return files
+                    files[name].add(file)
+            return files
 
-        complete = [
-            name for name, files in self._asked(listed, self.folder).items() if files >= _PARTS
-        ]
+        reports = self._request(list_files, self.folder)
         return sorted(
-            (name for name in complete if _DATED.fullmatch(name) and name > named), reverse=True
+            (
+                name
+                for name, files in reports.items()
+                if files >= _COMPLETE and _DATED.fullmatch(name) and name > last
+            ),
+            reverse=True,
         )
 
     def _report(self, manifest: Manifest) -> InventoryReport:
-        told = self.listing.keeps_versions()
-        keeps_versions = bool(told)
+        keeps_versions = self.listing.keeps_versions()
         manifest.require(
             self.source.bucket,
-            keeps_versions=keeps_versions,
+            keeps_versions=bool(keeps_versions),
             needs_storage_class=self.needs_storage_class,
         )
         if manifest.taken_at > self.listing.clock():
             raise ReportRefused(
                 f"the inventory report {manifest.url} is of {manifest.taken_at:%Y-%m-%d %H:%M:%S} "
-                "UTC, which is still to come",
-                hint=AGAIN,
+                "UTC, a time that is still to come",
+                hint=OTHER_REPORT_HINT,
             )
-        listing = self.listing
         rows = ReportRows(
             manifest,
-            listing.prefix.encode(),
-            keeps_versions,
-            listing.all_versions,
+            self.listing.prefix.encode(),
+            bool(keeps_versions),
+            self.listing.all_versions,
             self.needs_storage_class,
         )
         return InventoryReport(
@@ -196,44 +205,11 @@ class Reports:
             taken_at=manifest.taken_at,
             file_count=len(manifest.files),
             size_bytes=sum(file.size_bytes for file in manifest.files),
-            keeps_versions=told,
-            fetch=lambda folder: self._fetched(rows, folder),
-        )
-
-    # --- which report
-    # --------------------------------------------------------------------------------
-
-    def _dated(self, name: str) -> list[str]:
-        """Return the names of the folders of reports that begin so, the newest first."""
-        pages = self.client.get_paginator("list_objects_v2")
-
-        def listed() -> list[str]:
-            asked = pages.paginate(
-                Bucket=self.bucket, Prefix=self.prefix + name, Delimiter="/", **self.extra
-            )
-            return [
-                each["Prefix"][len(self.prefix) : -1]
-                for page in asked
-                for each in page.get("CommonPrefixes", ())
-            ]
-
-        return sorted(filter(_DATED.fullmatch, self._asked(listed, self.folder)), reverse=True)
-
-    def _manifest(self, dated: str) -> Manifest | None:
-        """Return what the manifest of a report says; None where the report is not complete."""
-        raw, checksum = (
-            self._small(f"{self.prefix}{dated}/manifest.{kind}") for kind in ("json", "checksum")
-        )
-        return (
-            None
-            if raw is None or checksum is None
-            else read_manifest(f"{self.folder}{dated}/", raw, checksum)
+            keeps_versions=keeps_versions,
+            fetch=lambda folder: self._fetch(rows, folder),
         )
 
     def _small(self, key: str) -> bytes | None:
-        """Return the content of an object of at most MAX_MANIFEST_BYTES; None where there is
-        none.
-        """
         url = f"s3://{self.bucket}/{key}"
 
         def read() -> bytes:
@@ -242,83 +218,73 @@ class Reports:
                 return content
 
         try:
-            content = self._asked(read, url)
+            content = self._request(read, url)
         except _NoSuchObject:
             return None
         if len(content) > MAX_MANIFEST_BYTES:
             raise ReportRefused(
-                f"{url} has more than {MAX_MANIFEST_BYTES:,} bytes: it is not a manifest",
-                hint=AGAIN,
+                f"{url} is not a manifest: it has more than {MAX_MANIFEST_BYTES:,} bytes",
+                hint=OTHER_REPORT_HINT,
             )
         return content
 
-    def _require_whole(self) -> None:
-        """Refuse an inventory whose own filter leaves out some of the source; it is asked for where
-        that is permitted.
+    def _require_whole_source(self) -> None:
+        """Refuse an inventory whose filter leaves out objects, which would seem to be deleted.
 
-        Every object that it leaves out would look as if it were gone.
+        The check is skipped if the credentials may not read the configuration.
         """
         config = self.prefix.rstrip("/").rpartition("/")[2]
         try:
-            answer: Any = self.asking.attempt(
+            answer: Any = self.policy.attempt(
                 lambda: self.client.get_bucket_inventory_configuration(
                     Bucket=self.source.bucket, Id=config
                 )
             )
-        except ASKING_FAILED as error:
+        except REQUEST_ERRORS as error:
             if isinstance(error, ClientError) and not is_transient(error):
-                # not permitted, not implemented, or removed since: reports that were written are
-                # still there
-                return
+                return  # forbidden, not implemented, or deleted while its reports remain
             raise source_error(error, self.source) from error
         only = answer.get("InventoryConfiguration", {}).get("Filter", {}).get("Prefix", "")
         if not self.listing.prefix.startswith(only):
             raise ReportRefused(
                 f"the inventory '{config}' of {self.source} has only keys that begin with "
                 f"'{only}', and the source has more",
-                hint=f"set {self.source.setting('prefix')} to '{only}', or remove the filter of "
-                "the inventory",
+                hint=f"set {self.source.setting('prefix')} to '{only}', or remove the inventory's "
+                "filter",
             )
 
-    # --- files
-    # --------------------------------------------------------------------------------
-
-    def _fetched(self, rows: ReportRows, folder: Path) -> Iterator[tuple[Path, ReportCounts]]:
-        """See `InventoryReport.fetch`.
-
-        After an error, or where not all are wanted, files under way are given up.
-        """
+    def _fetch(self, rows: ReportRows, folder: Path) -> Iterator[tuple[Path, ReportCounts]]:
+        """See `InventoryReport.fetch`. Cancels downloads if it is closed early or fails."""
         stop = threading.Event()
         pool = ThreadPoolExecutor(FILES_AT_ONCE, "report")
         numbered = enumerate(rows.manifest.files)
-        waiting: deque[Future[tuple[Path, ReportCounts]]] = deque()
+        pending: deque[Future[tuple[Path, ReportCounts]]] = deque()
 
         def submit(count: int) -> None:
             for number, file in islice(numbered, count):
-                waiting.append(pool.submit(self._taken, rows, file, folder / f"{number}", stop))
+                pending.append(pool.submit(self._convert, rows, file, folder / f"{number}", stop))
 
         try:
             submit(FILES_AT_ONCE)
-            while waiting:
-                yield waiting.popleft().result()
+            while pending:
+                yield pending.popleft().result()
                 submit(1)
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
-    def _taken(
+    def _convert(
         self, rows: ReportRows, file: ReportFile, path: Path, stop: threading.Event
     ) -> tuple[Path, ReportCounts]:
-        """Fetch a file, verify it, and write what it has of the source's objects."""
         counts = ReportCounts()
-        taken = path.with_suffix(".parquet")
-        with translate_errors(taken):
+        objects = path.with_suffix(".parquet")
+        with translate_errors(objects):
             try:
                 self._download(rows.manifest, file, path, stop)
-                write_whole(rows.read(file, path, counts), taken, SNAPSHOT_SCHEMA)
+                write_whole(rows.read(file, path, counts), objects, SNAPSHOT_SCHEMA)
             finally:
                 path.unlink(missing_ok=True)
-        return taken, counts
+        return objects, counts
 
     def _download(
         self, manifest: Manifest, file: ReportFile, path: Path, stop: threading.Event
@@ -336,65 +302,61 @@ class Reports:
 
         url = f"s3://{self.bucket}/{file.key}"
         try:
-            size_bytes, md5 = self._asked(
-                fetch, url, attempt=self.asking.retried
-            )  # a long body is no missing answer
+            # A long download is not reported as a missing answer.
+            size_bytes, md5 = self._request(fetch, url, attempt=self.policy.retried)
         except _NoSuchObject:
             raise ReportRefused(
-                f"the file {url} of the inventory report {manifest.url} is missing", hint=AGAIN
+                f"the file {url} of the inventory report {manifest.url} is missing",
+                hint=OTHER_REPORT_HINT,
             ) from None
         if size_bytes != file.size_bytes:
             what = f"{size_bytes:,} bytes, and its manifest says {file.size_bytes:,}"
         elif md5 != file.md5:
-            what = "another MD5 than its manifest says"
+            what = "another MD5 than in its manifest"
         else:
             return
         raise ReportRefused(
-            f"the file {url} of the inventory report {manifest.url} has {what}", hint=AGAIN
+            f"the file {url} of the inventory report {manifest.url} has {what}",
+            hint=OTHER_REPORT_HINT,
         )
-
-    # --- requests
-    # --------------------------------------------------------------------------------
 
     def _get(self, key: str) -> Any:  # noqa: ANN401 - botocore's body has no public type
         return self.client.get_object(Bucket=self.bucket, Key=key, **self.extra)["Body"]
 
-    def _asked(
+    def _request(
         self,
         call: Callable[[], T],
         url: str,
         *,
         attempt: Callable[[Callable[[], T]], T] | None = None,
     ) -> T:
-        """Return what `call` does, tried again while it fails transiently; raise what its failure
-        is to the user.
-        """
         try:
-            return (attempt or self.asking.attempt)(call)
-        except ASKING_FAILED as error:
+            return (attempt or self.policy.attempt)(call)
+        except REQUEST_ERRORS as error:
             raise self._error(error, url) from error
 
     def _error(self, error: Exception, url: str) -> CafError:
         at = BucketAddress(self.source.source, self.bucket, self.source.endpoint)
         if isinstance(error, ClientError) and not is_transient(error):
             if code_of(error) in _MISSING:
-                return _NoSuchObject(f"there is no {url}")
+                return _NoSuchObject(f"{url} does not exist")
             if code_of(error) == "NoSuchBucket":
                 return BucketMissing(
                     f"there is no {at}", hint=f"check {self.source.setting('inventory')}"
                 )
             if code_of(error) == _IN_COLD_STORAGE:
-                return ReportRefused(f"{url} is in cold storage", hint=f"restore it there, {AGAIN}")
-            of_key = code_of(error).startswith(_OF_KEY)
-            if of_key or code_of(error) in ("AccessDenied", "403"):
+                return ReportRefused(
+                    f"{url} is in cold storage", hint=f"restore it there, {OTHER_REPORT_HINT}"
+                )
+            is_key_error = code_of(error).startswith(_KMS_PREFIX)
+            if is_key_error or code_of(error) in ("AccessDenied", "403"):
                 return SourceDenied(
                     f"{url} may not be read with the credentials of source '{self.source.source}'"
-                    f"{f': {code_of(error)}' if of_key else ''}",
+                    f"{f': {code_of(error)}' if is_key_error else ''}",
                     hint=f"grant s3:ListBucket and s3:GetObject on '{self.bucket}', and "
                     "kms:Decrypt on the key of its reports",
                 )
         return source_error(error, at)
 
 
-class _NoSuchObject(CafError):
-    """There is no object of this key; whoever asks says what that means."""
+class _NoSuchObject(CafError): ...

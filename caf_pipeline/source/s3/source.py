@@ -7,15 +7,15 @@ from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import (
-    BegunRead,
     Checksum,
     InventoryReport,
     ObjectHead,
     ObjectPart,
+    PendingRead,
 )
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
-from caf_pipeline.source.s3.errors import Asking, BucketAddress
+from caf_pipeline.source.s3.errors import BucketAddress, RequestPolicy
 from caf_pipeline.source.s3.get import S3ObjectReader
 from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing, RequestRate
@@ -23,7 +23,6 @@ from caf_pipeline.source.s3.reports import Reports
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 DEFAULT_ATTEMPTS = 6
-"""As `PackingSettings.request_attempts`."""
 
 
 class S3Source:
@@ -46,26 +45,24 @@ class S3Source:
         all_versions: bool = False,
         needs_storage_class: bool = False,
     ) -> None:
-        """Take both clients as they are: `gets` is made of `client`, for the bucket.
+        """Create a source from a boto3 client and the GET client built from it.
 
-        The prefix is part of the keys. `name` is the source's in the settings, for hints.
-        `attempts` are those of one request, the first included, where it fails transiently;
-        `page_keys` are at most 1,000; `listing_rate` is of requests a second of a listing, 0 for no
-        limit; `waits` says it while there is no answer. `inventory` is the folder of reports, ""
-        for none. With `all_versions` a bucket that keeps no versions is refused; with
-        `needs_storage_class` a report that lacks it.
+        `prefix` is part of the keys. `name` is for hints. `attempts` limits the attempts for one
+        request, the first included. `listing_rate` is in requests per second, 0 for no limit.
+        `inventory` is the folder of reports, or "". `all_versions` refuses a bucket that keeps no
+        versions, `needs_storage_class` a report without storage classes.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
-        asking = Asking(at, attempts, waits or Waits())
+        policy = RequestPolicy(at, attempts, waits or Waits())
         self._listing = Listing(
-            client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate)
+            client, policy, prefix, extra, page_keys, all_versions, RequestRate(listing_rate)
         )
         self._reports = Reports(
-            client, asking, self._listing, inventory, extra, needs_storage_class
+            client, policy, self._listing, inventory, extra, needs_storage_class
         )
-        self._reading = S3ObjectReader(client, gets, asking, extra, has_reports=bool(inventory))
+        self._reading = S3ObjectReader(client, gets, policy, extra, has_reports=bool(inventory))
 
     def list_pages(
         self,
@@ -76,7 +73,7 @@ class S3Source:
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """See `ObjectSource.list_pages`. An empty page of S3's is neither yielded nor counted."""
+        """See `ObjectSource.list_pages`. Empty pages of S3 are neither yielded nor counted."""
         return self._listing.pages(
             after, max_pages, in_order=in_order, versions=versions, by_version=by_version
         )
@@ -90,7 +87,7 @@ class S3Source:
         return self._reports.open(name)
 
     def find_reports(self, since: datetime | None) -> Sequence[str]:
-        """See `ObjectSource.find_reports`: by one request, where there are not hundreds."""
+        """See `ObjectSource.find_reports`. Hundreds of reports take more than one request."""
         return self._reports.find(since)
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
@@ -102,7 +99,7 @@ class S3Source:
         self._require_text(obj)
         return self._reading.part(obj, start_byte, end_byte)
 
-    def begin(self, obj: S3Object) -> BegunRead | None:
+    def begin(self, obj: S3Object) -> PendingRead | None:
         """See `ObjectSource.begin`."""
         return self._reading.begin(obj) if is_supported(obj.key) else None
 
@@ -117,14 +114,14 @@ class S3Source:
         return self._reading.read_headers(obj)
 
     def clock(self) -> datetime:
-        """See `ObjectSource.clock`: by the Date of an answer (RFC 9110, 6.6.1)."""
+        """See `ObjectSource.clock`. Reads the Date of an answer (RFC 9110, 6.6.1)."""
         return self._listing.clock()
 
     def _require_text(self, obj: S3Object) -> None:
         if not is_supported(obj.key):
             reason = SkipReason.UNSUPPORTED_KEY
             raise ObjectUnavailable(
-                f"{self._at.of(obj.key)} has a key that cannot be asked for", reason=reason
+                f"{self._at.of(obj.key)} has a key that cannot be requested", reason=reason
             )
 
 
@@ -137,20 +134,18 @@ def open_s3_source(
     client: "S3Client | None" = None,
     waits: Waits | None = None,
 ) -> S3Source:
-    """Return the source that the settings name. On AWS, its bucket's region is asked for.
+    """Return the source that the settings name. On AWS, asks for its bucket's region.
 
-    `connections` bounds its GETs side by side; by default awscrt does.
-
-    A client may be given instead of one built from the settings; retries of its own multiply with
-    `attempts`.
+    `connections` limits concurrent GETs; None leaves the limit to awscrt. The retries of `client`
+    multiply with `attempts`.
 
     Raises:
-        SettingsError: a setting is of no use.
+        SettingsError: a setting cannot be used.
     """
     client = client or build_client(settings)
     with (waits or Waits()).waiting(
-        f"AWS, which is asked for the region of bucket '{settings.bucket}'",
-        ends_by="an answer ends it, or the time limit of a connection",
+        f"AWS to report the region of bucket '{settings.bucket}'",
+        ends_by="an answer ends it, or the connection timeout",
         grace=UNANSWERED_SECONDS,
     ):
         region = bucket_region(client, settings.bucket) if is_aws(client) else None
