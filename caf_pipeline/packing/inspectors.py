@@ -1,4 +1,4 @@
-"""What packing reads in members for the manifest, besides their checksums."""
+"""Inspectors read facts from packed members, besides checksums, for the manifest."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -11,20 +11,17 @@ from caf_pipeline.inventory.manifest import LOG_BYTES, LogTimes, ManifestWriter
 from caf_pipeline.inventory.plan import PlannedObject
 
 HEAD_BYTES: Final = MAGIC_BYTES
-"""The first bytes of a staged member that inspectors get.
-
-It is the largest number that any of them needs.
-"""
+"""Bytes at a member's start that an inspector sees before it accepts the member."""
 
 Read = Callable[[int, int], bytes]
-"""Returns bytes of the staged chunk, from a first position to an exclusive second one."""
+"""Returns bytes `[start, end)` of the staged chunk."""
 
 
 class MemberInspector(Protocol):
-    """Adds to the manifest what it reads in a staged member.
+    """Adds facts about a staged member to the manifest.
 
     Attributes:
-        manifest_bytes: upper bound of what one member adds to the manifest.
+        manifest_bytes: upper bound of the manifest bytes that one member adds.
     """
 
     manifest_bytes: int
@@ -34,12 +31,12 @@ class MemberInspector(Protocol):
         ...
 
     def inspect(self, manifest: ManifestWriter, start_byte: int, end_byte: int, read: Read) -> None:
-        """Inspect a staged member. A damaged one is no error: it is archived like any object."""
+        """Inspect a staged member. A damaged member is not an error: its bytes are archived."""
         ...
 
 
 class ClpTimes:
-    """The first and the last time of the records in a clp-s archive."""
+    """The first and last record time of a clp-s archive."""
 
     manifest_bytes = LOG_BYTES
 
@@ -62,10 +59,7 @@ INSPECTORS: Final[Sequence[MemberInspector]] = (ClpTimes(),)
 
 
 def inspectors_of(planned: PlannedObject, head: Buffer) -> Sequence[MemberInspector]:
-    """Return the inspectors that accept a member that begins with these bytes.
-
-    None accepts a part of a larger object.
-    """
+    """Return the inspectors that accept a member with this beginning; none for a split object."""
     return [
         inspector for inspector in INSPECTORS if planned.part is None and inspector.accepts(head)
     ]

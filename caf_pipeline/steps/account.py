@@ -115,7 +115,7 @@ class ChunkAuditor:
                 )
                 self.explanation = f"the ledger has {expected}, the chunk {found}"
             else:
-                self.explanation = self._chunk_file.miscounted(self._members)
+                self.explanation = self._chunk_file.member_count_fault(self._members)
         return ChunkAccount(
             self._chunk.object_count, self._members, self._skipped, max(left, 0), self.explanation
         )
@@ -159,7 +159,7 @@ class ChunkAuditor:
             column.to_pylist()
             for column in (*(members[name] for name in ("member", "start_byte", "end_byte")), sizes)
         )
-        return next(filter(None, map(self._chunk_file.misplaced, *columns)), "")
+        return next(filter(None, map(self._chunk_file.range_fault, *columns)), "")
 
 
 class _PlanRows:

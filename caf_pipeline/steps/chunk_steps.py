@@ -42,23 +42,23 @@ from caf_pipeline.packing.chunk_reader import (
     StagedSource,
     skips_of,
 )
-from caf_pipeline.packing.pack_chunk import pack_again
+from caf_pipeline.packing.pack_chunk import pack_or_resume
 from caf_pipeline.packing.packer import remove_staged
-from caf_pipeline.packing.samples import look_at_copy, samples_of, staged_matches, too_few_copies
+from caf_pipeline.packing.samples import check_copy, samples_of, staged_matches, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
     give_final_name,
-    let_go,
+    packing_run,
     proof_type_of,
     read_packed,
     read_record,
+    release_located,
     remove_all,
     remove_packing,
     remove_unsealed,
     staged_has_root,
     staged_is_whole,
     staged_path,
-    was_packed_by,
 )
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
@@ -151,7 +151,7 @@ def pack_chunk(context: RunContext, name: str) -> Chunk:
                 f"chunk {name} was not loaded yet", hint="run the partition from its first step"
             )
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
-            pack_again(context, lease, chunk)
+            pack_or_resume(context, lease, chunk)
         return _restored(context, lease, chunk)
 
 
@@ -164,7 +164,7 @@ def seal_chunk(context: RunContext, name: str) -> SealReport:
         manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
             if read_packed(context, name) is None:
-                pack_again(context, lease, chunk)
+                pack_or_resume(context, lease, chunk)
             manifest = _seal(context, lease, chunk)
         elif has_reached(chunk.state, ChunkState.SEALED):
             for batch in open_chunk(context, chunk).manifest().batches(REPORT_COLUMNS):
@@ -465,7 +465,7 @@ def verify_stored(context: RunContext, name: str) -> VerifyReport:
             findings = []
             for copy in copies:
                 context.wait_while_paused(lease.check)
-                findings.append(look_at_copy(context.store, posting, copy, chunk.samples))
+                findings.append(check_copy(context.store, posting, copy, chunk.samples))
             copies = [finding.copy for finding in findings if finding.good]
             if len(copies) < context.store.required_copies:
                 raise too_few_copies(chunk, findings, context.store.required_copies)
@@ -513,7 +513,7 @@ def _restored(
     if chunk.state is ChunkState.SEALED:
         context.ledger.moves.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
         chunk = context.ledger.chunks.get(chunk.name)
-        pack_again(context, lease, chunk)
+        pack_or_resume(context, lease, chunk)
         _seal(context, lease, chunk)
         remove_packing(context, chunk.name)
         return context.ledger.chunks.get(chunk.name)
@@ -532,7 +532,7 @@ def _is_what_was_packed(context: RunContext, chunk: Chunk) -> bool:
     """
     return (
         chunk.state is not ChunkState.SEALED
-        or was_packed_by(context, chunk) == context.holder.run
+        or packing_run(context, chunk) == context.holder.run
         or staged_has_root(context, chunk)
     )
 
@@ -582,9 +582,9 @@ def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
     """Pack a sealed chunk once more from its source, into its place in staging.
 
     Returns False, and leaves nothing, where its objects have changed: other bytes have another
-    root. Raises as `pack_again`.
+    root. Raises as `pack_or_resume`.
     """
-    pack_again(context, lease, chunk)
+    pack_or_resume(context, lease, chunk)
     found = read_packed(context, chunk.name)
     if found is None or found[0].merkle_root != chunk.merkle_root:
         remove_unsealed(context, chunk.name)
@@ -615,7 +615,7 @@ def release_staging(context: RunContext, name: str) -> Chunk:
     with lease_chunk(context, name):
         chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
-            let_go(context, name)
+            release_located(context, name)
         elif chunk.state is ChunkState.EMPTY:
             remove_all(context, name)
         return chunk

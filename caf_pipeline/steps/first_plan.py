@@ -58,7 +58,7 @@ def refuse_unknown(context: RunContext) -> None:
     )
 
 
-def leave_unknown(context: RunContext) -> None:
+def accept_unknown_posts(context: RunContext) -> None:
     """Let the ledger remember that objects of unknown posts may be archived again: an operator
     ordered a new archive.
     """

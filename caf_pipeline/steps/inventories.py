@@ -33,7 +33,7 @@ from caf_pipeline.steps.list_source import (
     Begun,
     ListingTerms,
     ParallelListing,
-    kept_of,
+    drop_old_versions,
     listing_folder,
 )
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
@@ -54,7 +54,7 @@ disk.
 MAX_REPORT_AGE: Final = timedelta(days=9)
 """A week between two reports, and 48 hours, the longest that S3 says a report takes."""
 
-REPORTS_LOOKED_AT: Final = 3
+REPORTS_TRIED: Final = 3
 """Of those that look new: a folder may be named after another time than its report has."""
 
 
@@ -147,7 +147,7 @@ def take_inventory(
                     after=after, versions=True, by_version=begun.by_version
                 ):
                     within = page if until is None else [obj for obj in page if obj.key <= until]
-                    kept, left_out = kept_of(within, all_versions=context.all_versions)
+                    kept, left_out = drop_old_versions(within, all_versions=context.all_versions)
                     writer.add(kept)
                     writer.leave_out(left_out)
                 snapshot = writer.finish()
@@ -256,7 +256,7 @@ def find_new_report(context: RunContext) -> str:
         What `ObjectSource.open_report` raises of one that cannot be used.
     """
     planned = context.ledger.content.last_inventory(context.source)
-    for name in context.objects.find_reports(planned)[:REPORTS_LOOKED_AT]:
+    for name in context.objects.find_reports(planned)[:REPORTS_TRIED]:
         taken_at = context.objects.open_report(name).taken_at
         if planned is None or taken_at > planned:
             return name
@@ -295,7 +295,7 @@ def _report_folder(path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def nothing_found(context: RunContext, snapshot: Snapshot) -> str:
+def empty_inventory_warning(context: RunContext, snapshot: Snapshot) -> str:
     """Return a warning where an inventory of the whole source has no object, "" where it has
     some.
     """
@@ -333,7 +333,7 @@ def snapshot_to_plan(context: RunContext) -> Snapshot:
     return snapshot
 
 
-def last_whole(context: RunContext, *, hint: str) -> Snapshot:
+def latest_whole_snapshot(context: RunContext, *, hint: str) -> Snapshot:
     """Return the latest whole snapshot of the source, for what is to be archived of it; `hint` says
     how one is taken.
 
@@ -434,7 +434,7 @@ def _prune(context: RunContext, taken: Snapshot) -> None:
             remove_unread(path)
 
 
-def look_for_new(
+def scan_for_new(
     context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False
 ) -> Look:
     """List at most `max_pages` pages and count the objects that a plan would take.
@@ -445,12 +445,12 @@ def look_for_new(
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None
-    filters = filters_now(context)
+    filters = current_filters(context)
     bound = (
         max_pages if context.all_versions else None
     )  # in versions the source itself ends with the last one of a key
     for page in context.objects.list_pages(after=after, max_pages=bound, versions=True):
-        objects, _ = kept_of(page, all_versions=context.all_versions)
+        objects, _ = drop_old_versions(page, all_versions=context.all_versions)
         pages += bool(objects)
         listed += sum(not obj.is_delete_marker for obj in objects)
         new_objects += len(unsettled_objects(context, objects, filters))
@@ -473,7 +473,7 @@ def _passed(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
     return next((obj.key for obj in reversed(page) if obj.key != last), last)
 
 
-def filters_now(context: RunContext) -> ObjectFilter:
+def current_filters(context: RunContext) -> ObjectFilter:
     """Return what would leave objects out of a plan of a listing that is taken now; where ages
     count, by S3's clock like that.
     """

@@ -69,7 +69,7 @@ A listing of fewer objects is not resumed: listing it again takes as long, and g
 listing.
 """
 
-MEETINGS_LOOKED_AT: Final = 3
+MEETING_CHECKS: Final = 3
 """Looks at where two ranges meet before it counts as disorder: a bucket may change between the two
 requests of a look.
 """
@@ -358,7 +358,7 @@ class _PieceWriter:
             return
         self._first = self._first or objects[0].key
         self._last = objects[-1].key
-        kept, left_out = kept_of(objects, all_versions=self._all_versions)
+        kept, left_out = drop_old_versions(objects, all_versions=self._all_versions)
         self._pending += left_out
         if kept:
             self._file = self._file or self._folder.new_piece()
@@ -410,7 +410,7 @@ class _PieceWriter:
             self._file.abort()
 
 
-def kept_of(
+def drop_old_versions(
     listed: Sequence[S3Object], *, all_versions: bool
 ) -> tuple[Sequence[S3Object], VersionCounts]:
     """Return what of a listing is for the snapshot, and the counts of the rest."""
@@ -594,7 +594,9 @@ class ParallelListing:
                 one.first = one.first or objects[0].key
                 one.last = objects[-1].key
                 one.pages += 1
-                self.listed += len(kept_of(objects, all_versions=self.context.all_versions)[0])
+                self.listed += len(
+                    drop_old_versions(objects, all_versions=self.context.all_versions)[0]
+                )
                 self._alphabet.update(*(text_of(obj.key) for obj in objects[::SAMPLED]))
             if within < len(page):
                 self._end(one, page[within].key)
@@ -640,7 +642,7 @@ class ParallelListing:
         """Ask whether the same key follows the last key of a range and its end; an object came or
         went there meanwhile.
         """
-        for _ in range(MEETINGS_LOOKED_AT):
+        for _ in range(MEETING_CHECKS):
             behind_last = next((obj.key for obj in self._page(last) if obj.key > end), None)
             behind_end = next((obj.key for obj in self._page(end)), None)
             if behind_last == behind_end:

@@ -49,7 +49,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA, Comparison, compare_headers
-from caf_pipeline.steps.first_plan import leave_unknown, refuse_new_archive, refuse_unknown
+from caf_pipeline.steps.first_plan import accept_unknown_posts, refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -59,10 +59,10 @@ from caf_pipeline.system.quantities import counted, show_size
 SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
 LONG_NAME: Final = 12  # where another plan of the source has those
 
-LEAST_TARGET_BYTES: Final = 4096
+MIN_TARGET_BYTES: Final = 4096
 """The least target size that the settings allow, too: a chunk's own members take some of it."""
 
-MOST_OF_AN_INVENTORY: Final = 100
+MAX_PLANS_OF_INVENTORY: Final = 100
 """Plans of one inventory that count as its plan: ten million chunks."""
 
 _CUTTING: Final = ".cutting-"
@@ -250,7 +250,7 @@ def cut_plan(
         )
         if new_archive:
             context.ledger.rebuilds.end(context.source)
-            leave_unknown(context)
+            accept_unknown_posts(context)
         elif snapshot.object_count:
             refuse_new_archive(context)
         sizes, warning = chunk_sizes(context)
@@ -321,7 +321,7 @@ def last_plan(context: RunContext) -> PlanRow | None:
     Of an inventory that was planned again, as after a withdrawal, only what was planned last
     counts.
     """
-    plans = context.ledger.plans.list(context.source, limit=MOST_OF_AN_INVENTORY)
+    plans = context.ledger.plans.list(context.source, limit=MAX_PLANS_OF_INVENTORY)
     if not plans:
         return None
     of_it = [plans[0]]
@@ -385,7 +385,7 @@ def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
     refused = any(
         (chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn
     )
-    limit_size = max(fitting, LEAST_TARGET_BYTES)
+    limit_size = max(fitting, MIN_TARGET_BYTES)
     sizes = (
         ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
     )

@@ -188,7 +188,7 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
 def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = inventories.look_for_new(
+    seen = inventories.scan_for_new(
         pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True
     )
     assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")

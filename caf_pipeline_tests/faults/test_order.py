@@ -78,21 +78,21 @@ def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_worl
         cursor, looks = b"", []
         while cursor is not None:
             looks.append(cursor)
-            look = inventories.look_for_new(context, after=cursor, max_pages=1)
+            look = inventories.scan_for_new(context, after=cursor, max_pages=1)
             planning.cut_plan(
                 context, inventories.take_inventory(context, after=cursor, until=look.next_after)
             )
             cursor = look.next_after
         case.tried = 2 * len(looks)
         for after in looks:
-            assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
+            assert inventories.scan_for_new(context, after=after, max_pages=1).new_objects == 0
             assert (
                 planning.cut_plan(context, inventories.take_inventory(context, after=after)).chunks
                 == []
             )
         small_world.finish()
         for after in looks:
-            assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
+            assert inventories.scan_for_new(context, after=after, max_pages=1).new_objects == 0
         case.check(small_world)
 
 

@@ -288,7 +288,7 @@ def test_a_journal_that_goes_on_with_entries_of_another_is_believed_up_to_them(w
     path.write_bytes(mixed)
     found, why = read(path, whole.opening)
     assert [said for _, said in found] == whole.said[:9]
-    assert why == "its entry 10 is missing, or of another journal"
+    assert "entry 10" in why
     assert (
         goes_on_right(whole, tmp_path / "chunk", whole.bytes, mixed).resumed_bytes
         == whole.said[8].durable_bytes

@@ -23,7 +23,7 @@ from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer
-from caf_pipeline.packing.prefetch import BEGUN_AHEAD, BEGUN_BYTES, OrderedFetch
+from caf_pipeline.packing.prefetch import SMALL_GETS_PER_THREAD, SMALL_OBJECT_BYTES, OrderedFetch
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectPart
@@ -397,7 +397,8 @@ class Begun:
 @given(
     data=st.data(),
     sizes=st.lists(
-        st.sampled_from([0, 1, 1000, BEGUN_BYTES, BEGUN_BYTES + 1, 3 * PART]), max_size=30
+        st.sampled_from([0, 1, 1000, SMALL_OBJECT_BYTES, SMALL_OBJECT_BYTES + 1, 3 * PART]),
+        max_size=30,
     ),
 )
 def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(
@@ -423,8 +424,8 @@ def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(
                     crc64nvme(body).to_bytes(8, "big"),
                 )
     assert list(fetched.items()) == list(made.items())
-    assert source.most <= BEGUN_AHEAD * threads
-    small = {key for key, body in made.items() if len(body) <= BEGUN_BYTES}
+    assert source.most <= SMALL_GETS_PER_THREAD * threads
+    small = {key for key, body in made.items() if len(body) <= SMALL_OBJECT_BYTES}
     assert sorted(key for key, *_ in source.reads if key in small) == sorted(
         small & (source.broken | source.unable)
     )

@@ -23,10 +23,10 @@ from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
-from caf_pipeline.packing.journal.takeover import find_left
+from caf_pipeline.packing.journal.takeover import find_resumable_part
 from caf_pipeline.packing.journal.writer import (
-    LEAST_AHEAD_BYTES,
-    LOST_BYTES,
+    MAX_LOST_BYTES,
+    MIN_AHEAD_BYTES,
     CheckpointPace,
     Checkpoints,
     pace_of,
@@ -302,8 +302,8 @@ def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_r
 def test_what_a_kill_costs_is_bounded_whatever_the_settings(window, part):
     settings = PackingSettings.model_validate({"window_size": window, "part_size": part})
     pace = pace_of(settings)
-    assert window_of(settings) + pace.ahead_bytes + 2 * part_of(settings) <= LOST_BYTES
-    assert pace.ahead_bytes >= LEAST_AHEAD_BYTES
+    assert window_of(settings) + pace.ahead_bytes + 2 * part_of(settings) <= MAX_LOST_BYTES
+    assert pace.ahead_bytes >= MIN_AHEAD_BYTES
     assert window_of(settings) >= part_of(settings)
     assert pace.due_seconds + pace.ahead_seconds <= 11
 
@@ -402,7 +402,7 @@ def safe_bytes(context, name):
     packer = pack_chunk.packer_of(
         context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number)
     )
-    left, _ = find_left(leftovers(context, name))
+    left, _ = find_resumable_part(leftovers(context, name))
     journal = Journal.open(left.path.with_suffix(".journal"), packer.opening)
     try:
         return max(

@@ -97,11 +97,11 @@ def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(contex
     "changes",
     [
         {
-            "misplaced": lambda self, *row: (
+            "range_fault": lambda self, *row: (
                 "" if row[0] != "key-05" else f"the index has {row[0]} elsewhere"
             )
         },
-        {"miscounted": lambda self, members: f"the index has more than {members} members"},
+        {"member_count_fault": lambda self, members: f"the index has more than {members} members"},
     ],
     ids=["a member elsewhere", "a member more"],
 )

@@ -547,7 +547,7 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
 def test_a_bounded_look_counts_only_what_a_plan_would_take(context, source):
     archive_everything(context)
     source.bodies["zz"] = b"12345"
-    look = inventories.look_for_new(context, after=b"", max_pages=5)
+    look = inventories.scan_for_new(context, after=b"", max_pages=5)
     assert (look.new_objects, look.next_after) == (1, None)
 
 

@@ -258,9 +258,9 @@ def test_a_look_settles_what_a_plan_has_compared(context, bucket):
     archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
     plan(context)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.thorough
@@ -270,9 +270,9 @@ def test_a_look_finds_content_that_came_back(context, bucket):
         archive_everything(context)
         next_second()
     bucket.put("k", A, **SHA256)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
     plan(context)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.parametrize(

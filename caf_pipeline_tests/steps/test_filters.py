@@ -105,12 +105,12 @@ def test_an_age_is_that_at_the_time_of_the_inventory(run_context):
 
 def test_a_sensor_sees_nothing_new_in_what_is_left_out(run_context):
     assert (
-        inventories.look_for_new(
+        inventories.scan_for_new(
             run_context(include=["photos/*"]), after=b"", max_pages=5
         ).new_objects
         == 3
     )
-    assert inventories.look_for_new(run_context(), after=b"", max_pages=5).new_objects == 7
+    assert inventories.scan_for_new(run_context(), after=b"", max_pages=5).new_objects == 7
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
@@ -125,7 +125,7 @@ def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(
     monkeypatch.setattr(source, "objects", lambda: listed)
     monkeypatch.setattr(source, "clock", lambda: now + ahead)
     context = run_context(min_age="90m")
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 5
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 5
     assert plan(context).left_out == {"min_age": 2}
 
 

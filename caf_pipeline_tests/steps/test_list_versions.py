@@ -16,7 +16,7 @@ from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps, inventories, list_source, planning
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.steps.notices import look_at_noticed
+from caf_pipeline.steps.notices import scan_noticed
 from caf_pipeline_tests.steps.test_list_source import a_run_context, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.run_contexts import a_run_context as with_ledger
@@ -274,7 +274,7 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
     context = with_ledger(tmp_path, objects, ledger, sources={"src": source})
     found, after = 0, b""
     for _ in range(len(history) + 1):
-        look = inventories.look_for_new(context, after=after, max_pages=2)
+        look = inventories.scan_for_new(context, after=after, max_pages=2)
         found += look.new_objects
         assert look.all_new == bool(look.new_objects)  # delete markers are never archived
         if look.next_after is None:
@@ -295,7 +295,7 @@ def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there
     after, looks = b"", []
     while after is not None:
         looks.append(
-            inventories.look_for_new(context, after=after, max_pages=1, enough=lambda: True)
+            inventories.scan_for_new(context, after=after, max_pages=1, enough=lambda: True)
         )
         assert looks[-1].next_after is None or looks[-1].next_after > after
         after = looks[-1].next_after
@@ -305,7 +305,7 @@ def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there
 
 def test_deleted_keys_are_passed_by_one_look_where_there_is_time(scripted_s3, tmp_path, ledger):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
-    look = inventories.look_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
+    look = inventories.scan_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
     assert (look.new_objects, look.next_after, look.pages, look.all_new) == (1, None, 1, True)
 
 
@@ -314,7 +314,7 @@ def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, 
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     named = [ObjectEvent(key, "") for key in (b"001", b"z")]
     ledger.notices.take_messages("src", [QueueMessage("m", "", b"", named, "")])
-    found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: True)
+    found = scan_noticed(context, after=b"", max_pages=20, enough=lambda: True)
     assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
 
 

@@ -206,12 +206,12 @@ def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(run_conte
 def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     plan(context)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
     skips = [Skip.of(source.object("key-029"), SkipReason.WAITING, "")]
     context.ledger.skips.record_waiting(
         "src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False
     )
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
 
 
 def test_what_is_gone_from_the_bucket_waits_no_more_after_a_whole_inventory(run_context, source):

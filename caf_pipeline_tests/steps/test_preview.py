@@ -251,7 +251,7 @@ def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, sou
 def test_requests_are_as_many_as_are_sent_where_one_may_not_be_as_large_as_set(
     tmp_path, source, ledger, monkeypatch
 ):
-    monkeypatch.setattr(writer, "LARGEST_PART_BYTES", 65_536)
+    monkeypatch.setattr(writer, "MAX_PART_BYTES", 65_536)
     source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
     packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
     context = a_run_context(tmp_path, source, ledger, packing=packing)

@@ -186,13 +186,13 @@ def test_a_silent_copy_does_not_keep_another_from_repair(context, name, network)
 
 
 def test_a_look_that_outlasts_proof_windows_damages_nothing(context, name, network, monkeypatch):
-    look, window = scrub.look_at_copy, context.store.chain.proof_window()
+    look, window = scrub.check_copy, context.store.chain.proof_window()
 
     def slow(*arguments, **options):
         network.advance(2 * window)
         return look(*arguments, **options)
 
-    monkeypatch.setattr(scrub, "look_at_copy", slow)
+    monkeypatch.setattr(scrub, "check_copy", slow)
     report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.LOCATED
     assert not any(check.fault for check in report.checks)

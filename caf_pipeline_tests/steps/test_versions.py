@@ -437,7 +437,7 @@ def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(run_co
     bucket.delete("gone")
     archive_everything(run_context("current"))
     look = lambda versions: (  # noqa: E731
-        inventories.look_for_new(run_context(versions), after=b"", max_pages=5).new_objects
+        inventories.scan_for_new(run_context(versions), after=b"", max_pages=5).new_objects
     )
     assert (look("current"), look("all")) == (0, 2)
     report = plan(run_context())
@@ -602,7 +602,7 @@ def test_a_bucket_without_versions_is_refused_where_all_are_asked_for(tmp_path, 
     )
     for ask in (
         inventories.take_inventory,
-        lambda context: inventories.look_for_new(context, after=b"", max_pages=1),
+        lambda context: inventories.scan_for_new(context, after=b"", max_pages=1),
     ):
         with pytest.raises(
             SettingsError, match=r"keeps no versions, and sources\.demo\.versions is 'all'"
