@@ -310,9 +310,9 @@ class NewObjectsTick:
                 f"{counted(apart, 'message')} of the queue set apart: `caf queue {self.source}` "
                 "shows why."
             )
-        if drained.left:
+        if drained.rest:
             self.notes.append(
-                f"{counted(drained.left, 'message')} left in the queue: too many are set apart "
+                f"{counted(drained.rest, 'message')} left in the queue: too many are set apart "
                 "already."
             )
 

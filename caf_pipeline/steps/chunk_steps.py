@@ -1,11 +1,11 @@
 """The steps of one chunk, from its plan to its location rows.
 
-    load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored → load_locations
-    → release_staging
+    load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored
+    → load_locations → release_staging
 
-Each step takes the chunk's lease, looks at the ledger, does what is not yet done, and moves the
-chunk. Each may be run again at any time, also after a crash in its middle: what is done already is
-left as it is. While the operator has everything paused, a step waits with its lease held.
+Each step takes the chunk's lease, reads the ledger, does what is missing, and moves the chunk.
+Steps are idempotent: after a crash, run the same step again. While the operator has paused
+everything, a step waits and keeps its lease.
 """
 
 import time
@@ -69,13 +69,13 @@ from caf_pipeline.system.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """A sealed (or empty) chunk.
+    """A sealed or empty chunk.
 
-    `fill` is its size over the source's target; rates in bytes a second of packing.
-
-    Attributes: resumed_bytes: of the chunk that an earlier run had packed. not_resumed: why
-        nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong
-        with it.
+    Attributes:
+        fill: the chunk's size as a share of the source's target.
+        bytes_per_second: bytes fetched per second of packing.
+        resumed_bytes: bytes of the file that an earlier run had packed.
+        not_resumed: why an earlier run's file was not resumed, or not completely; "" if it was.
     """
 
     chunk: Chunk
@@ -90,7 +90,7 @@ class SealReport:
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """An uploaded chunk; 0 seconds where it was there already."""
+    """An uploaded chunk. `seconds` is 0 if an earlier run had uploaded it."""
 
     chunk: Chunk
     seconds: float
@@ -99,27 +99,26 @@ class UploadReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """A verified chunk, who has it right, and how many samples were compared with each."""
+    """A verified chunk, its correct copies, and the number of samples compared with each."""
 
     chunk: Chunk
     copies: Sequence[Copy]
     samples: int
 
 
-# --- caf_chunk
-# ------------------------------------------------------------------------------------------
+# --- caf_chunk ------------------------------------------------------------------------------------
 
 
 def load_batch(context: RunContext, name: str) -> Chunk:
-    """Take the chunk's part of the plan: planned → packing, after the plan's files were found to
-    hold what was claimed.
+    """Compare the chunk's plan with the ledger, then move it from planned to packing.
 
-    Raises: What `ChunkStore.admit` raises: the store would not take a chunk of the expected size,
-        so that it is not packed. StoredAlready: the store has posts of the source that the ledger
-        does not know.
+    Raises:
+        StoreError: the store would not take a chunk of this size (see `ChunkStore.admit`).
+        StoredAlready: the store has posts of the source that are missing from the ledger.
+        CafError: the plan's files differ from the ledger.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, _workable(context, name))
+        chunk = _wanted(context, lease, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
         refuse_unknown(context)
@@ -128,27 +127,24 @@ def load_batch(context: RunContext, name: str) -> Chunk:
             raise CafError(
                 f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger "
                 f"{chunk.object_count}",
-                hint=f"the folder {chunk.plan_folder} is not the one that was written; restore it "
-                "or withdraw the chunk",
+                hint=f"the folder {chunk.plan_folder} was replaced; restore it, or withdraw the "
+                "chunk",
             )
         if read_packed(context, name) is None:
-            try:
-                _ask_store(context, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED)
-            except ChunkTooLarge as error:
-                raise _withdrawn_as_too_large(context, lease, chunk, error) from error
+            _require_admitted(
+                context, lease, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED
+            )
         context.ledger.moves.move(lease, name, chunk.state, ChunkState.PACKING)
         return context.ledger.chunks.get(name)
 
 
 def pack_chunk(context: RunContext, name: str) -> Chunk:
-    """Pack the chunk into a staged file, unless that is done; what was lost from staging since is
-    packed again.
-    """
+    """Pack the chunk into a staged file, unless that is done and the file is still there."""
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, _workable(context, name))
+        chunk = _wanted(context, lease, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(
-                f"chunk {name} was not loaded yet", hint="run the partition from its first step"
+                f"chunk {name} is not loaded yet", hint="run the partition from its first step"
             )
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
             pack_or_resume(context, lease, chunk)
@@ -156,11 +152,9 @@ def pack_chunk(context: RunContext, name: str) -> Chunk:
 
 
 def seal_chunk(context: RunContext, name: str) -> SealReport:
-    """Check the packed file, take its samples, give it its final name: packing → sealed, or →
-    empty.
-    """
+    """Check the packed file, sample it, and move the chunk from packing to sealed or empty."""
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, _workable(context, name))
+        chunk = _wanted(context, lease, name)
         manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
             if read_packed(context, name) is None:
@@ -169,49 +163,73 @@ def seal_chunk(context: RunContext, name: str) -> SealReport:
         elif has_reached(chunk.state, ChunkState.SEALED):
             for batch in open_chunk(context, chunk).manifest().batches(REPORT_COLUMNS):
                 manifest.take(batch)
-        remove_packing(context, name)  # also where a run was killed between the seal and this
-        return _seal_report(context, context.ledger.chunks.get(name), manifest)
-
-
-def _ask_store(
-    context: RunContext, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]
-) -> None:
-    """Raise what would keep the store from taking the chunk, beside the ledger's other chunks in
-    these states.
-    """
-    waiting_bytes = bytes_to_post(context.ledger, waiting_in, beside={chunk.name})
-    context.store.admit(
-        public=context.source_settings.public,
-        stored_size_bytes=size_bytes,
-        waiting_bytes=waiting_bytes,
+        remove_packing(context, name)  # even if a run was killed right after the seal
+        chunk = context.ledger.chunks.get(name)
+    record = read_record(context, name) or {}
+    seconds = float(record.get("seconds", 0))
+    return SealReport(
+        chunk=chunk,
+        fill=chunk.caf_size_bytes / context.source_settings.target_size
+        if chunk.member_count
+        else 0.0,
+        seconds=seconds,
+        bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
+        skipped=manifest.skipped,
+        largest=manifest.largest,
+        resumed_bytes=record.get("resumed_bytes", 0),
+        not_resumed=record.get("not_resumed", ""),
     )
+
+
+def _require_admitted(
+    context: RunContext,
+    lease: Lease,
+    chunk: Chunk,
+    size_bytes: int,
+    *,
+    waiting_in: Sequence[ChunkState],
+) -> None:
+    """Raise if the store would not take the chunk; withdraw it if it is too large."""
+    try:
+        context.store.admit(
+            public=context.source_settings.public,
+            stored_size_bytes=size_bytes,
+            waiting_bytes=bytes_to_post(context.ledger, waiting_in, beside={chunk.name}),
+        )
+    except ChunkTooLarge as error:
+        _withdraw(context, lease, chunk, reason=str(error))
+        raise ChunkTooLarge(
+            f"chunk {chunk.name} is withdrawn: {error}",
+            fitting_bytes=error.fitting_bytes,
+            hint=f"the next plan has its objects in chunks that fit ({error.fitting_bytes} bytes)",
+        ) from error
 
 
 def bytes_to_post(
     ledger: Ledger, states: Sequence[ChunkState], beside: Collection[str] = ()
 ) -> int:
-    """Return the stored bytes, or those expected, of one copy of all sources' chunks in these
-    states, but for some.
-    """
+    """Return the size of one copy of all sources' chunks in these states, without `beside`."""
     chunks = ledger.chunks.list(states=states)
     return sum(
-        one.stored_size_bytes or one.expected_size_bytes for one in chunks if one.name not in beside
+        chunk.stored_size_bytes or chunk.expected_size_bytes
+        for chunk in chunks
+        if chunk.name not in beside
     )
 
 
 def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
-    """Seal what was packed, with the rows of its manifest.
+    """Seal the packed file, with the rows of its manifest.
 
     Raises:
-        IntegrityError: the packed file does not account for the plan; nothing was sealed.
+        IntegrityError: the file does not account for the plan; nothing was sealed.
     """
-    found = read_packed(context, chunk.name)
-    if found is None:
+    finished = read_packed(context, chunk.name)
+    if finished is None:
         raise StagingError(
             f"the packed file of chunk {chunk.name} is gone or damaged",
-            hint="run the partition again: it is packed again",
+            hint="run the partition again to pack it",
         )
-    packed, file = found
+    packed, file = finished
     samples = (
         samples_of(StagedSource(file), packed.caf_size_bytes, packed.merkle_root)
         if packed.member_count
@@ -250,8 +268,7 @@ def _accounted_skips(
     account: ChunkAuditor,
     report: ManifestReport,
 ) -> Iterator[Skip]:
-    """Yield the skips of a chunk that is to be sealed, while `account` and `report` take its
-    manifest.
+    """Yield a chunk's skips, while `account` and `report` take its manifest.
 
     Raises:
         IntegrityError: the account does not agree; the ledger then writes nothing.
@@ -260,66 +277,39 @@ def _accounted_skips(
         account.take(batch)
         report.take(batch)
         yield from skips_of(batch)
-    found = account.finish(
+    result = account.finish(
         members=seal.member_count, skipped=seal.skipped_count, released=seal.released_count
     )
-    if not found.agrees:
+    if not result.agrees:
         raise IntegrityError(
             f"the packed file of chunk {chunk} does not account for its part of the plan: "
-            f"{found.explanation}",
-            hint="withdraw the chunk; the next plan has its objects again",
+            f"{result.explanation}",
+            hint="withdraw the chunk; the next plan has its objects",
         )
 
 
-def _seal_report(context: RunContext, chunk: Chunk, manifest: ManifestReport) -> SealReport:
-    record = read_record(context, chunk.name) or {
-        "seconds": 0.0,
-        "fetched_bytes": 0,
-        "resumed_bytes": 0,
-        "not_resumed": "",
-    }
-    seconds = float(record["seconds"])
-    return SealReport(
-        chunk=chunk,
-        fill=chunk.caf_size_bytes / context.source_settings.target_size
-        if chunk.member_count
-        else 0.0,
-        seconds=seconds,
-        bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
-        skipped=manifest.skipped,
-        largest=manifest.largest,
-        resumed_bytes=record["resumed_bytes"],
-        not_resumed=record["not_resumed"],
-    )
-
-
-# --- stored_chunk
-# ------------------------------------------------------------------------------------------
+# --- stored_chunk ---------------------------------------------------------------------------------
 
 
 def post_file(context: RunContext, name: str) -> Chunk:
-    """Announce the chunk to the store: sealed → posting → posted.
+    """Announce the chunk to the store, which moves it from sealed to posting and posted.
 
-    Raises: ChunkTooLarge: no provider takes so much; the chunk is withdrawn, and the next plan has
-        its objects in smaller ones. And what else `ChunkStore.post` raises.
+    Raises:
+        ChunkTooLarge: no provider takes a chunk of this size. The chunk is withdrawn; the next plan
+            has its objects in smaller ones.
+        StoreError: see `ChunkStore.post`.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _reached(
-            _restored(
-                context, lease, _wanted(context, lease, _workable(context, name)), to_be_posted=True
-            ),
-            ChunkState.SEALED,
-        )
+        chunk = _restored(context, lease, _wanted(context, lease, name), before_post=True)
+        chunk = _reached(chunk, ChunkState.SEALED)
         if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
             refuse_unknown(context)
         if chunk.state is ChunkState.SEALED:
             chunk = _with_root_of_type(context, lease, chunk, context.store.proof_type)
-            try:
-                # Not beside those that are still packed: each would then wait for the others, and
-                # none be posted.
-                _ask_store(context, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
-            except ChunkTooLarge as error:
-                raise _withdrawn_as_too_large(context, lease, chunk, error) from error
+            # Chunks that are still packed do not count, or each would wait for the others.
+            _require_admitted(
+                context, lease, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING]
+            )
             context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
             chunk = context.ledger.chunks.get(name)
         if chunk.state is ChunkState.POSTING:
@@ -328,11 +318,10 @@ def post_file(context: RunContext, name: str) -> Chunk:
 
 
 def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
-    """Return a sealed chunk with a root of this type, taken of its staged bytes, which stay what
-    they are.
+    """Return a sealed chunk with a root of this proof type. Its bytes stay the same.
 
     Raises:
-        IntegrityError: the bytes are not those that were sealed; the next run packs them again.
+        IntegrityError: the staged bytes were changed; the next run packs them again.
     """
     if chunk.proof_type == proof_type:
         return chunk
@@ -340,8 +329,8 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
     sealed, root = merkle_roots(path, proof_type_of(chunk), proof_type)
     if sealed != chunk.merkle_root:
         raise IntegrityError(
-            f"the staged file of chunk {chunk.name} is not what was sealed",
-            hint="run the partition again: it is packed again",
+            f"the staged file of chunk {chunk.name} does not match its seal",
+            hint="run the partition again to pack it",
         )
     context.ledger.moves.record_root(
         lease,
@@ -354,11 +343,9 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
 
 
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Return a chunk in `posting` with a root of the type that is set now, if it is known never to
-    have been posted.
+    """Give a chunk in `posting` that was never posted a root of the proof type set now.
 
-    What was posted goes on as it is. A staged file that is lost or damaged is packed to its root
-    first.
+    A lost or damaged file is packed to its old root first.
     """
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
@@ -369,27 +356,12 @@ def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk
         is not None
     ):
         return chunk
-    refuse_unknown(context)  # it gets another root
+    refuse_unknown(context)  # the chunk gets another root
     if not staged_has_root(context, chunk):
         remove_staged(staged_path(context, chunk.name))
         if not repeat_packing(context, lease, chunk):
             return chunk
     return _with_root_of_type(context, lease, chunk, context.store.proof_type)
-
-
-def _withdrawn_as_too_large(
-    context: RunContext, lease: Lease, chunk: Chunk, error: ChunkTooLarge
-) -> ChunkTooLarge:
-    """Withdraw a chunk that no provider takes, before it is posted; return the error that says
-    so.
-    """
-    _withdraw(context, lease, chunk, reason=str(error))
-    return ChunkTooLarge(
-        f"chunk {chunk.name} is withdrawn: {error}",
-        fitting_bytes=error.fitting_bytes,
-        hint=f"its objects are planned again, in chunks that fit ({error.fitting_bytes} bytes), by "
-        "the next plan",
-    )
 
 
 def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
@@ -401,7 +373,7 @@ def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
 
 
 def upload_chunk(context: RunContext, name: str) -> UploadReport:
-    """Bring the stored bytes to the store: posted → uploading."""
+    """Upload the stored bytes, which moves the chunk from posted to uploading."""
     with lease_chunk(context, name) as lease:
         chunk = _reached(_restored(context, lease, _workable(context, name)), ChunkState.POSTED)
         seconds = 0.0
@@ -422,38 +394,33 @@ def put_staged(
     *,
     wrong: Collection[str] = (),
 ) -> None:
-    """Bring the chunk's staged file to the store, in any case to the providers in `wrong`.
+    """Upload the chunk's staged file; providers in `wrong` get it in any case.
 
-    A lost lease ends the upload.
-
-    Where providers say that it is not what was posted, and it is not, it is packed once more and
-    brought then.
+    A lost lease ends the upload. If providers refuse the file and its root is indeed wrong, it is
+    packed again and uploaded then.
     """
 
-    def told(size_bytes: int) -> None:
+    def progress(size_bytes: int) -> None:
         lease.check()
         context.upload_progress(size_bytes)
 
     try:
-        context.store.put(posting, staged_path(context, chunk.name), told, wrong=wrong)
+        context.store.put(posting, staged_path(context, chunk.name), progress, wrong=wrong)
     except RootRefused as error:
         if staged_has_root(context, chunk):
-            hint = (
-                "the staged file has the posted root, so that the providers are at fault; run "
-                "the chunk again later"
-            )
+            hint = "the staged file has the posted root; run the chunk again later"
             raise RootRefused(str(error), hint=hint) from error
         remove_staged(staged_path(context, chunk.name))
         _repeat_or_abandon(context, lease, chunk)
-        context.store.put(posting, staged_path(context, chunk.name), told, wrong=wrong)
+        context.store.put(posting, staged_path(context, chunk.name), progress, wrong=wrong)
 
 
 def verify_stored(context: RunContext, name: str) -> VerifyReport:
-    """Move a chunk from uploading to verified, once enough copies are listed and give all samples
-    back.
+    """Move a chunk to verified, once the required copies are listed and return all samples.
 
-    Raises: NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives
-        other bytes.
+    Raises:
+        NotProven: fewer correct copies than required.
+        IntegrityError: fewer than required, and a copy has other bytes.
     """
     with lease_chunk(context, name) as lease:
         chunk = _workable(context, name)
@@ -479,7 +446,7 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
     if chunk.merkle_root is None or chunk.proof_type is None:
         raise CafError(
             f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root",
-            hint="withdraw it; it is planned again",
+            hint="withdraw the chunk; the next plan has its objects",
         )
     return ChunkToStore(
         name=chunk.name,
@@ -492,25 +459,30 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
 
 
 def _restored(
-    context: RunContext, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False
+    context: RunContext, lease: Lease, chunk: Chunk, *, before_post: bool = False
 ) -> Chunk:
-    """Return the chunk with its staged file whole, where the file is still needed; what was lost is
-    packed again.
+    """Return the chunk with a whole staged file, if it still needs one.
 
-    Before the post it may come out with other members. From then on a plain chunk repeats itself,
-    unless the source has changed; then it cannot be completed, and is abandoned.
+    A lost file is packed again. Before the post it may then get other members. After the post, a
+    plain chunk packs to the same bytes, unless its source has changed: then it is abandoned.
     """
     chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
-    if chunk.state not in needed or (
-        staged_is_whole(context, chunk)
-        and (not to_be_posted or _is_what_was_packed(context, chunk))
-    ):
+    if chunk.state not in needed:
         return chunk
-    if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
-        refuse_unknown(context)  # packed again it may have another root
+    is_sealed = chunk.state is ChunkState.SEALED
+    is_whole = staged_is_whole(context, chunk)
+    # A post costs money: first read a file that another run packed. Later, providers check it.
+    if is_whole and before_post and is_sealed:
+        is_whole = packing_run(context, chunk) == context.holder.run or staged_has_root(
+            context, chunk
+        )
+    if is_whole:
+        return chunk
+    if is_sealed or chunk.state is ChunkState.POSTING:
+        refuse_unknown(context)  # packing may give another root
     remove_staged(staged_path(context, chunk.name))
-    if chunk.state is ChunkState.SEALED:
+    if is_sealed:
         context.ledger.moves.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
         chunk = context.ledger.chunks.get(chunk.name)
         pack_or_resume(context, lease, chunk)
@@ -523,33 +495,19 @@ def _restored(
     return chunk
 
 
-def _is_what_was_packed(context: RunContext, chunk: Chunk) -> bool:
-    """Tell whether the staged file has its root, where it is about to be posted, and paid for, on
-    another run's word.
-
-    A run that packed the file itself has just written it; after the post the provider's own root
-    says as much.
-    """
-    return (
-        chunk.state is not ChunkState.SEALED
-        or packing_run(context, chunk) == context.holder.run
-        or staged_has_root(context, chunk)
-    )
-
-
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
-    """Pack a posted chunk once more; where that is impossible, it cannot be completed.
+    """Pack a posted chunk again; abandon it if its objects have changed.
 
-    Where it was packed into another folder, its file may still be there, for another machine to go
-    on with.
+    If another folder was its staging, its file may still be there for another machine. The chunk is
+    not abandoned then.
     """
     packed_into = next(
-        (one for one in context.ledger.staging.list() if one.chunk == chunk.name), None
+        (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
     )
     if repeat_packing(context, lease, chunk):
         path = staged_path(context, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
-            # The samples were taken of a file that was damaged between its packing and the seal.
+            # The file was damaged between packing and seal, and so were the samples.
             samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
             context.ledger.moves.record_samples(lease, chunk.name, samples)
         return
@@ -558,48 +516,43 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
             lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0
         )
         raise StoreError(
-            f"chunk {chunk.name} was posted, its objects have changed since, and its file is in "
-            f"{packed_into.folder},"
-            f" where this run does not look: its staging folder is {context.staging()}",
-            hint="go on where that folder is; if it is lost, run once with `staging` set to it, "
-            "which abandons the chunk",
+            f"chunk {chunk.name} was posted, and its objects have changed since; its file is in "
+            f"{packed_into.folder}, but this run's staging folder is {context.staging()}",
+            hint="run the chunk on the machine with that folder; if it is lost, run once with "
+            "`staging` set to it, which abandons the chunk",
         )
     message = (
-        f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its "
-        "objects "
+        f"chunk {chunk.name} was posted, its staged file is missing or damaged, and its objects "
         "have changed since"
     )
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
-        raise StoreError(message, hint="restore its staged file, or the object as it was")
+        raise StoreError(message, hint="restore the staged file or the old objects")
     context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
     context.ledger.staging.release(chunk.name)
-    raise StoreError(
-        message, hint="it is abandoned; its objects are planned again by the next plan"
-    )
+    raise StoreError(message, hint="the chunk is abandoned; the next plan has its objects")
 
 
 def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
-    """Pack a sealed chunk once more from its source, into its place in staging.
+    """Pack a sealed chunk again from its source, into its place in staging.
 
-    Returns False, and leaves nothing, where its objects have changed: other bytes have another
-    root. Raises as `pack_or_resume`.
+    Returns False, and leaves no file, if its objects have changed, which gives another root. Raises
+    the errors of `pack_or_resume`.
     """
     pack_or_resume(context, lease, chunk)
-    found = read_packed(context, chunk.name)
-    if found is None or found[0].merkle_root != chunk.merkle_root:
+    finished = read_packed(context, chunk.name)
+    if finished is None or finished[0].merkle_root != chunk.merkle_root:
         remove_unsealed(context, chunk.name)
         return False
-    give_final_name(context, chunk.name, found[1])
+    give_final_name(context, chunk.name, finished[1])
     remove_packing(context, chunk.name)
     return True
 
 
-# --- file_locations
-# ------------------------------------------------------------------------------------------
+# --- file_locations -------------------------------------------------------------------------------
 
 
 def load_locations(context: RunContext, name: str) -> Chunk:
-    """Move the rows that the seal wrote to the locations: verified → located."""
+    """Turn the rows of the seal into locations, and move the chunk from verified to located."""
     with lease_chunk(context, name) as lease:
         chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
@@ -609,9 +562,7 @@ def load_locations(context: RunContext, name: str) -> Chunk:
 
 
 def release_staging(context: RunContext, name: str) -> Chunk:
-    """Remove what a located or empty chunk still has in staging; what the store wants kept stays
-    while there is room.
-    """
+    """Remove a located or empty chunk from staging, except what the store wants kept."""
     with lease_chunk(context, name):
         chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
@@ -621,12 +572,11 @@ def release_staging(context: RunContext, name: str) -> Chunk:
         return chunk
 
 
-# --- an operator's turn
-# ------------------------------------------------------------------------------------------
+# --- an operator's turn ---------------------------------------------------------------------------
 
 
 def park(context: RunContext, name: str, reason: str) -> Chunk:
-    """Give a chunk up until an operator looks at it; its objects stay claimed."""
+    """Set a chunk aside for an operator; its objects stay claimed."""
     with lease_chunk(context, name, though_paused=True) as lease:
         chunk = context.ledger.chunks.get(name)
         context.ledger.moves.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
@@ -634,7 +584,7 @@ def park(context: RunContext, name: str, reason: str) -> Chunk:
 
 
 def unpark(context: RunContext, name: str) -> Chunk:
-    """Let runs work on a parked chunk again, from the state that its copy has."""
+    """Return a parked chunk to the state that its copy has."""
     with lease_chunk(context, name, though_paused=True) as lease:
         chunk = context.ledger.chunks.get(name)
         context.ledger.moves.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
@@ -642,10 +592,10 @@ def unpark(context: RunContext, name: str) -> Chunk:
 
 
 def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
-    """Give a chunk up for good; its objects are planned again.
+    """Give up a chunk for good; its objects are planned again.
 
     Raises:
-        IllegalMove: it was posted, or it is not known yet whether it was.
+        IllegalMove: the chunk was posted, or may have been.
     """
     with lease_chunk(context, name, though_paused=True) as lease:
         _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
@@ -657,14 +607,11 @@ def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -
     remove_all(context, chunk.name)
 
 
-# --- what the steps share
-# ------------------------------------------------------------------------------------------
+# --- what the steps share -------------------------------------------------------------------------
 
 
 def open_chunk(context: RunContext, chunk: Chunk) -> ChunkFile:
-    """Open a chunk that is sealed or further: the staged file where it is whole, else the stored
-    one by range reads.
-    """
+    """Open a sealed chunk: the staged file if it is whole, else the stored one by range reads."""
     path = staged_path(context, chunk.name)
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
@@ -673,9 +620,9 @@ def open_chunk(context: RunContext, chunk: Chunk) -> ChunkFile:
 
 @contextmanager
 def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
-    """Hold the chunk's lease; the context begins when nothing is paused.
+    """Hold the chunk's lease, and enter once nothing is paused.
 
-    What the operating system refuses meanwhile, it refuses in staging.
+    An OSError inside becomes a StagingError.
     """
     with context.waits.on(name), context.lease(chunk_lease(name)) as lease:
         try:
@@ -683,7 +630,7 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
                 context.wait_while_paused(lease.check)
             yield lease
         except (OSError, StagingError) as error:
-            lease.check()  # whoever lost it finds files gone that are another run's by now
+            lease.check()  # after a lost lease, another run may have removed files
             if isinstance(error, StagingError):
                 raise
             raise staging_error(
@@ -691,12 +638,12 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
             ) from error
 
 
-def _wanted(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Return the chunk; withdrawn where it has a part of an object that another chunk gave up, and
-    nothing is posted yet.
+def _wanted(context: RunContext, lease: Lease, name: str) -> Chunk:
+    """Return the workable chunk, but withdraw an unposted part of an object that was given up.
 
-    What was posted goes on, since it is paid for, and is never given out.
+    A posted part continues, since it is paid for. It is never read.
     """
+    chunk = _workable(context, name)
     if chunk.part_abandoned and chunk.state in (
         ChunkState.PLANNED,
         ChunkState.PACKING,
@@ -708,21 +655,20 @@ def _wanted(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
 
 
 def _workable(context: RunContext, name: str) -> Chunk:
-    """Return the chunk's row, unless no run has any business with it.
+    """Return the chunk's row, or raise if no run may work on it.
 
-    A part that was withdrawn, with the others of its object, is no failure of its run: every step
-    leaves it as it is.
+    A withdrawn part of a split object is returned: every step ignores it.
     """
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(
             f"chunk {name} is parked: {chunk.reason}",
-            hint=f"mend the cause, then 'caf unpark {name}'",
+            hint=f"fix the cause, then run 'caf unpark {name}'",
         )
     if chunk.state is ChunkState.DAMAGED:
         raise CafError(
             f"chunk {name} is damaged",
-            hint=f"'caf repair {chunk.source}', or its job repair, mends what can be",
+            hint=f"run 'caf repair {chunk.source}' or the source's repair job",
         )
     if chunk.state is ChunkState.WITHDRAWN and chunk.part:
         return chunk
@@ -730,18 +676,16 @@ def _workable(context: RunContext, name: str) -> Chunk:
         why = f": {chunk.reason}" if chunk.reason else ""
         raise CafError(
             f"chunk {name} is {chunk.state}{why}",
-            hint="its objects are planned again by the next plan",
+            hint="the next plan has its objects",
         )
     return chunk
 
 
 def _reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
-    """Return the chunk, unless it is under way and has not come so far: then a step before this one
-    was left out.
-    """
+    """Return the chunk, or raise if an earlier step has not run."""
     if chunk.state in CLAIMING and not has_reached(chunk.state, milestone):
         raise CafError(
-            f"chunk {chunk.name} is {chunk.state}, and not {milestone} yet",
+            f"chunk {chunk.name} is {chunk.state}, not {milestone} yet",
             hint="run its partition from caf_chunk on",
         )
     return chunk
