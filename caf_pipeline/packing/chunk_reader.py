@@ -77,8 +77,6 @@ class RemoteSource:
 
 
 class _MemberFile(io.RawIOBase):
-    """One member as a read-only file, for the Parquet reader."""
-
     def __init__(self, source: RangeSource, member: Member) -> None:
         self._source = source
         self._member = member
@@ -124,9 +122,8 @@ def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
 
 
 class ChunkFile:
-    """A chunk's members and manifest.
+    """A chunk's members and manifest. The index is read on first use, which may take seconds.
 
-    The index is read on first use, since an index of a million members takes seconds to read.
     Methods raise MalformedArchive if the file is not a chunk of this pipeline, and StagingError if
     a staged file cannot be read.
     """
@@ -199,7 +196,7 @@ class ChunkFile:
         raise self._foreign(f"end with a member {MANIFEST_MEMBER}")
 
     def _members_named(self, name: str) -> Iterator[Member]:
-        """Yield members with this name. `~` is appended to ours if an object has the name."""
+        """Yield members with this name and any number of `~`, as ours if an object has the name."""
         for count in range(MAX_KEY_BYTES):
             if name + "~" * count in self.reader:
                 yield self.reader[name + "~" * count]

@@ -32,15 +32,14 @@ from caf_pipeline.system.atomic_files import sync_folder
 
 
 def pack_or_resume(context: RunContext, lease: Lease, chunk: Chunk) -> PackedChunk:
-    """Pack a chunk into files that belong to this lease's epoch.
+    """Pack a chunk into files of this lease's epoch, or resume what an earlier run packed.
 
-    A run that lost its lease therefore cannot write into them. Packing resumes what an earlier run
-    left, and removes its other files from staging. If space is short, kept files of located chunks
-    are removed first.
+    A run that lost its lease therefore cannot write into them. If space is short, kept files of
+    located chunks are removed first.
 
     Raises:
         StagingError: the disk or the staging limit has no room.
-        SourceError: the run cannot continue. The journaled part of the file stays for the next run.
+        SourceError: the run cannot continue. The next run resumes the journaled bytes.
         ObjectReadFailed: an object cannot be read, and too few runs have failed on it to skip it.
     """
     staging, folder = context.staging(), Path(chunk.plan_folder)
@@ -119,7 +118,7 @@ def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) 
 def _files_to_pack_into(
     context: RunContext, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
 ) -> tuple[PartFile, Journal, str]:
-    """Reserve staging space and return part, journal, and why nothing is resumed ("" if it is)."""
+    """Reserve space; return part, journal, and why nothing is resumed, or ""."""
     name, staging = chunk.name, context.staging()
     part_path, journal_path = (
         staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")
@@ -162,7 +161,6 @@ def _files_to_pack_into(
 
 
 def _reserve_what_stays(context: RunContext, lease: Lease, name: str, size_bytes: int) -> None:
-    """Shrink the reservation of a failed packing to the bytes that stay in staging."""
     # If another run has the chunk or the database is down, the next run reserves again.
     with contextlib.suppress(LedgerError):
         context.ledger.staging.reserve(lease, name, str(context.staging()), size_bytes, 0)

@@ -1,9 +1,8 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over the ordered bodies writes each into the sink, and its SHA-256 and range into index and
-manifest. Objects that cannot be archived are skipped with a reason. When the next member does not
-fit, the chunk closes and the remaining objects are released for the next plan. If an earlier run
-left a journal, its members are replayed first. The finished file is the same, byte for byte.
+One pass over the ordered bodies fills sink, index and manifest. Objects that cannot be archived are
+skipped with a reason. When the next member does not fit, the chunk closes and the remaining objects
+are released for the next plan. A resumed packing gives the same bytes.
 
 Source: "A chunk" and the table of skips in docs/design.md.
 """
@@ -67,7 +66,7 @@ class PackedChunk(SealRecord):
     Attributes:
         fetched_bytes: bytes received over the network.
         resumed_bytes: bytes of the file that an earlier run had packed.
-        not_resumed: why an earlier run's file was not resumed, or not completely; "" if it was.
+        not_resumed: why an earlier run's file was not resumed completely, or "".
     """
 
     fetched_bytes: int
@@ -81,11 +80,11 @@ class Packer:
 
     Args:
         limit_bytes: upper limit of the finished file.
-        give_up_on: called if an object cannot be read in this run. True skips the object as
-            unreadable; False fails the run.
+        give_up_on: called if an object cannot be read in this run. True skips the object; False
+            fails the run.
         progress: called with the objects and bytes done since the last call. Bytes are negative if
-            an object is skipped after some of it was counted. May raise to end the packing.
-        pace: of the journal's checkpoints; derived from the settings by default.
+            a counted object is skipped after all. May raise to end the packing.
+        pace: of the journal; derived from the settings by default.
 
     Attributes:
         kept_bytes: after a failure, the bytes of the staged file that can be resumed.
@@ -136,18 +135,18 @@ class Packer:
     def pack(
         self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal
     ) -> PackedChunk:
-        """Write the chunk to `part`, and its manifest to `spool`. `part` is closed at the end.
+        """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
 
         Args:
             objects: the chunk's objects in plan order.
-            part: a new file, or one to resume with its journal.
-            spool: a file that does not exist.
+            part: a new file, or one to resume.
+            spool: a path that does not exist.
             journal: the journal of the part.
 
         Raises:
             StagingError: the disk is full.
-            ObjectReadFailed, SourceError: the run cannot continue. The part is cut to what the
-                journal holds; the caller keeps or removes the files.
+            ObjectReadFailed, SourceError: the run cannot continue. The part keeps what the journal
+                holds; the caller keeps or removes the files.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
@@ -196,7 +195,6 @@ class Packer:
     def _begin(
         self, queue: ObjectQueue, sink: StagingSink, manifest: ManifestWriter, journal: Journal
     ) -> tuple[ReplayState, str]:
-        """Replay an earlier run's files, or write the head. Returns the same as `replay`."""
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
         reached, fault = replay(
@@ -216,7 +214,6 @@ class Packer:
     def _take_outcomes(
         self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter
     ) -> None:
-        """Add the outcomes of an earlier run to index, manifest and counts."""
         size_bytes = 0
         for planned, outcome in outcomes:
             if isinstance(outcome, SkippedObject):
@@ -282,8 +279,7 @@ class Packer:
     def find_unreadable(self, objects: Iterable[PlannedObject]) -> Iterator[PlannedObject]:
         """Read objects without packing them, and yield those that cannot be read.
 
-        Uses the memory of one more window. Raises other errors of `ObjectSource.read` and
-        `progress`.
+        Uses the memory of one more window.
         """
         with self._fetch(objects) as fetch:
             while (planned := fetch.next_object()) is not None:
@@ -461,7 +457,6 @@ class Packer:
     # --- manifest and index -----------------------------------------------------------------------
 
     def _add_tail(self, manifest: ManifestWriter, sink: StagingSink, spool: Path) -> bytes:
-        """Append manifest, index and footer; return their SHA-256."""
         tail = hashlib.sha256()
         try:
             manifest.close()
@@ -501,7 +496,6 @@ class _MemberChecks:
             self._digest.update(body)
 
     def compared(self, planned: PlannedObject) -> BodySums:
-        """Return the checksums; raise ObjectReadFailed if S3's own differs."""
         if self.s3 and self._digest and self._digest.digest() != self.s3.digest:
             raise checksum_differs(planned.object, self.s3.algorithm)
         return BodySums(self.sha256.digest(), self._crc64nvme.digest())

@@ -1,9 +1,8 @@
 """Runs many GETs concurrently and returns their bodies in order.
 
-A small object takes one GET; a large one is read in ranges of `part_bytes`. A window of bytes
-limits the GETs that run or wait for the writer. Memory therefore does not depend on the sizes or
-the number of objects. The writer starts the smallest GETs itself: passing them to a thread and back
-costs more than processing their bytes.
+A small object takes one GET; a large one is read in ranges. A window of bytes limits the GETs that
+run or wait for the writer, and so the memory. The writer starts the smallest GETs itself, since
+passing them to a thread and back costs more than processing them.
 """
 
 import hashlib
@@ -114,10 +113,10 @@ class OrderedFetch:
         return self._pending[0].planned if self._pending else None
 
     def parts(self, planned: PlannedObject) -> Generator[Fetched]:
-        """Yield the object's parts in order.
+        """Yield the object's parts, with its checksums if a part is the whole object.
 
-        Each comes with the checksums of the object if the part is the whole object. After an error
-        of `ObjectSource.read`, or if the caller stops early, the rest of the object is dropped.
+        After an error or an early stop, the rest of the object is dropped. Raises like
+        `ObjectSource.read`.
         """
         try:
             while self._pending and self._pending[0].planned is planned:
@@ -175,7 +174,7 @@ class OrderedFetch:
         return (unit.future or self._read_again(unit)).result()
 
     def _read_again(self, unit: _Unit) -> "Future[Fetched]":
-        """Read a failed small object in a thread, together with other failed ones behind it."""
+        """Read a failed small object in a thread, and other failed ones behind it."""
         future = self._in_thread(unit.planned.object)
         for other in self._pending:
             if other.begun and other.begun.has_failed():

@@ -27,11 +27,11 @@ class CopyFinding:
     """The result of reading samples from one copy.
 
     Attributes:
-        copy: the copy, as the store lists it.
-        fault: what is wrong with the copy's bytes, or that they are lost; "" if nothing is.
-        unanswered: why the provider could not be asked; "" if it answered.
+        copy: as the store lists it.
+        fault: what is wrong with its bytes, or "".
+        unanswered: why the provider could not be asked, or "".
         samples: number of samples compared.
-        whole: whether the whole copy was read instead of samples.
+        whole: whether the whole copy was read.
     """
 
     copy: Copy

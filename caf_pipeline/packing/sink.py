@@ -1,8 +1,8 @@
 """Writes a chunk's stored bytes to the staged file and computes their Merkle root.
 
-Stored bytes are the CAF file itself. A separate thread computes the root, a bounded distance behind
-the file. To resume a packing, the sink reads the existing bytes back instead of writing them. A
-file is locked while it is written, so other processes can detect whether its writer is alive.
+Stored bytes are the CAF file itself. A thread computes the root, a bounded distance behind the
+file. To resume a packing, the sink reads existing bytes back. A file is locked while it is written,
+so other processes know whether its writer is alive.
 
 Source: "Room to leave" in docs/design.md.
 """
@@ -34,10 +34,9 @@ _REREAD_BYTES: Final = 4 << 20
 
 
 class PartFile:
-    """A staged file that is open for writing and locked by this process until it is closed.
+    """A staged file, open for writing and locked by this process until it is closed.
 
-    The lock belongs to the open file, not to its name. It ends with the process; a suspended
-    process keeps it.
+    The lock belongs to the open file, not to its name. A suspended process keeps it.
     """
 
     def __init__(self, path: Path, descriptor: int, *, locked: bool) -> None:

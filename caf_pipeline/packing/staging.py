@@ -262,8 +262,8 @@ def download(
 ) -> tuple[bool, Sequence[str]]:
     """Download a stored chunk as its sealed file, after making room.
 
-    Tries the providers in order, until the bytes match the Merkle root. Returns whether one
-    succeeded, and the errors of the others.
+    Tries providers until the bytes match the Merkle root. Returns whether one succeeded, and the
+    errors of the others.
     """
     remove_staged(
         *(
@@ -335,10 +335,10 @@ def release_located(context: RunContext, name: str) -> None:
 
 
 def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
-    """Remove kept files until `size_bytes` fit. The file located first goes first.
+    """Remove kept files until `size_bytes` fit, the file located first before others.
 
-    `held_bytes` of them are already on the disk. If the bytes still do not fit, the reservation or
-    the disk refuses them later.
+    `held_bytes` of them are already on the disk. If they do not fit, the reservation or disk
+    refuses them later.
     """
     if _has_room(context, name, size_bytes, held_bytes):
         return
@@ -378,7 +378,6 @@ def _located_at(chunk: Chunk) -> datetime:
 
 
 def _remove_kept(context: RunContext, name: str) -> bool:
-    """Remove a kept file unless a run works with it."""
     try:
         with context.ledger.leases.hold(chunk_lease(name), context.holder):
             if context.ledger.chunks.get(name).state is not ChunkState.LOCATED:
@@ -390,7 +389,6 @@ def _remove_kept(context: RunContext, name: str) -> bool:
 
 
 def _has_room(context: RunContext, name: str, size_bytes: int, held_bytes: int) -> bool:
-    """Return whether disk and limit have room for the chunk beside the files of other chunks."""
     staging = context.staging()
     disk = os.statvfs(staging)
     if disk.f_bavail * disk.f_frsize < size_bytes - held_bytes:

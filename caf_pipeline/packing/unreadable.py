@@ -1,8 +1,7 @@
 """Finds objects that cannot be read although their source answers, and decides when to skip them.
 
-When a run meets such an object, it reads the rest of the chunk without writing. It counts all
-unreadable objects together and then fails. The journal still ends at the first such object, so
-members stay in plan order.
+A run that meets such an object reads the rest of the chunk without writing, counts all unreadable
+objects, and fails. The journal still ends at the first of them, which keeps the plan's order.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,12 +29,11 @@ SAMPLE_BYTES: Final = 64 << 10
 def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
     """Count a failed read of this object; return whether enough runs failed to skip it.
 
-    If no earlier run failed on the object, this run reads all objects behind it in the chunk and
-    counts the unreadable ones together. Otherwise, it reads only the objects that failed before.
+    The first run that fails on an object reads all objects behind it and counts the unreadable
+    ones. Later runs read only those again.
 
     Raises:
         SourceUnreachable: the source returns no object at all; nothing is counted.
-        SourceError: see `Packer.find_unreadable`.
     """
     require_answers(context, chunk, planned.object)
     failures = context.ledger.read_failures.list(chunk.name)
@@ -85,7 +83,6 @@ def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None
 
     Raises:
         SourceUnreachable: it does not.
-        SourceError: see `ObjectSource.list_pages` and `read`.
     """
     page = next(iter(context.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None
@@ -108,7 +105,6 @@ def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None
 
 
 def _sampled(objects: Iterable[S3Object], count: int, failed: S3Object) -> Iterator[S3Object]:
-    """Yield a few evenly spread objects."""
     spread = islice(objects, 0, None, max(count // SAMPLED_OBJECTS, 1))
     readable = (
         obj

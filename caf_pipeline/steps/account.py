@@ -1,7 +1,6 @@
 """Compares a chunk's manifest with its part of the plan and with its index.
 
-Both classes take the manifest in batches and may share one pass. Memory is one batch of manifest
-and plan.
+Both classes may share one pass over the manifest. Memory is one batch of manifest and plan.
 
 Source: promise 2 in docs/design.md.
 """
@@ -168,7 +167,6 @@ class _PlanRows:
         self._remaining = pa.RecordBatch.from_pylist([], _PLAN_SCHEMA)
 
     def take(self, count: int) -> pa.Table:
-        """Return the next rows, or fewer at the end."""
         taken = []
         for batch in self.rest():
             taken.append(batch.slice(0, count))
@@ -179,7 +177,6 @@ class _PlanRows:
         return pa.Table.from_batches(taken, _PLAN_SCHEMA)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield all remaining rows."""
         remaining, self._remaining = self._remaining, self._remaining.slice(0, 0)
         yield remaining.select(_PLAN_COLUMNS)
         for batch in self._batches:

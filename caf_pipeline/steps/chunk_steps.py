@@ -3,9 +3,8 @@
     load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored
     → load_locations → release_staging
 
-Each step takes the chunk's lease, reads the ledger, does what is missing, and moves the chunk.
-Steps are idempotent: after a crash, run the same step again. While the operator has paused
-everything, a step waits and keeps its lease.
+Each step takes the chunk's lease, does what is missing by the ledger, and moves the chunk. Steps
+are idempotent and may run again after a crash. During a pause, a step waits and keeps its lease.
 """
 
 import time
@@ -72,10 +71,9 @@ class SealReport:
     """A sealed or empty chunk.
 
     Attributes:
-        fill: the chunk's size as a share of the source's target.
-        bytes_per_second: bytes fetched per second of packing.
-        resumed_bytes: bytes of the file that an earlier run had packed.
-        not_resumed: why an earlier run's file was not resumed, or not completely; "" if it was.
+        fill: size as a share of the source's target.
+        bytes_per_second: fetched bytes per second of packing.
+        resumed_bytes, not_resumed: see `PackedChunk`.
     """
 
     chunk: Chunk
@@ -189,7 +187,6 @@ def _require_admitted(
     *,
     waiting_in: Sequence[ChunkState],
 ) -> None:
-    """Raise if the store would not take the chunk; withdraw it if it is too large."""
     try:
         context.store.admit(
             public=context.source_settings.public,
@@ -218,11 +215,6 @@ def bytes_to_post(
 
 
 def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
-    """Seal the packed file, with the rows of its manifest.
-
-    Raises:
-        IntegrityError: the file does not account for the plan; nothing was sealed.
-    """
     finished = read_packed(context, chunk.name)
     if finished is None:
         raise StagingError(
@@ -268,11 +260,7 @@ def _accounted_skips(
     account: ChunkAuditor,
     report: ManifestReport,
 ) -> Iterator[Skip]:
-    """Yield a chunk's skips, while `account` and `report` take its manifest.
-
-    Raises:
-        IntegrityError: the account does not agree; the ledger then writes nothing.
-    """
+    """Yield a chunk's skips; raise IntegrityError at the end if the account does not agree."""
     for batch in manifest.batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
         account.take(batch)
         report.take(batch)
@@ -318,11 +306,7 @@ def post_file(context: RunContext, name: str) -> Chunk:
 
 
 def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
-    """Return a sealed chunk with a root of this proof type. Its bytes stay the same.
-
-    Raises:
-        IntegrityError: the staged bytes were changed; the next run packs them again.
-    """
+    """Return a sealed chunk with a root of this proof type, of the same bytes."""
     if chunk.proof_type == proof_type:
         return chunk
     path = staged_path(context, chunk.name)
@@ -343,10 +327,7 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
 
 
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Give a chunk in `posting` that was never posted a root of the proof type set now.
-
-    A lost or damaged file is packed to its old root first.
-    """
+    """Give a never posted chunk in `posting` a root of the proof type that is set now."""
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
     if (
@@ -396,8 +377,8 @@ def put_staged(
 ) -> None:
     """Upload the chunk's staged file; providers in `wrong` get it in any case.
 
-    A lost lease ends the upload. If providers refuse the file and its root is indeed wrong, it is
-    packed again and uploaded then.
+    If providers refuse the file and its root is indeed wrong, it is packed again. A lost lease ends
+    the upload.
     """
 
     def progress(size_bytes: int) -> None:
@@ -461,10 +442,10 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
 def _restored(
     context: RunContext, lease: Lease, chunk: Chunk, *, before_post: bool = False
 ) -> Chunk:
-    """Return the chunk with a whole staged file, if it still needs one.
+    """Return the chunk with a whole staged file, if it still needs one, by packing it again.
 
-    A lost file is packed again. Before the post it may then get other members. After the post, a
-    plain chunk packs to the same bytes, unless its source has changed: then it is abandoned.
+    Before the post it may get other members. After the post, a plain chunk packs to the same bytes,
+    unless its source has changed: then it is abandoned.
     """
     chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
@@ -498,8 +479,8 @@ def _restored(
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
     """Pack a posted chunk again; abandon it if its objects have changed.
 
-    If another folder was its staging, its file may still be there for another machine. The chunk is
-    not abandoned then.
+    If it was staged in another folder, another machine may still have the file: it is not
+    abandoned.
     """
     packed_into = next(
         (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
@@ -535,8 +516,7 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
 def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
     """Pack a sealed chunk again from its source, into its place in staging.
 
-    Returns False, and leaves no file, if its objects have changed, which gives another root. Raises
-    the errors of `pack_or_resume`.
+    Returns False, and leaves no file, if its objects have changed. Raises like `pack_or_resume`.
     """
     pack_or_resume(context, lease, chunk)
     finished = read_packed(context, chunk.name)
@@ -639,7 +619,7 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
 
 
 def _wanted(context: RunContext, lease: Lease, name: str) -> Chunk:
-    """Return the workable chunk, but withdraw an unposted part of an object that was given up.
+    """Return the workable chunk; withdraw an unposted part of an object that was given up.
 
     A posted part continues, since it is paid for. It is never read.
     """
@@ -655,9 +635,9 @@ def _wanted(context: RunContext, lease: Lease, name: str) -> Chunk:
 
 
 def _workable(context: RunContext, name: str) -> Chunk:
-    """Return the chunk's row, or raise if no run may work on it.
+    """Return the chunk; raise if no run may work on it.
 
-    A withdrawn part of a split object is returned: every step ignores it.
+    Steps ignore a withdrawn part of a split object, which is not a failure.
     """
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.PARKED:
@@ -682,7 +662,6 @@ def _workable(context: RunContext, name: str) -> Chunk:
 
 
 def _reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
-    """Return the chunk, or raise if an earlier step has not run."""
     if chunk.state in CLAIMING and not has_reached(chunk.state, milestone):
         raise CafError(
             f"chunk {chunk.name} is {chunk.state}, not {milestone} yet",

@@ -1,12 +1,11 @@
-"""Compares rewritten objects, whose bytes are located, with the archive.
+"""Compares rewritten objects, whose bytes are located, with the archive by a HEAD each.
 
-Each object costs a HEAD. ETag and size prove nothing. S3's checksum of the full object must equal
-the archived one of the same algorithm: SHA-256, CRC-64/NVME, or the algorithm that S3 used when the
-object was packed. If the headers are equal, too, an exception records that the located object is
-current. Otherwise the object is archived again.
+ETag and size prove nothing: S3's checksum of the full object must equal the archived one of the
+same algorithm. That is SHA-256, CRC-64/NVME, or the algorithm that S3 used at packing time. If the
+headers are equal, too, an exception makes the located object current. Otherwise the object is
+archived again.
 
-Source: "Which objects are to be archived" in docs/design.md;
-docs/decisions/0014-what-is-current.md.
+Source: "Which objects are archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
 from collections import Counter, defaultdict
@@ -50,11 +49,11 @@ class Comparison:
 
     Attributes:
         requests: HEADs, one for each object.
-        equal: objects with the archived bytes and headers.
-        other_headers: objects with the archived bytes and other headers.
-        other_bytes: objects with another full-object checksum.
-        without_checksum: objects without a comparable full-object checksum.
-        not_compared: objects that are skipped for now.
+        equal: with the archived bytes and headers.
+        other_headers: with the archived bytes and other headers.
+        other_bytes: with another full-object checksum.
+        without_checksum: without a comparable full-object checksum.
+        not_compared: skipped for now.
     """
 
     requests: int = 0
@@ -78,9 +77,9 @@ def compare_headers(
     Args:
         context: of the source.
         lease: on the source's plan.
-        inventory: the inventory that lists the objects.
+        inventory: lists the objects.
         to_compare: a file of `inventory.SNAPSHOT_SCHEMA` in key order.
-        rewritten: the output file for objects whose bytes are not proven (REWRITTEN_SCHEMA).
+        rewritten: output of objects with unproven bytes (REWRITTEN_SCHEMA).
 
     Raises:
         SourceError: S3 is unreachable.
@@ -157,7 +156,7 @@ def _compare(
 def _located_versions(
     context: RunContext, objects: Sequence[S3Object]
 ) -> Mapping[S3Object, Sequence[LocatedVersion]]:
-    """Return, for each object, the located identities with its key, ETag and size, newest first."""
+    """Return each object's located identities with its ETag and size, the newest first."""
     by_key = defaultdict[str, list[LocatedVersion]](list)
     for version in context.ledger.content.located_versions(
         context.source, [obj.key.decode() for obj in objects]
@@ -178,7 +177,7 @@ def _located_versions(
 def _of_same_bytes(
     versions: Sequence[LocatedVersion], head: ObjectHead
 ) -> Sequence[LocatedVersion]:
-    """Return the identities that share an algorithm with the HEAD and equal all shared digests."""
+    """Return the identities that share an algorithm with the HEAD and equal its digests."""
 
     def agrees(version: LocatedVersion) -> bool:
         shared = head.checksums.keys() & version.checksums.keys()

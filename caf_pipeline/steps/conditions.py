@@ -82,72 +82,50 @@ def find_conditions(
     While everything is paused, delays are left out. `on_jackal` means that stored chunks should be
     checked regularly.
     """
-    name, late = progress.source, timedelta(seconds=alerts.late_after)
+    name = progress.source
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
-        hint = f"`caf repair {name}`, or its repair job, stores them again from intact copies"
         yield Condition(
-            ConditionKind.DAMAGED, True, f"{counted(damaged, 'chunk')} of {name} damaged", hint
+            ConditionKind.DAMAGED,
+            True,
+            f"{counted(damaged, 'chunk')} of {name} damaged",
+            f"`caf repair {name}`, or its repair job, stores them again from intact copies",
         )
     if parked := progress.sums([ChunkState.PARKED]).chunks:
-        hint = f"`caf status {name}` shows why; fix it, then `caf unpark` or `caf withdraw` each"
         yield Condition(
-            ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint
+            ConditionKind.PARKED,
+            True,
+            f"{counted(parked, 'chunk')} of {name} parked",
+            f"`caf status {name}` shows why; fix it, then `caf unpark` or `caf withdraw` each",
         )
     if progress.unknown_posts:
-        sentence = (
-            f"{counted(progress.unknown_posts, 'post')} of {name} missing from the ledger: "
-            "nothing is packed or posted"
-        )
         yield Condition(
             ConditionKind.UNKNOWN_POSTS,
             True,
-            sentence,
+            f"{counted(progress.unknown_posts, 'post')} of {name} missing from the ledger: nothing "
+            "is packed or posted",
             "`caf doctor` adds them to the ledger",
         )
     if not paused:
-        yield from _delays(progress, settings, alerts)
-    if progress.noticed_at and progress.at - progress.noticed_at > late and not paused:
-        keys = counted(progress.noticed_keys, "key")
-        sentence = (
-            f"{keys} of {name} named by events but not listed since, the first "
-            f"{_ago(progress.noticed_at, progress)}"
-        )
-        hint = f"check the ticks of the sensor for new objects of {name}, and `caf runs {name}`"
-        yield Condition(ConditionKind.UNLISTED_EVENTS, False, sentence, hint)
-    if (
-        settings.queue
-        and progress.queue_read_at
-        and progress.at - progress.queue_read_at > late
-        and not paused
-    ):
-        ago = _ago(progress.queue_read_at, progress)
-        sentence = f"the queue of {name} was last read {ago}: only inventories find new objects"
-        hint = f"check the ticks of the sensor for new objects of {name}, and that it is on"
-        yield Condition(ConditionKind.QUEUE_UNREAD, False, sentence, hint)
-    looked_at = progress.looked_at or progress.located_at
-    if on_jackal and looked_at and progress.at - looked_at > late and not paused:
-        sentence = f"the stored chunks of {name} were last checked {_ago(looked_at, progress)}"
-        hint = (
-            f"`caf runs {name}` shows why its proof watch failed; check its hourly schedule, and "
-            "that the chain answers"
-        )
-        yield Condition(ConditionKind.UNWATCHED, False, sentence, hint)
+        yield from _delays(progress, settings, alerts, on_jackal=on_jackal)
     if progress.messages_set_apart:
-        sentence = (
-            f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart"
-        )
         yield Condition(
-            ConditionKind.MESSAGES_SET_APART, False, sentence, f"`caf queue {name}` shows why"
+            ConditionKind.MESSAGES_SET_APART,
+            False,
+            f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart",
+            f"`caf queue {name}` shows why",
         )
     objects = progress.skipped_objects + progress.sums([*IN_GOOD_STANDING, *CLAIMING]).objects
     if progress.skipped_objects > objects * alerts.skipped_share:
-        sentence = f"{progress.skipped_objects:,} of {counted(objects, 'object')} of {name} skipped"
-        hint = f"`caf status {name}` shows the reasons; most objects are retried automatically"
-        yield Condition(ConditionKind.SKIPPED, False, sentence, hint)
+        yield Condition(
+            ConditionKind.SKIPPED,
+            False,
+            f"{progress.skipped_objects:,} of {counted(objects, 'object')} of {name} skipped",
+            f"`caf status {name}` shows the reasons; most objects are retried automatically",
+        )
 
 
 def _delays(
-    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings
+    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, on_jackal: bool
 ) -> Iterator[Condition]:
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
     moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
@@ -156,46 +134,69 @@ def _delays(
     late = timedelta(seconds=alerts.late_after)
     still = max(oldest, moved or oldest) if oldest else progress.at
     if progress.at - still > timedelta(seconds=alerts.stalled_after):
-        sentence = (
+        yield Condition(
+            ConditionKind.STALLED,
+            True,
             f"{name} is stalled: {under_way} under way, and the last change was "
-            f"{_ago(still, progress)}"
-        )
-        hint = (
+            f"{_ago(still, progress)}",
             f"`caf runs {name}` shows running and failed runs; check that Dagster's daemon and "
-            "sensors run"
+            "sensors run",
         )
-        yield Condition(ConditionKind.STALLED, True, sentence, hint)
     if oldest and progress.at - oldest > timedelta(seconds=settings.max_wait) + late:
-        sentence = (
-            f"{name} is late: {under_way} under way, the oldest planned {_ago(oldest, progress)}"
-        )
-        hint = (
+        yield Condition(
+            ConditionKind.LATE,
+            False,
+            f"{name} is late: {under_way} under way, the oldest planned {_ago(oldest, progress)}",
             f"`caf status {name} --watch` shows the remaining time; raise runs.max_in_flight or "
-            "alerts.late_after"
+            "alerts.late_after",
         )
-        yield Condition(ConditionKind.LATE, False, sentence, hint)
-    if inventory and progress.at - inventory > (
-        max(late, MAX_REPORT_AGE) if settings.inventory else late
-    ):
-        sentence = (
-            f"the last planned whole inventory of {name} was taken {_ago(inventory, progress)}"
+    inventory_late = max(late, MAX_REPORT_AGE) if settings.inventory else late
+    if inventory and progress.at - inventory > inventory_late:
+        ago = _ago(inventory, progress)
+        yield Condition(
+            ConditionKind.NO_INVENTORY,
+            False,
+            f"the last planned whole inventory of {name} was taken {ago}"
             if progress.inventory_at
-            else f"{name} was added {_ago(inventory, progress)}, but no whole inventory was planned"
-        )
-        hint = (
+            else f"{name} was added {ago}, but no whole inventory of it was planned",
             f"check its daily schedule, and `caf runs {name}` for the runs of its plan"
             if settings.automatic
-            else f"run `caf run {name}`, or set automatic = true in [sources.{name}]"
+            else f"run `caf run {name}`, or set automatic = true in [sources.{name}]",
         )
-        yield Condition(ConditionKind.NO_INVENTORY, False, sentence, hint)
     if inventory and inventory - progress.at > late:
-        future = f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        sentence = f"the last planned whole inventory of {name} has a time in the future, {future}"
-        hint = (
+        yield Condition(
+            ConditionKind.NO_INVENTORY,
+            False,
+            f"the last planned whole inventory of {name} has a time in the future, "
+            f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
             "until then it supersedes all others: correct the clock of the S3 server or of this "
-            "machine"
+            "machine",
         )
-        yield Condition(ConditionKind.NO_INVENTORY, False, sentence, hint)
+    if progress.noticed_at and progress.at - progress.noticed_at > late:
+        yield Condition(
+            ConditionKind.UNLISTED_EVENTS,
+            False,
+            f"{counted(progress.noticed_keys, 'key')} of {name} named by events but not listed "
+            f"since, the first {_ago(progress.noticed_at, progress)}",
+            f"check the ticks of the sensor for new objects of {name}, and `caf runs {name}`",
+        )
+    if settings.queue and progress.queue_read_at and progress.at - progress.queue_read_at > late:
+        ago = _ago(progress.queue_read_at, progress)
+        yield Condition(
+            ConditionKind.QUEUE_UNREAD,
+            False,
+            f"the queue of {name} was last read {ago}: only inventories find new objects",
+            f"check the ticks of the sensor for new objects of {name}, and that it is on",
+        )
+    looked_at = progress.looked_at or progress.located_at
+    if on_jackal and looked_at and progress.at - looked_at > late:
+        yield Condition(
+            ConditionKind.UNWATCHED,
+            False,
+            f"the stored chunks of {name} were last checked {_ago(looked_at, progress)}",
+            f"`caf runs {name}` shows why its proof watch failed; check its hourly schedule, and "
+            "that the chain answers",
+        )
 
 
 def _ago(moment: datetime, progress: SourceProgress) -> str:

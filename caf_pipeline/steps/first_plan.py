@@ -1,4 +1,4 @@
-"""Detects that the store may already have objects that the ledger lacks, before a plan pays again.
+"""Refuses plans that would pay again for objects which the store may already have.
 
 An empty home, a ledger rebuilt for other sources only, and a renamed source look the same: the
 ledger has no chunk. Source: promise 3 in docs/design.md.
@@ -15,11 +15,10 @@ from caf_pipeline.system.quantities import counted
 def refuse_new_archive(context: RunContext) -> None:
     """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
-    That is so after an incomplete rebuild. It is also possible if the ledger has no packed chunk of
-    the source while the owner has files in the store: of the source's archive, with an unreadable
-    note, or of an archive that is not known to have another address. An archive's id changes with
-    the source's name. Adopted chunks do not count as packed. Raises the errors of
-    `ChunkStore.archives`, too.
+    That is so after an incomplete rebuild, or if the ledger has no packed chunk of the source while
+    its owner has files in the store. Files count if they belong to the source's archive, to an
+    archive that is not known to have another address, or if their note is unreadable: an archive's
+    id changes with the source's name. Raises like `ChunkStore.archives`.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(

@@ -77,9 +77,9 @@ class NewObjectScan:
 
     Attributes:
         new_objects: objects that a plan would take.
-        next_after: key behind which the next scan begins; None at the end of the listing.
+        next_after: key behind which the next scan begins; None at the end.
         pages: pages listed.
-        all_new: whether all listed objects, apart from delete markers, are new.
+        all_new: whether all listed objects are new.
     """
 
     new_objects: int
@@ -105,8 +105,8 @@ def take_inventory(
         context: of the source.
         after: only keys greater than this.
         until: only keys up to and including this; the snapshot is then not complete.
-        resume: whether to reuse an interrupted listing. Its `taken_at` then applies.
-        to_plan: whether to note in the ledger that noticed keys are being listed.
+        resume: whether to reuse an interrupted listing, and its `taken_at`.
+        to_plan: whether the ledger notes that noticed keys are being listed.
     """
     home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
@@ -147,7 +147,6 @@ def take_inventory(
 def _start_listing(
     context: RunContext, after: bytes, until: bytes | None, *, to_plan: bool
 ) -> ListingStart:
-    """Note and return the start of a listing. Its time is earlier than the first request."""
     start = ListingStart(
         datetime.now(UTC),
         context.objects.clock(),
@@ -242,10 +241,10 @@ def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenRep
 
 
 def find_new_report(context: RunContext) -> str:
-    """Return the name of the newest complete report that is newer than all planned inventories.
+    """Return the newest complete report that is newer than all planned inventories, or "".
 
-    Returns "" if there is none. A folder may be named after a later time, so the manifest decides.
-    Raises the errors of `ObjectSource.open_report`.
+    The manifest decides, since a folder may be named after another time. Raises like
+    `ObjectSource.open_report`.
     """
     planned = context.ledger.content.last_inventory(context.source)
     for name in context.objects.find_reports(planned)[:REPORTS_TRIED]:
@@ -276,8 +275,6 @@ def empty_inventory_warning(context: RunContext, snapshot: Snapshot) -> str:
 
 def snapshot_to_plan(context: RunContext) -> Snapshot:
     """Return the snapshot that this run took, or else the latest.
-
-    Another run may have taken a later one of other keys, which that run plans.
 
     Raises:
         NotLocated: there is no snapshot, or `versions` was changed in the settings.
@@ -328,20 +325,18 @@ def latest_snapshot(
     skip_damaged: bool = False,
     planned: bool = False,
 ) -> Snapshot | None:
-    """Return the last snapshot of the source; None if there is none.
-
-    Args:
-        context: of the source.
-        complete: only of the whole source. The latest by S3's clock is returned, since the name has
-            the time of this machine, which may have been wrong.
-        run: only of this run.
-        skip_damaged: ignore damaged snapshots.
-        planned: only snapshots that are planned.
+    """Return the source's last snapshot; None if there is none.
 
     Snapshots of another bucket or prefix, as a preview may have, are ignored.
 
-    Raises:
-        IntegrityError: a snapshot that may be the latest is damaged.
+    Args:
+        context: of the source.
+        complete: only of the whole source, and the latest by S3's clock. Names have this machine's
+            time, which may have been wrong.
+        run: only of this run.
+        skip_damaged: ignore damaged snapshots; otherwise raise IntegrityError if one may be the
+            latest.
+        planned: only planned snapshots.
     """
     latest: Snapshot | None = None
     for path in sorted(context.inventories().glob("*.parquet"), reverse=True):
@@ -375,7 +370,7 @@ def open_snapshot(context: RunContext, name: str) -> Snapshot:
 
 
 def _prune(context: RunContext, taken: Snapshot) -> None:
-    """Remove old snapshots, except the one just taken and those in use, as plans take hours.
+    """Remove old snapshots, except the one just taken and those in use.
 
     Snapshots of another bucket or prefix do not displace the source's own.
     """
@@ -406,8 +401,8 @@ def scan_for_new(
 ) -> NewObjectScan:
     """List up to `max_pages` pages and count the objects that a plan would take.
 
-    Stops early after a page for which `enough` returns True; the next scan continues there. Pages
-    with only older versions and delete markers do not count.
+    Stops early after a page for which `enough` returns True. Pages with only older versions and
+    delete markers do not count.
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None
@@ -431,8 +426,7 @@ def scan_for_new(
 def _resume_key(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
     """Return the key behind which the next scan begins.
 
-    The next page may have the current version of the last key, so an unkept last key is listed
-    again.
+    The next page may have the current version of a page's last key.
     """
     if kept:
         return kept[-1].key

@@ -1,14 +1,12 @@
 """Lists a source with several threads into sorted Parquet pieces, and resumes interrupted listings.
 
-Each thread lists a range of keys. An idle thread splits the range that has been listed longest, at
-a key chosen by `inventory.key_split`. The first page behind that key belongs to the new range, so a
-split with nothing behind it costs one request. Pieces are durable files that state the keys they
-cover. The next listing lists only keys that no piece covers.
+Each thread lists a range of keys. An idle thread splits the longest-running range at a key chosen
+by `inventory.key_split`. A useless split costs one request. Pieces are durable files that state
+which keys they cover; only other keys are listed.
 
-A range ends at the first key behind it, which is correct only if the server lists keys in byte
-order. The code verifies that. Each page must be in order. The first key behind a range must be the
-first key of the next range. If a check fails, ListingUnordered
-is raised, and the caller lists page by page.
+A range ends at the first key behind it, which is correct only if the server lists in byte order.
+The code verifies that each page is in order, and that the first key behind a range is the first key
+of the next range. Otherwise ListingUnordered is raised, and the caller lists page by page.
 
 Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference.
 """
@@ -95,9 +93,8 @@ class ListingStart:
 
     Attributes:
         listed_at: time before the first request, by this machine's clock.
-        taken_at: the same time by S3's clock.
-        by_version: whether the bucket keeps versions. A later answer may differ; objects listed
-            with and without version ids would be archived twice.
+        taken_at: the same by S3's clock.
+        by_version: whether the bucket keeps versions; a later answer may differ.
     """
 
     listed_at: datetime
@@ -111,9 +108,7 @@ class _Range:
 
     Attributes:
         last: the last listed key, or `after`.
-        first: the first listed key.
-        following: the first key behind the range; None if there is none or it is not known yet.
-        ended: whether the whole range is listed, so that `following` is known.
+        following: the first key behind the range; known once it has `ended`.
         split_from: the range that this was split from, until its first page arrives.
     """
 
@@ -130,10 +125,9 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A file with all keys greater than `after`, up to and including `through`; see `_Range`.
+    """A file with all keys greater than `after`, up to and including `through`.
 
-    It may contain some versions of a later key, which do not count. `last` is the last key that
-    does.
+    Versions of later keys in it do not count.
     """
 
     path: Path
@@ -151,10 +145,10 @@ class _Piece:
 def listing_folder(
     folder: Path, terms: ListingTerms, newest: datetime | None, *, resume: bool = True
 ) -> Iterator["PieceFolder"]:
-    """Give the folder of an interrupted listing with these terms, or a new one, and lock it.
+    """Give the locked folder of an interrupted listing with these terms, or a new one.
 
-    Folders of listings that are too old, or older than the `newest` whole inventory, are removed.
-    After an error, the folder stays if resuming it is worthwhile.
+    Old folders, also those older than the `newest` whole inventory, are removed. After an error,
+    the folder stays if resuming it is worthwhile.
     """
     with translate_errors(folder), contextlib.ExitStack() as stack:
         for path in sorted(folder.glob(f"{FOLDER}*")):
@@ -210,7 +204,6 @@ def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, List
 
 
 def _described(piece: Path) -> dict[str, Any]:
-    """Return what a piece covers; raise KeyError or ValueError if it is malformed."""
     described: dict[str, Any] = json.loads(stated(pq.read_metadata(piece), _COVERS))
     return described
 
@@ -303,7 +296,7 @@ class PieceFolder:
 class _PieceWriter:
     """Writes a range into pieces that have all versions of their keys.
 
-    Only the next page shows whether the last key of a page has more versions.
+    The next page shows whether the last key of a page has more versions.
     """
 
     def __init__(self, folder: PieceFolder, after: bytes, *, all_versions: bool) -> None:
@@ -344,7 +337,6 @@ class _PieceWriter:
             self._publish(self._whole, self._whole, None, ended=False)
 
     def end(self, through: bytes | None, following: bytes | None) -> None:
-        """Publish a piece at the end of a range, even without objects."""
         self._left_out += self._pending
         self._publish(through, self._last, following, ended=True)
 
@@ -396,7 +388,7 @@ class ParallelListing:
         by_version: see `ListingStart`.
         after, until: as in `ListingTerms`, as bytes.
         threads: maximum number of concurrent ranges.
-        listed: objects so far, those of an earlier process included.
+        listed: objects so far, including an earlier process.
     """
 
     context: RunContext
@@ -480,7 +472,6 @@ class ParallelListing:
             self._fail(error)
 
     def _next(self) -> _Range | None:
-        """Return a waiting or newly split range; None when nothing is left."""
         with self._changed:
             while self._failure is None:
                 if self._waiting:
@@ -542,7 +533,7 @@ class ParallelListing:
                 writer.close()
 
     def _take(self, key_range: _Range, page: Sequence[S3Object]) -> Sequence[S3Object]:
-        """Return the objects of a page that are still in the range, which may have been split."""
+        """Return a page's objects in the range, which may have been split meanwhile."""
         with self._changed:
             within = (
                 len(page)
@@ -577,10 +568,10 @@ class ParallelListing:
     # --- order ------------------------------------------------------------------------------------
 
     def _require_meetings(self) -> None:
-        """Check each meeting of two ranges; raise ListingUnordered on a contradiction.
+        """Check the meetings of ranges; raise ListingUnordered on a contradiction.
 
-        A range is listed past its end by one key. That key must be the first key of the next range
-        that is not empty.
+        A range is listed one key past its end. That must be the first key of the next range with
+        keys.
         """
         pieces = self.folder.pieces()
         first = pieces[-1].following if pieces else None  # the first key of all later pieces
@@ -599,7 +590,6 @@ class ParallelListing:
             first = piece.first if piece.first is not None else first
 
     def _check_meeting(self, last: bytes, end: bytes) -> None:
-        """Check that the same key follows a range's last key and its end."""
         for _ in range(MEETING_CHECKS):
             behind_last = next((obj.key for obj in self._page(last) if obj.key > end), None)
             behind_end = next((obj.key for obj in self._page(end)), None)

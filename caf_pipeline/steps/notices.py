@@ -31,8 +31,7 @@ class NoticedScan:
 
     Attributes:
         to_plan: whether the part has objects to plan, or lacks a noticed key.
-        after, until: the part's keys: greater than `after`, up to and including `until`. None: to
-            the end.
+        after, until: keys greater than, up to and including; None: to the end.
     """
 
     to_plan: bool
@@ -66,12 +65,10 @@ def drain_queue(
 def scan_noticed(
     context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool]
 ) -> NoticedScan | None:
-    """List up to `max_pages` pages from the first noticed key after `after`.
+    """List up to `max_pages` pages from the first noticed key after `after`; None without one.
 
-    Returns None if no key is noticed. Behind the last key, the scan starts over at the first. If
-    there is nothing to plan, the scanned keys are forgotten. The scan ends early after a page for
-    which `enough` returns True. Pages without kept objects do not count, as in
-    `inventories.scan_for_new`.
+    Behind the last key, the scan starts over. If there is nothing to plan, the scanned keys are
+    forgotten. `enough` and the counting of pages are as in `inventories.scan_for_new`.
     """
     noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_PER_SCAN)
     noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_PER_SCAN)

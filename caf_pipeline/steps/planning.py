@@ -1,9 +1,9 @@
-"""The steps that follow an inventory: find what is current, cut new objects into chunks, account.
+"""The steps after an inventory: find what is current, cut chunks, account for all objects.
 
     inventories.take_inventory → state_current → cut_plan → account_for
 
-A plan is written to a folder, then registered with its claims in one transaction of the ledger. A
-crash between the two leaves an unregistered folder, which the next plan removes.
+A plan is written to a folder, then registered with its claims in one transaction. After a crash
+between the two, the next plan removes the folder.
 """
 
 import shutil
@@ -79,9 +79,7 @@ class PlanReport:
         target_bytes: size at which chunks are cut.
         previous: the source's last plan before.
         waiting: objects left for the next plan, since their chunk would be below `min_chunk_size`.
-        warning: chunks are too large for the store, or earlier ones have another proof type; or "".
-        comparison, exceptions: see `CurrentContent`.
-        left_out: see `Delta`.
+        warning: chunks are too large for the store, or earlier ones have another proof type.
     """
 
     snapshot: Snapshot
@@ -110,9 +108,8 @@ class CurrentContent:
 
     Attributes:
         identified: a file of `inventory.SNAPSHOT_SCHEMA`.
-        unsettled: another such file, see `inventory.current.Identified`.
-        standing: a file or folder of `inventory.STANDING_SCHEMA`, used to find the identities.
-        comparison: results for rewritten objects.
+        unsettled: see `inventory.current.Identified`.
+        standing: a file or folder of `inventory.STANDING_SCHEMA`.
         rewritten: rewritten objects with unproven bytes (`compare_headers.REWRITTEN_SCHEMA`).
         exceptions: number of keys whose LastModified does not show what is current.
     """
@@ -135,14 +132,14 @@ def state_current(
 ) -> CurrentContent:
     """Record what is current by this inventory, unless a later one covers the same keys.
 
+    Raises like `compare_headers.compare_headers`.
+
     Args:
         context: of the source.
         lease: on the source's plan.
         snapshot: the snapshot to record.
         folder: takes the files; the caller removes it.
-        compares_left_out: whether to compare headers of objects that a filter leaves out, too.
-
-    Raises the errors of `compare_headers.compare_headers`.
+        compares_left_out: whether to compare headers of filtered objects, too.
     """
     inventory = _record_of(snapshot)
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"
@@ -222,14 +219,12 @@ def cut_plan(
     """Plan and claim objects of the snapshot that are new to the ledger. Plans only add.
 
     Chunks have the source's target size, even if the store was too slow for it when last measured.
-    If a chunk was withdrawn because it is larger than what fits now, chunks get at most the fitting
-    size.
+    They get smaller only after a chunk was withdrawn that is larger than what fits.
 
     Args:
         context: of the source.
         snapshot: the snapshot to plan.
-        new_archive: plan even if the store may have objects that the ledger lacks, or if a rebuild
-            is incomplete.
+        new_archive: do not check whether the store has objects that the ledger lacks.
         patience_seconds: how long to wait for another run's plan.
 
     Raises:
@@ -306,7 +301,6 @@ def cut_plan(
 
 @contextmanager
 def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lease]:
-    """Hold the lease on the source's plan; retry while a live run has it."""
     until = time.monotonic() + patience_seconds
     with ExitStack() as stack:
         while True:
@@ -320,9 +314,9 @@ def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lea
 
 
 def last_plan(context: RunContext) -> PlanRow | None:
-    """Return the source's last plan. Consecutive plans of one inventory are merged into one row.
+    """Return the source's last plan; consecutive plans of one inventory become one row.
 
-    If an inventory was planned again, as after a withdrawal, only the last planning counts.
+    If an inventory was planned again, only the last planning counts.
     """
     plans = context.ledger.plans.list(context.source, limit=MAX_PLANS_OF_INVENTORY)
     if not plans:
@@ -398,7 +392,6 @@ def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
 
 
 def _other_proof_type(context: RunContext) -> str:
-    """Return a warning about posted chunks with another proof type than new ones, else ""."""
     posted = [
         chunk
         for chunk in context.ledger.chunks.list(context.source)
@@ -417,8 +410,7 @@ def _other_proof_type(context: RunContext) -> str:
 def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
     """Count each object of the snapshot once: located, claimed, left out, skipped or unaccounted.
 
-    If the whole snapshot was planned, the ledger stores the numbers of current, older and deleted
-    objects, and those left out by each filter.
+    If the whole snapshot was planned, the ledger stores the result.
     """
     with temporary_folder(context) as folder, reading(snapshot.path):
         (standing, _), identified = identify_objects(context, snapshot, folder)
@@ -446,8 +438,7 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
 def count_again(context: RunContext) -> Accounting | None:
     """Count the latest whole inventory again if chunks were located since and none is under way.
 
-    A chunk of an older plan may be located long after the last count. Returns None if there is
-    nothing to count, or if the inventory is on another machine.
+    Returns None if there is nothing to count, or if the inventory is on another machine.
     """
     if context.ledger.chunks.list(
         context.source, UNDER_WAY
@@ -476,7 +467,6 @@ def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> Pl
 
 
 def _moment_of(snapshot: Snapshot) -> datetime:
-    """Return the time of a plan of this snapshot. A report may be days old."""
     return max(snapshot.taken_at, datetime.now(UTC))
 
 
@@ -491,8 +481,7 @@ def write_plan_of(
 ) -> Plan:
     """Write a plan to an empty folder; `in_ledger` is False if the ledger lacks the source.
 
-    Servers may report any LastModified. A time in the future counts as the time of the first plan
-    that saw the object.
+    A LastModified in the future counts as the time of the first plan that saw the object.
     """
     plan = write_plan(delta, folder, terms)
     if plan.waiting is None:
@@ -526,7 +515,6 @@ def _write_plan(
     folder: Path,
     sizes: ChunkSizes,
 ) -> tuple[Plan, Mapping[str, int]]:
-    """Write a plan; return it, and how many objects each filter leaves out."""
     filters = filters_of(context, snapshot)
     delta = not_yet_archived(
         current.unsettled, current.standing, folder / "wanted.parquet", filters=filters
@@ -559,7 +547,6 @@ def filters_of(context: RunContext, snapshot: Snapshot) -> ObjectFilter:
 
 
 def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan) -> PlanRecord:
-    """Name and move the plan, then write it to the ledger with its claims."""
     generation = 0
     while context.ledger.plans.find(plan.sha256(generation)):
         generation += 1

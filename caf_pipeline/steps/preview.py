@@ -32,15 +32,11 @@ from caf_pipeline.system.folder_lock import reading
 GET_PRICE: Final = 0.0004
 """US dollars for 1,000 GET or HEAD requests of S3 Standard in us-east-1.
 
-Current prices are at https://aws.amazon.com/s3/pricing/. Other classes and regions cost more, and
-retrieval from cold classes costs extra.
+Current prices: https://aws.amazon.com/s3/pricing/. Cold classes cost more.
 """
 
 EGRESS_PRICE: Final = 0.09
-"""US dollars for 1 GiB to the internet, of the first 10 TB in a month ("Data transfer").
-
-Free if the pipeline runs in the bucket's own region.
-"""
+"""US dollars for 1 GiB to the internet, of the first 10 TB in a month. Free within a region."""
 
 GIB: Final = 1 << 30
 
@@ -65,14 +61,14 @@ class PlanEstimate:
 
     Attributes:
         target_bytes: size at which chunks are cut.
-        fill: object bytes as a share of the target, in all chunks of whole objects but the last.
-        expected_bytes: size of all chunks with estimated manifests.
+        fill: object bytes as a share of the target, without the last chunk.
+        expected_bytes: size of all chunks.
         requests: GETs and HEADs at the source.
-        request_usd, egress_usd: their price; None if an endpoint is set without a price.
-        at_aws: whether AWS's list prices apply if no price is set.
+        request_usd, egress_usd: their price; None if unknown.
+        at_aws: whether AWS's list prices are the default.
         storage: the store's price; None if it is free or unknown.
         storage_unknown: why the price is unknown, or "".
-        rate: recent rate of the source; None if it was not measured yet.
+        rate: recent rate of the source; None before the first chunk.
     """
 
     statistics: PlanStatistics
@@ -134,14 +130,14 @@ class PlanPreview:
     """The plan that a snapshot would get.
 
     Attributes:
-        located, claimed: objects of the snapshot that are in chunks, or in chunks under way.
-        left_out: objects that each filter of the source leaves out.
+        located, claimed: objects in chunks, or in chunks under way.
+        left_out: objects that each filter leaves out.
         skipped: objects that the plan would skip, by reason.
         waiting: objects that would wait for the next plan.
-        to_compare: rewritten objects with the same ETag and size. They count as planned, but the
-            plan leaves out those with the archived checksum and headers.
+        to_compare: rewritten objects. They count as planned, but the plan leaves out those with the
+            archived checksum and headers.
         plans: number of plans; a minimum if several objects are split.
-        warning: as in `PlanReport`, or why the plan or some chunks would be refused.
+        warning: as in `PlanReport`, or why plan or chunks would be refused.
         previous: the source's last plan.
     """
 
@@ -291,7 +287,7 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
 
 
 def _refusal(context: RunContext) -> str:
-    """Return why a plan would be refused; "" if it would not, or the store does not answer."""
+    """Return why a plan would be refused, or ""."""
     address = context.ledger.sources.address(context.source)
     if address not in (None, context.address):
         addresses = f"{address} in the ledger, and {context.address} in the settings"
@@ -307,7 +303,7 @@ def _refusal(context: RunContext) -> str:
 
 
 def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
-    """Return why the store would not take all chunks; "" if it would, or does not answer."""
+    """Return why the store would not take all chunks, or ""."""
     if not chunks:
         return ""
     sizes = [chunk.expected_size_bytes for chunk in chunks]

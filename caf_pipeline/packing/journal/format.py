@@ -1,15 +1,11 @@
 """The format of the packing journal: which bytes of a staged chunk are safe, and what they are.
 
-The journal is a ChunkIO log beside the part; its hashes show which entries are complete and
-undamaged. The content of an entry is MessagePack. Its user data are its number (u64 LE) and 8 bytes
-of the SHA-256 of the opening, which rule out entries of another journal.
+The journal is a ChunkIO log beside the part, whose hashes show which entries are undamaged. Content
+is MessagePack. User data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening,
+which rule out entries of another journal. Entry 0 is the opening. Each later entry is a checkpoint:
+the outcomes of the plan's next objects, and the file's state.
 
-Entry 0 is the opening: the chunk, plan and software version that determine the bytes. Each later
-entry is a checkpoint. It has the outcomes of the plan's next objects, the number of durable
-bytes, and the Merkle tree at the end of the last whole member.
-
-A reader accepts entries up to the first that breaks a rule. The packer then compares the staged
-bytes with them.
+A reader accepts entries up to the first that breaks a rule, then compares the staged bytes.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -113,11 +109,11 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
 
     Attributes:
         outcomes: in plan order, continuing the previous checkpoint.
-        objects_sha256: over all objects of the plan so far (`add_to_digest`).
+        objects_sha256: over all objects so far (`add_to_digest`).
         boundary: end of the last whole member, and start of the open one.
         tree: `MerkleTree.state(open_block=False)` at the boundary.
-        durable_bytes: bytes of the file that were fsynced before the checkpoint was written.
-        open: the member that is staged in part at `durable_bytes`.
+        durable_bytes: bytes of the file that were fsynced before.
+        open: the member that is staged in part.
     """
 
     outcomes: Annotated[list[PackedMember | SkippedObject], msgspec.Meta(max_length=MAX_OUTCOMES)]
@@ -182,7 +178,7 @@ class Journal:
     Not thread-safe.
 
     Attributes:
-        broken: after reading, why the valid prefix ended before the last entry; "" if it did not.
+        broken: after reading, why the valid prefix ended early, or "".
     """
 
     def __init__(self, path: Path, descriptor: int, opening: Opening) -> None:
@@ -259,7 +255,7 @@ class Journal:
         record: Opening | Checkpoint | None,
         previous: Checkpoint | None,
     ) -> str:
-        """Return why an entry does not continue the valid prefix; "" if it does."""
+        """Return why an entry does not continue the valid prefix, or ""."""
         if record is None:
             return f"its entry {number} is damaged, incomplete or of another version"
         if number == 0:
@@ -325,7 +321,6 @@ class Journal:
 
 
 def _is_sound(checkpoint: Checkpoint, previous: Checkpoint | None) -> bool:
-    """Return whether a checkpoint is consistent with itself and with the previous one."""
     position = previous.boundary if previous else HEAD_SIZE_BYTES
     for outcome in checkpoint.outcomes:
         if isinstance(outcome, PackedMember):

@@ -1,10 +1,9 @@
 """Replays an earlier run's journal, and accepts only what the staged bytes confirm.
 
-Each checkpoint is compared with the plan's objects and with the bytes: lengths, the SHA-256 of
-every member and of an open one's staged bytes, and the Merkle tree. The first mismatch ends the
-replay; part and journal are cut behind the checkpoint before. An open object that was rolled back
-later is not compared, since other bytes have replaced it. Memory is one checkpoint, and a number
-for each open object.
+Lengths, the SHA-256 of each member and of the staged bytes of an open one, and the Merkle tree must
+match. The first mismatch ends the replay; part and journal are cut behind the checkpoint before. An
+open object that was rolled back later is not compared, since other bytes have replaced it. Memory
+is one checkpoint, and a number for each open object.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -34,12 +33,12 @@ Outcomes = Sequence[tuple[PlannedObject, PackedMember | SkippedObject]]
 
 @dataclass(frozen=True, slots=True)
 class ReplayState:
-    """How far the staged bytes are confirmed, and read into the sink.
+    """How far the staged bytes are confirmed and read into the sink.
 
     Attributes:
-        position: position in the journal at which to continue.
+        position: in the journal, at which to continue.
         boundary: end of the last whole member.
-        end: end of the sink; 0 if nothing is resumed.
+        end: of the sink; 0 if nothing is resumed.
         objects_digest: over the objects so far.
         open: the next object, if the sink has a part of it.
     """
@@ -81,15 +80,15 @@ def replay(
 ) -> tuple[ReplayState, str]:
     """Read confirmed bytes into the sink, then cut part and journal behind them, durably.
 
-    Returns the state reached, and why not all of the journal was accepted; "" if it was.
+    Returns the state reached, and why not all of the journal was accepted, or "".
 
     Args:
         journal: of the part that the sink has opened.
         sink: at its start; at the end of the confirmed bytes on return.
         objects: all objects of the chunk; accepted ones are taken.
         head: bytes of the head member, with which the part begins.
-        take: called with the outcomes of each accepted checkpoint. May raise to end the replay,
-            which leaves both files unchanged.
+        take: called with the outcomes of each accepted checkpoint. If it raises, both files stay
+            unchanged.
 
     Raises:
         StagingError: a file cannot be read or cut.
@@ -143,7 +142,6 @@ def _verified(
     objects: ObjectQueue,
     sink: StagingSink,
 ) -> ReplayState | None:
-    """Read a checkpoint's bytes into the sink; None if bytes or plan do not match it."""
     outcomes, open_member = checkpoint.outcomes, checkpoint.open
     planned = objects.peek(len(outcomes) + 1)
     if len(planned) < len(outcomes) + bool(open_member):

@@ -1,10 +1,9 @@
 """Takes over the files of an earlier run, so that no other run writes to them.
 
-A part and a journal of one epoch are a pair. Both get names of this lease's epoch in an order that
-keeps a pair in place at every moment: the journal is copied first, then the part is renamed. A part
-without a lock has no writer, and packing continues in it. If its writer is still alive, perhaps
-suspended, the journaled bytes are copied and the copy gets the name. The old file then belongs to
-the old writer alone.
+Part and journal get names of this lease's epoch, in an order that keeps a pair in place at every
+moment: the journal is copied, then the part is renamed. A part without a lock has no writer, and
+packing continues in it. If its writer is alive, the journaled bytes are copied instead, and the old
+writer keeps its file.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -56,9 +55,7 @@ def find_resumable_part(files: Sequence[StagedFile]) -> tuple[PartFile | None, s
 def take_over(
     old_part: PartFile, part: Path, opening: Opening, check: Callable[[], None]
 ) -> PartFile | None:
-    """Rename or copy a part and its journal to this lease's epoch.
-
-    Returns None if the part disappeared meanwhile.
+    """Rename or copy a part and its journal to this lease's epoch; None if the part is gone.
 
     Args:
         old_part: from `find_resumable_part`; it is closed here, or returned.
@@ -104,7 +101,7 @@ def take_over(
 
 
 def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) -> None:
-    """Copy the first bytes of a file, in the kernel if possible, which may share the blocks."""
+    """Copy the first bytes of a file, in the kernel if possible, which may share blocks."""
     position = 0
     by_kernel = hasattr(os, "copy_file_range")
     while position < size_bytes:

@@ -1,8 +1,7 @@
 """Writes the packing journal while packing continues.
 
-A checkpoint is due after a number of bytes, objects or seconds. A separate thread fsyncs the staged
-bytes and then appends the entry. Packing waits only if a crash would lose more than a bounded
-amount of work.
+A checkpoint is due after some bytes, objects or seconds. A thread fsyncs the staged bytes, then
+appends the entry. Packing waits only if a crash would lose too much work.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -49,10 +48,9 @@ class CheckpointPace:
 
     Attributes:
         due_bytes: unsafe bytes. On a disk of 200 MiB/s, at most three fsyncs a second.
-        due_seconds: since the last checkpoint. With `ahead_seconds`, a kill costs about 10 s of
-            work.
-        due_outcomes: objects without a journal entry; about 1 MB of entries.
-        due_outcomes_bytes: size of these entries, since headers and reasons may be long.
+        due_seconds: since the last checkpoint. A kill costs about 10 s of work in all.
+        due_outcomes: objects without an entry; about 1 MB.
+        due_outcomes_bytes: size of their entries, since headers may be long.
         ahead_bytes: unsafe bytes at which packing waits.
         ahead_seconds: duration of a checkpoint after which packing waits.
     """
@@ -85,7 +83,7 @@ def part_of(settings: PackingSettings) -> int:
 
 
 def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
-    """Return unsafe bytes outside the window: a part that left it, and one being written."""
+    """Return unsafe bytes outside the window: two parts, one of them being written."""
     return 2 * part_of(settings)
 
 
@@ -110,8 +108,8 @@ class Checkpoints:
     """The journal of one packing. The packer reports events in order.
 
     Attributes:
-        kept_bytes: bytes of the staged file that the journal makes safe.
-        holds: whether the journal has anything that a next run would resume.
+        kept_bytes: bytes of the staged file that are safe.
+        holds: whether the journal has anything to resume.
     """
 
     def __init__(
