@@ -18,7 +18,7 @@ def archive(world, chunk):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_post_that_another_wallet_signed_is_not_paid_for_twice(new_world, monkeypatch, sent):
+def test_post_signed_by_another_wallet_is_not_paid_twice(new_world, monkeypatch, sent):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=6)
     (chunk,) = world.plan()

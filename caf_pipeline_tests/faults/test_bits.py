@@ -110,9 +110,7 @@ def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(
         case.check(small_world)
 
 
-def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(
-    fault, small_world, unruly_s3
-):
+def test_staged_file_contradicting_its_journal_is_not_resumed(fault, small_world, unruly_s3):
     small_world.put(LAST, b"last" * 100)
     (name,) = small_world.plan()
     with fault(GROUP, "in all of an interrupted part, and its journal emptied or cut") as case:
@@ -282,7 +280,7 @@ def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
         case.check(large_world)
 
 
-def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, ledger):
+def test_folder_store_refuses_file_that_was_not_posted(fault, tmp_path, ledger):
     """As a provider does: samples alone, taken of a file that was flipped before, would let it
     pass.
     """
@@ -309,7 +307,7 @@ def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, led
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small_world, soak):
+def test_flipped_plan_is_never_archived_as_something_else(fault, small_world, soak):
     """Either it does not matter, or the chunk fails in one sentence, is withdrawn, and its objects
     are planned again.
     """
@@ -424,7 +422,7 @@ def holders_of(world, name):
     ]
 
 
-def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, small_world):
+def test_flipped_copy_is_skipped_and_objects_read_right(fault, small_world):
     (name,) = small_world.plan()
     assert small_world.run(name) == 0
     with fault(GROUP, "at one provider after the other, located") as case:

@@ -116,7 +116,7 @@ def test_a_staging_disk_that_is_too_small_by_whatever_amount(fault, staged_on):
 
 
 @pytest.mark.parametrize("read", [1, 5, 10])
-def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on, unruly_s3, read):
+def test_staging_disk_runs_full_during_packing(fault, staged_on, unruly_s3, read):
     """The chunk's own space is reserved by then: it is the journal and the manifest that find
     none.
     """
@@ -135,7 +135,7 @@ def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on,
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1_000, 20_000, 200_000])
-def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(fault, staged_on, limit_bytes):
+def test_file_size_limit_is_reported_like_full_disk(fault, staged_on, limit_bytes):
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, "no file may be larger than a limit") as case:
@@ -172,7 +172,7 @@ def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
         case.check(world)
 
 
-def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_on, unruly_s3):
+def test_staging_folder_is_removed_during_packing(fault, staged_on, unruly_s3):
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, "staging removed while packing") as case:
@@ -190,7 +190,7 @@ def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_
 @pytest.mark.parametrize(
     "step", ["load_batch", "pack_chunk", "seal_chunk", "post_file", "load_locations"]
 )
-def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, step):
+def test_staging_disk_becomes_read_only_before_a_step(fault, staged_on, step):
     world, disk = staged_on
     world.staging.mkdir()
     (name,) = world.plan()
@@ -225,9 +225,7 @@ def test_a_staging_folder_that_is_a_file_is_told(fault, staged_on):
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(
-    fault, new_world, new_disk, tmp_path
-):
+def test_home_is_full_during_inventory_or_plan(fault, new_world, new_disk, tmp_path):
     disk = new_disk(16 * MIB)
     world = new_world(home=str(disk.folder / "home"), staging=str(tmp_path / "staging"))
     world.fill(small=6, large=1)
@@ -289,7 +287,7 @@ def kept_on(new_world, database_disk, request, unruly_s3, new_bucket):
 
 
 @pytest.mark.parametrize("method", ["register_plan", "seal", "load_locations"])
-def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, unruly_s3, method):
+def test_database_runs_out_of_disk_during_write(fault, kept_on, unruly_s3, method):
     world, disk = kept_on
     unruly_s3.fail(403, "AccessDenied", key="some/key-001")  # a skip is what the seal writes
     with fault(GROUP, f"the database's disk full in {method}") as case:

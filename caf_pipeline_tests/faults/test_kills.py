@@ -56,9 +56,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.parametrize("where", ["before", "inside", "after"])
-def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_next(
-    fault, new_world, where, seed
-):
+def test_runs_killed_at_successive_steps_are_each_resumed(fault, new_world, where, seed):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
     with fault("A run is killed", f"{where} each of its eight steps") as case:
@@ -73,9 +71,7 @@ def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_ne
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(
-    fault, world, phase, seed
-):
+def test_run_killed_at_random_moments_is_finished_by_next(fault, world, phase, seed):
     with fault("A run is killed", f"at random moments of {phase}") as case:
         chance = random.Random(f"{phase} {seed}")
         chunks = world.plan()
@@ -90,9 +86,7 @@ def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(
         case.check(world)
 
 
-def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_next(
-    fault, world, seed
-):
+def test_run_killed_during_inventory_or_plan_is_finished_by_next(fault, world, seed):
     with fault("A run is killed", "at random moments of inventory and planning") as case:
         chance = random.Random(f"planning {seed}")
         case.tried = 0
@@ -105,7 +99,7 @@ def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_ne
         case.check(world)
 
 
-def test_a_run_killed_from_outside_again_and_again_is_finished_in_the_end(fault, world, seed):
+def test_run_killed_repeatedly_from_outside_is_finished_eventually(fault, world, seed):
     with fault("A run is killed", "again and again, at random moments of its whole way") as case:
         chance = random.Random(f"whole way {seed}")
         case.tried = 0

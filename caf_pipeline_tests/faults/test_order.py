@@ -49,7 +49,7 @@ def chunks_of(report):
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_of_the_same_snapshot_adds_nothing_at_any_time(fault, small_world):
+def test_second_plan_of_same_snapshot_adds_nothing(fault, small_world):
     with (
         fault(
             GROUP,
@@ -111,9 +111,7 @@ def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
         case.check(small_world)
 
 
-def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothing(
-    fault, small_world
-):
+def test_located_partition_run_again_elsewhere_does_nothing(fault, small_world):
     (name,) = small_world.plan()
     with fault(GROUP, "the same partition run again after it is located") as case:
         for _ in range(3):
@@ -123,7 +121,7 @@ def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothi
         case.check(small_world)
 
 
-def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small_world):
+def test_repeated_move_is_refused_and_writes_nothing(fault, small_world):
     (name,) = small_world.plan()
     with (
         fault(GROUP, "posting, copies and locations recorded twice") as case,
@@ -163,7 +161,7 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
+def test_late_plan_of_older_snapshot_restores_no_old_version(fault, small_world):
     with (
         fault(GROUP, "an old snapshot planned after a newer one, without versions") as case,
         small_world.run_context() as context,
@@ -182,9 +180,7 @@ def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, 
         case.check(small_world)
 
 
-def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
-    fault, small_world, unruly_s3, soak
-):
+def test_current_version_does_not_depend_on_plan_order(fault, small_world, unruly_s3, soak):
     """All versions are of one second, as S3 tells it."""
     small_world.bucket.keep_versions()
     small_world.finish()
@@ -252,9 +248,7 @@ def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
         case.check(small_world)
 
 
-def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(
-    fault, small_world
-):
+def test_withdrawn_chunk_is_refused_and_objects_archived_once(fault, small_world):
     (old,) = small_world.plan()
     with fault(
         GROUP, "an old plan's chunk run again after it was withdrawn and planned again"
@@ -273,9 +267,7 @@ def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archive
         case.check(small_world)
 
 
-def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(
-    fault, small_world, unruly_s3
-):
+def test_object_located_by_another_chunk_is_not_archived_again(fault, small_world, unruly_s3):
     """It was skipped, planned again and located there; then the first chunk's staged file is lost,
     and it is packed again.
     """

@@ -105,9 +105,7 @@ def test_what_passes_is_asked_again_and_the_run_ends_right(fault, small_world, u
 
 
 @pytest.mark.parametrize("size_bytes", [10_000, 80_000], ids=["whole", "in ranges"])
-def test_what_lasts_fails_the_run_in_one_sentence_and_the_next_run_ends_right(
-    fault, small_world, unruly_s3, size_bytes
-):
+def test_lasting_fault_fails_run_and_next_run_ends_right(fault, small_world, unruly_s3, size_bytes):
     world = small_world(large=0, request_attempts=1)  # one chunk
     with ExitStack() as stack:
         cases = [
@@ -181,9 +179,7 @@ def test_a_storm_that_lasts_fails_the_run_in_one_sentence(fault, small_world, un
         ends_right(case, world, unruly_s3)
 
 
-def test_a_source_that_is_down_for_many_runs_makes_no_object_unreadable(
-    fault, small_world, unruly_s3
-):
+def test_source_down_for_many_runs_makes_no_object_unreadable(fault, small_world, unruly_s3):
     world = small_world(request_attempts=1)
     with fault(GROUP, "503 SlowDown for everything, run after run") as case:
         world.plan()
@@ -209,9 +205,7 @@ GARBAGE = {
 }
 
 
-def test_a_listing_of_garbage_is_refused_and_no_snapshot_is_made_of_it(
-    fault, small_world, unruly_s3
-):
+def test_listing_of_garbage_is_refused_without_snapshot(fault, small_world, unruly_s3):
     world = small_world(request_attempts=1)
     with fault(GROUP, "a listing of garbage") as case:
         case.tried = 2 * len(GARBAGE)
@@ -255,7 +249,7 @@ def test_a_listing_that_lies_loses_nothing_and_doubles_nothing(fault, small_worl
         cases[0].check(world)
 
 
-def test_a_listing_that_comes_back_to_where_it_was_is_refused(fault, small_world, unruly_s3):
+def test_listing_that_loops_is_refused(fault, small_world, unruly_s3):
     world = small_world()
     pages = []
 
@@ -319,7 +313,7 @@ def changing(world, unruly_s3, replaced, deleted, **at):
     unruly_s3.meanwhile(lambda: world.delete(deleted), key=deleted, times=1, **at)
 
 
-def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_successor_archived(
+def test_object_changed_after_broken_body_is_skipped_successor_archived(
     fault, small_world, unruly_s3
 ):
     world = small_world()
@@ -332,9 +326,7 @@ def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_suc
         assert (located(world, REPLACED), located(world, DELETED)) == (1, 0)
 
 
-def test_an_object_that_changes_while_its_body_goes_on_is_archived_as_it_was(
-    fault, small_world, unruly_s3
-):
+def test_object_changed_during_its_body_is_archived_unchanged(fault, small_world, unruly_s3):
     world = small_world()
     with fault(GROUP, "objects replaced and deleted during their GETs, which go on") as case:
         case.tried = 2
@@ -348,9 +340,7 @@ def third(asked):
     return asked.number == 3
 
 
-def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_mixed(
-    fault, small_world, unruly_s3
-):
+def test_object_changed_between_ranges_is_skipped_never_mixed(fault, small_world, unruly_s3):
     world = small_world(large=2)
     with fault(
         GROUP, "large objects replaced and deleted between two of their ranged GETs"
@@ -382,9 +372,7 @@ def journaled_in_its_middle(world):
 
 
 @pytest.mark.parametrize("becomes", ["changed", "deleted"])
-def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is_never_mixed(
-    fault, new_world, becomes
-):
+def test_object_changed_before_resumed_run_is_never_mixed(fault, new_world, becomes):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=6, large=3)
     with fault(
@@ -406,9 +394,7 @@ def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is
         case.check(world)
 
 
-def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(
-    fault, small_world, unruly_s3, new_bucket
-):
+def test_version_is_archived_whatever_becomes_of_its_key(fault, small_world, unruly_s3, new_bucket):
     new_bucket.keep_versions()
     world = small_world(large=2)
     with fault(GROUP, "versions replaced and deleted between two of their ranged GETs") as case:
@@ -420,9 +406,7 @@ def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(
         assert (located(world, LARGE_REPLACED), located(world, LARGE_DELETED)) == (2, 1)
 
 
-def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(
-    fault, small_world, unruly_s3
-):
+def test_chunk_without_remaining_objects_is_empty_and_free(fault, small_world, unruly_s3):
     world = small_world()
     with fault(GROUP, "every object deleted between the inventory and its GET") as case:
         unruly_s3.hang(0.0)
@@ -457,9 +441,7 @@ def test_a_clock_of_s3_that_is_hours_wrong_changes_nothing(fault, small_world, u
 @pytest.mark.parametrize(
     "by", ["+ interval '7 hours'", "- interval '7 hours'"], ids=["ahead", "behind"]
 )
-def test_a_clock_of_the_database_that_is_hours_wrong_changes_nothing(
-    fault, small_world, unruly_s3, database_url, by
-):
+def test_wrong_database_clock_changes_nothing(fault, small_world, unruly_s3, database_url, by):
     skew_database(database_url, by)
     world = small_world()
     with fault(GROUP, "the database's clock is hours off ours, then right") as case:

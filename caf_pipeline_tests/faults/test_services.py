@@ -101,7 +101,7 @@ def test_the_s3_server_killed_under_an_inventory_loses_nothing(fault, new_world,
 
 
 @pytest.mark.parametrize("phase", ["posting", "uploading", "verifying"])
-def test_the_chain_killed_under_a_run_loses_nothing_and_charges_once(fault, world, network, phase):
+def test_chain_killed_during_run_loses_nothing_and_charges_once(fault, world, network, phase):
     with fault(GROUP, f"the chain and all providers, while {phase}") as case:
         first, second, _ = world.plan()
         case.tried = 2
@@ -115,7 +115,7 @@ def test_the_chain_killed_under_a_run_loses_nothing_and_charges_once(fault, worl
         case.check(world)
 
 
-def test_a_provider_killed_under_an_upload_loses_nothing_and_charges_once(fault, world, network):
+def test_provider_killed_during_upload_loses_nothing_and_charges_once(fault, world, network):
     with fault(GROUP, "a provider, while uploading") as case:
         first, second, _ = world.plan()
         case.tried = 2
@@ -131,7 +131,7 @@ def test_a_provider_killed_under_an_upload_loses_nothing_and_charges_once(fault,
         case.check(world)
 
 
-def test_runs_behind_a_pooler_that_are_killed_as_it_is_lose_nothing(fault, new_world, database_url):
+def test_runs_behind_killed_pooler_lose_nothing(fault, new_world, database_url):
     what = "pgbouncer in transaction mode, under runs that are killed too"
     with fault(GROUP, what) as case, running_pooler(database_url) as pooler:
         world = new_world(database_url=pooler.url)

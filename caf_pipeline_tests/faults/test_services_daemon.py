@@ -221,9 +221,7 @@ def located(world: World) -> int:
 @pytest.mark.filterwarnings(
     "ignore:Function `AssetSelection.sources` is deprecated"
 )  # Dagster's own call
-def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_with_all_slots_free(
-    fault, world, failures, soak
-):
+def test_backfill_under_all_failures_completes_and_frees_slots(fault, world, failures, soak):
     count, every = (LONG_CHUNKS, LONG_FAILURES_EVERY) if soak else (CHUNKS, FAILURES_EVERY)
     chance = random.Random("bodies")
     for number in range(count * OBJECTS):

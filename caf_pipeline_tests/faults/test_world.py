@@ -40,7 +40,7 @@ def told():
         yield template, lambda **line: print(json.dumps(line), file=pipe, flush=True)
 
 
-def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
+def test_run_is_not_mistaken_for_earlier_one_with_same_pid(told):
     template, say = told
     say(begun=7)
     say(ended=7, status=-9)
@@ -52,7 +52,7 @@ def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
     assert template.status(second) == 0
 
 
-def test_a_template_is_heard_in_a_session_that_has_many_files_open(told):
+def test_template_works_in_session_with_many_open_files(told):
     template, say = told
     many = 1024  # which select() cannot take (FD_SETSIZE)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -43,9 +43,7 @@ def test_a_run_has_the_moments_that_are_tried(context, tmp_path, database_url):
 
 
 @pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1, EVERY), every=5))
-def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
-    context, tmp_path, database_url, fatal
-):
+def test_run_killed_at_any_moment_is_finished_by_next(context, tmp_path, database_url, fatal):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None, (
         "it was not killed"
@@ -55,9 +53,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(
-    context, tmp_path, database_url
-):
+def test_run_killed_repeatedly_is_finished_in_the_end(context, tmp_path, database_url):
     (chunk,) = plan(context).chunks
     for fatal in range(5, MOMENTS, 23):
         dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal)

@@ -75,7 +75,7 @@ def goes_on_right(whole, folder, part, journal):
     return packed
 
 
-def test_a_journal_tells_of_every_object_and_where_the_file_is_safe(whole):
+def test_journal_has_every_object_and_durable_size(whole):
     assert len(whole.said) > 20
     outcomes = [outcome for said in whole.said for outcome in said.outcomes]
     assert len(outcomes) == len(whole.source.bodies)
@@ -127,9 +127,7 @@ def test_packing_goes_on_right_from_a_damaged_journal(whole, tmp_path, tenth):
 
 
 @pytest.mark.parametrize("tenth", range(10))
-def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(
-    whole, tmp_path, tenth
-):
+def test_flipped_byte_ends_prefix_at_checkpoint_before(whole, tmp_path, tenth):
     at = (whole.said[-1].durable_bytes - 1) * tenth // 9
     part = bytearray(whole.bytes)
     part[at] ^= 1
@@ -141,7 +139,7 @@ def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(
 
 
 @pytest.mark.parametrize("tenth", range(10))
-def test_a_part_shorter_than_its_journal_says_is_resumed_where_it_is_whole(whole, tmp_path, tenth):
+def test_part_shorter_than_journal_is_resumed_where_whole(whole, tmp_path, tenth):
     size = whole.said[-1].durable_bytes * tenth // 10
     packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes[:size], whole.log)
     assert packed.resumed_bytes == max(
@@ -149,7 +147,7 @@ def test_a_part_shorter_than_its_journal_says_is_resumed_where_it_is_whole(whole
     )
 
 
-def test_a_journal_that_went_on_after_a_crash_is_read_to_its_end(whole, tmp_path):
+def test_journal_continued_after_crash_is_read_completely(whole, tmp_path):
     packing = Packing(tmp_path, a_source())
     place, _ = checkpoints(whole.journal, whole.opening)[9]
     packing.put(whole.bytes, whole.log[: place.end])
@@ -271,7 +269,7 @@ def test_the_opening_tells_chunks_of_one_plan_apart(whole):
     assert Packing(whole.folder, a_source(), identity=other).packer().opening != whole.opening
 
 
-def test_a_journal_that_goes_on_with_entries_of_another_is_believed_up_to_them(whole, tmp_path):
+def test_journal_is_accepted_up_to_entries_of_another(whole, tmp_path):
     """As a disk may leave it after a loss of power: old blocks of a file that is gone, in the place
     of new ones.
     """

@@ -131,7 +131,7 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path):
+def test_chunk_of_several_row_groups_survives_kill_in_each(tmp_path):
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
     first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
     second = broken_off(
@@ -150,9 +150,7 @@ def test_progress_counts_resumed_objects_too(tmp_path):
     assert sum(objects for objects, _ in packing.told) == len(packing.source.bodies)
 
 
-def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
-    tmp_path, monkeypatch
-):
+def test_second_ctrl_c_during_last_checkpoint_keeps_safe_bytes(tmp_path, monkeypatch):
     packing = Packing(tmp_path, a_source())
     packer = packing.packer(break_after=10)
 
@@ -174,7 +172,7 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
     assert packing.run().resumed_bytes == packer.kept_bytes
 
 
-def test_a_packing_without_a_journal_is_packed_again_and_says_why(tmp_path):
+def test_packing_without_journal_starts_again_and_reports_why(tmp_path):
     packing = broken_off(tmp_path, a_source(), 15)
     packing.journal.write_bytes(b"of a version that nobody knows")
     packed = packing.run()
@@ -196,7 +194,7 @@ def in_the_middle(folder, source=None):
     return packing
 
 
-def test_a_large_object_is_gone_on_with_at_the_byte_that_is_missing(tmp_path):
+def test_large_object_resumes_at_first_missing_byte(tmp_path):
     first, _ = undisturbed(tmp_path / "whole", a_source())
     packing = in_the_middle(tmp_path / "broken")
     packing.run()
@@ -204,7 +202,7 @@ def test_a_large_object_is_gone_on_with_at_the_byte_that_is_missing(tmp_path):
     assert packing.part.read_bytes() == first.part.read_bytes()
 
 
-def test_a_resumed_object_may_be_gone_on_with_in_other_parts(tmp_path):
+def test_resumed_object_may_continue_in_other_parts(tmp_path):
     first, _ = undisturbed(tmp_path / "whole", a_source())
     packing = in_the_middle(tmp_path / "broken")
     packing.settings = SETTINGS.model_copy(update={"part_size": 1 << 20})
@@ -213,7 +211,7 @@ def test_a_resumed_object_may_be_gone_on_with_in_other_parts(tmp_path):
 
 
 @pytest.mark.parametrize("reason", [SkipReason.CHANGED, SkipReason.DELETED])
-def test_a_412_in_a_resumed_object_leaves_no_byte_of_it(tmp_path, reason):
+def test_changed_resumed_object_leaves_no_byte(tmp_path, reason):
     gone = a_source()
     gone.unavailable = {"b-large": (reason, 4 * PART)}
     first, _ = undisturbed(tmp_path / "whole", gone)
@@ -226,7 +224,7 @@ def test_a_412_in_a_resumed_object_leaves_no_byte_of_it(tmp_path, reason):
 
 
 @pytest.mark.parametrize("after", range(1, 10, 2))
-def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_path, after):
+def test_kill_after_rollback_of_large_object_resumes_its_skip(tmp_path, after):
     gone = a_source()
     gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     first, _ = undisturbed(tmp_path / "whole", gone)
@@ -239,7 +237,7 @@ def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_
 
 
 @pytest.mark.parametrize("begun", ["in the run before", "in the same run"])
-def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_path, begun):
+def test_members_behind_rolled_back_object_are_resumed(tmp_path, begun):
     gone = a_source()
     gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     packing = (
@@ -253,7 +251,7 @@ def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_pa
     assert (packing.source.reads, packing.part.read_bytes()) == ([], finished)
 
 
-def test_damage_behind_a_rolled_back_object_costs_only_what_follows_it(tmp_path):
+def test_damage_behind_rolled_back_object_costs_only_what_follows(tmp_path):
     packing = Packing(tmp_path, a_source())
     packing.source.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     packing.run()
@@ -283,7 +281,7 @@ def test_s3s_own_checksum_is_compared_over_a_resumed_object(tmp_path):
         packing.run()
 
 
-def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_run(tmp_path):
+def test_object_with_wrong_checksum_is_fetched_again_from_start(tmp_path):
     packing = in_the_middle(tmp_path, with_checksum(b"\0\0\0\0"))
     with pytest.raises(ObjectReadFailed):
         packing.run()
@@ -309,7 +307,7 @@ def test_what_a_kill_costs_is_bounded_whatever_the_settings(window, part):
 
 
 @pytest.mark.parametrize("after", [20, 40, 60, 80])
-def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, after):
+def test_kill_loses_at_most_unsafe_bytes_and_window(tmp_path, after):
     source = a_source(small=200, large=40)
     packing = Packing(tmp_path, source, pace=SCALED)
     with pytest.raises(Broken):
@@ -322,9 +320,7 @@ def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, af
 
 
 @pytest.mark.thorough
-def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(
-    tmp_path, ledger, database_url
-):
+def test_killed_process_loses_at_most_unsafe_bytes_and_window(tmp_path, ledger, database_url):
     context = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
     (chunk,) = plan(context).chunks
     log = tmp_path / "reads"
@@ -384,9 +380,7 @@ def root_of_undisturbed(context, name, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [45, 75])
-def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(
-    context, tmp_path, database_url, fatal
-):
+def test_killed_run_resumes_to_same_chunk(context, tmp_path, database_url, fatal):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None
     dying_runs.run(tmp_path, database_url, chunk.name)
@@ -417,9 +411,7 @@ def safe_bytes(context, name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 40, 2), every=5))
-def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(
-    context, tmp_path, database_url, second
-):
+def test_run_killed_while_resuming_keeps_all_safe_bytes(context, tmp_path, database_url, second):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=60) is None
     before = safe_bytes(context, chunk.name)
@@ -457,9 +449,7 @@ def woken(process):
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(
-    tmp_path, database, database_url
-):
+def test_suspended_run_without_lease_changes_nothing(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
     (chunk,) = plan(context).chunks
@@ -475,9 +465,7 @@ def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(
-    tmp_path, database, database_url
-):
+def test_suspended_run_shares_no_byte_with_next_packing(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
@@ -499,9 +487,7 @@ def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(
-    tmp_path, database, database_url
-):
+def test_suspended_run_removes_no_file_of_the_next(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
@@ -530,7 +516,7 @@ def refused_by_staging(context, name, error, *, slept):
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), StagingError("gone")])
-def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(context, error):
+def test_staging_error_after_lost_lease_is_reported_as_lost_lease(context, error):
     (chunk,) = plan(context).chunks
     with pytest.raises(LeaseLost):
         refused_by_staging(context, chunk.name, error, slept=True)
@@ -542,9 +528,7 @@ def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(context, e
 # ------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothing(
-    tmp_path, small_disk
-):
+def test_full_disk_during_journaling_ends_packing_without_loss(tmp_path, small_disk):
     source = a_source(small=40, large=2)
     source.headers = {
         key: ObjectHeaders(user_metadata={"m": os.urandom(15_000).hex()}) for key in source.bodies
@@ -602,14 +586,14 @@ def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, 
     ends_right(context, name)
 
 
-def test_a_part_of_an_older_version_is_packed_again_and_the_report_says_so(context):
+def test_part_of_older_version_is_packed_again_and_reported(context):
     name = broken_chunk(context)
     next(context.staging().glob("*.journal")).unlink()
     archive_chunk(context, name)
     ends_right(context, name)
 
 
-def test_a_part_and_a_journal_of_different_epochs_are_not_taken_for_a_pair(context):
+def test_part_and_journal_of_different_epochs_are_no_pair(context):
     name = broken_chunk(context)
     (journal,) = context.staging().glob("*.journal")
     journal.rename(journal.with_name(f"{name}.1.journal"))
@@ -619,7 +603,7 @@ def test_a_part_and_a_journal_of_different_epochs_are_not_taken_for_a_pair(conte
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
-def test_of_several_leftovers_the_newest_pair_is_resumed_and_the_others_go(context):
+def test_newest_of_several_pairs_is_resumed_others_removed(context):
     name = broken_chunk(context)
     for path in sorted(context.staging().iterdir()):
         data = path.read_bytes()
@@ -648,7 +632,7 @@ def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
     assert ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(context):
+def test_finished_packing_with_damaged_record_resumes_without_get(context):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
     (record,) = context.staging().glob("*.packed.json")
@@ -692,7 +676,7 @@ def between_samples(context, name):
     )
 
 
-def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(context, tmp_path, ledger):
+def test_flipped_byte_is_found_before_another_run_posts(context, tmp_path, ledger):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     root = ledger.chunks.get(chunk.name).merkle_root
@@ -729,7 +713,7 @@ def refusing(tmp_path, ledger):
     ), store
 
 
-def test_a_file_that_was_damaged_after_the_post_is_packed_again_and_uploaded(tmp_path, ledger):
+def test_file_damaged_after_post_is_packed_and_uploaded_again(tmp_path, ledger):
     context, store = refusing(tmp_path, ledger)
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.post_file)

@@ -76,7 +76,7 @@ CHANGES = [renamed, other_version, one_less, last_missing, one_more, in_another_
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(context, name, change):
+def test_packed_file_that_contradicts_its_plan_is_not_sealed(context, name, change):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     with_plan(context, name, change)
     with pytest.raises(IntegrityError, match="does not account for its part of the plan"):
@@ -85,7 +85,7 @@ def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(context,
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(context, name, change):
+def test_account_of_stored_chunk_names_difference_from_plan(context, name, change):
     archive_chunk(context, name)
     with_plan(context, name, change)
     account = account_for_chunk(context, name)
@@ -139,7 +139,7 @@ def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 2048])
-def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(
+def test_seal_report_counts_skips_and_names_largest_members(
     context, source, name, monkeypatch, rows
 ):
     monkeypatch.setattr("caf_pipeline.inventory.manifest.MANIFEST_GROUP_ROWS", rows)
@@ -154,7 +154,7 @@ def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(
     assert (again.skipped, again.largest) == (report.skipped, report.largest)
 
 
-def test_the_report_of_a_chunk_whose_objects_were_all_skipped_counts_them(context, source, name):
+def test_seal_report_counts_skips_of_chunk_without_members(context, source, name):
     source.unavailable = dict.fromkeys(KEYS, ("deleted", 0))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)

@@ -85,7 +85,7 @@ def test_the_accounts_agree_and_members_read_back(context):
         assert fetch_members(context, name).mismatched == []
 
 
-def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
+def test_member_with_other_bytes_in_store_is_named(context):
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "key-003")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
@@ -120,7 +120,7 @@ def test_only_new_objects_are_planned_again(context, source):
 
 
 @pytest.mark.parametrize("last", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
-def test_running_a_partition_again_from_the_start_ends_right_after_any_step(context, last):
+def test_partition_run_again_after_any_step_ends_right(context, last):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=last)
     archive_chunk(context, name)
@@ -180,7 +180,7 @@ def test_a_copy_with_other_bytes_is_not_verified(context):
     assert states(context)[name] is ChunkState.UPLOADING
 
 
-def test_what_was_lost_from_staging_before_the_post_is_packed_again(context):
+def test_file_lost_before_post_is_packed_again(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     chunk_steps.staged_path(context, name).unlink()
@@ -188,7 +188,7 @@ def test_what_was_lost_from_staging_before_the_post_is_packed_again(context):
     assert account_for_chunk(context, name).agrees
 
 
-def test_what_was_lost_from_staging_after_the_post_is_packed_to_the_same_root(context):
+def test_file_lost_after_post_is_packed_to_same_root(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
     root = context.ledger.chunks.get(name).merkle_root
@@ -200,9 +200,7 @@ def test_what_was_lost_from_staging_after_the_post_is_packed_to_the_same_root(co
     )
 
 
-def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_planned_again(
-    context, source
-):
+def test_posted_chunk_with_changed_objects_is_abandoned_and_planned_again(context, source):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunk_steps.staged_path(context, name).unlink()
@@ -228,7 +226,7 @@ def test_a_damaged_staged_file_is_not_posted(context):
     assert fetch_members(context, name, members=100).mismatched == []
 
 
-def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, source, database):
+def test_run_of_chunk_held_by_live_run_ends_as_held(tmp_path, source, database):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, source, ledger)
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
@@ -241,7 +239,7 @@ def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, sou
     assert caught.value.holder == "run-1"
 
 
-def test_skipped_objects_end_their_claim_and_are_recorded_with_their_reason(context, source):
+def test_skipped_objects_end_their_claim_and_record_reason(context, source):
     source.unavailable = {"key-001": (SkipReason.COLD_STORAGE, -1)}
     archive_everything(context)
     account = context.ledger.chunks.account("src")
@@ -322,7 +320,7 @@ def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledg
     assert chunk_steps.pack_chunk(context, name).merkle_root == resumed.merkle_root
 
 
-def test_a_source_that_lists_but_gives_nothing_makes_no_object_unreadable(tmp_path, source, ledger):
+def test_source_that_only_lists_makes_no_object_unreadable(tmp_path, source, ledger):
     source.failing = dict.fromkeys(source.bodies, -1)
     (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
     for number in range(4):
@@ -347,7 +345,7 @@ def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledg
     assert not context.ledger.chunks.account("src").skipped
 
 
-def test_a_failed_packing_leaves_what_is_safe_by_its_journal_and_reserves_no_more(context, source):
+def test_failed_packing_keeps_and_reserves_only_journaled_bytes(context, source):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     source.failing = {"key-003": 0}
     chunk_steps.load_batch(context, name)
@@ -369,7 +367,7 @@ def test_a_packing_that_fails_at_its_first_object_leaves_nothing(context, source
     assert context.ledger.staging.list() == []
 
 
-def test_staging_beyond_its_limit_is_refused_before_a_byte_is_fetched(tmp_path, source, ledger):
+def test_staging_over_limit_is_refused_before_any_fetch(tmp_path, source, ledger):
     context = a_run_context(tmp_path, source, ledger, packing={"staging_limit": "100KiB"})
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     chunk_steps.load_batch(context, name)
@@ -390,7 +388,7 @@ def test_a_withdrawn_chunks_objects_are_planned_again_into_another_chunk(context
 @pytest.mark.parametrize(
     "step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"]
 )
-def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context, step):
+def test_parked_chunk_is_refused_until_unparked(context, step):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=getattr(chunk_steps, step))
     chunk_steps.park(context, name, "five runs failed")
@@ -408,7 +406,7 @@ def fat_headers(source):
     }
 
 
-def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, source):
+def test_unplanned_metadata_closes_no_chunk_early(context, source):
     fat_headers(source)
     archive_everything(context)
     chunks = context.ledger.chunks.list(source="src")
@@ -417,7 +415,7 @@ def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, s
     every_object_reads_back(context)
 
 
-def test_objects_that_an_early_close_released_are_in_the_next_plan(context, source):
+def test_objects_released_by_early_close_are_in_next_plan(context, source):
     fat_headers(source)
     for chunk in plan(context).chunks:
         limit_to_target(Path(chunk.plan_folder))
@@ -438,9 +436,7 @@ class SlowStore(DirectoryStore):
 
 
 @pytest.mark.thorough
-def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(
-    tmp_path, source, ledger
-):
+def test_chunks_after_a_too_large_one_fit_with_manifests(tmp_path, source, ledger):
     context = a_run_context(tmp_path, source, ledger, store=SlowStore(tmp_path / "store"))
     fat_headers(source)
     for chunk in plan(context).chunks:
@@ -453,7 +449,7 @@ def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(
     every_object_reads_back(context)
 
 
-def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path, ledger):
+def test_older_version_loaded_later_is_not_current(tmp_path, ledger):
     from datetime import timedelta
 
     source = MemorySource({"a": b"old"})
@@ -473,7 +469,7 @@ def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path,
     assert b"".join(fetch(ledger.lookup, context.store, "src", "a").pieces) == b"new!"
 
 
-def test_wrong_bytes_in_the_store_are_never_handed_out_as_right(context, tmp_path):
+def test_wrong_bytes_in_store_are_never_returned(context, tmp_path):
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "key-000")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
@@ -504,9 +500,7 @@ def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledge
     assert account_for_plan(context, report).holds
 
 
-def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_until_it_is_listed_again(  # noqa: E501
-    tmp_path, ledger
-):
+def test_unlisted_skipped_object_is_history_until_listed_again(tmp_path, ledger):
     class Odd(MemorySource):
         listed = (b"bad\xff", b"huge", b"other\xff")
 
@@ -551,16 +545,14 @@ def test_a_bounded_look_counts_only_what_a_plan_would_take(context, source):
     assert (look.new_objects, look.next_after) == (1, None)
 
 
-def test_a_window_of_keys_makes_a_snapshot_that_is_not_complete(context):
+def test_window_of_keys_makes_incomplete_snapshot(context):
     snapshot = inventories.take_inventory(context, after=b"key-010", until=b"key-019")
     assert (snapshot.object_count, snapshot.complete) == (9, False)
     report = planning.cut_plan(context, snapshot)
     assert sum(chunk.object_count for chunk in report.chunks) == 9
 
 
-def test_a_run_plans_the_snapshot_that_it_took_though_another_took_a_later_one(
-    tmp_path, source, ledger
-):
+def test_run_plans_its_own_snapshot_despite_a_later_one(tmp_path, source, ledger):
     one, other, third = (
         a_run_context(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3")
     )

@@ -59,9 +59,7 @@ def uploaded_chunk(context):
 # --- before it is packed, and before it is posted ---
 
 
-def test_a_chunk_that_the_store_has_no_room_for_fails_before_a_byte_is_fetched(
-    context, source, store
-):
+def test_chunk_without_room_in_store_fails_before_any_fetch(context, source, store):
     (chunk, *_) = plan(context).chunks
     store.free_bytes = 1000
     with pytest.raises(
@@ -87,7 +85,7 @@ def test_what_other_chunks_are_about_to_post_counts_before_packing(context, stor
     )
 
 
-def test_a_sealed_chunk_is_asked_for_again_with_its_size_and_beside_posts_only(context, store):
+def test_sealed_chunk_is_admitted_with_its_size_beside_posts(context, store):
     first, second = plan(context).chunks
     for chunk in (first, second):
         archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
@@ -96,9 +94,7 @@ def test_a_sealed_chunk_is_asked_for_again_with_its_size_and_beside_posts_only(c
     assert store.admitted[0] == (context.ledger.chunks.get(first.name).stored_size_bytes, 0)
 
 
-def test_a_sealed_chunk_that_no_provider_takes_is_withdrawn_and_its_objects_are_cut_again(
-    context, store
-):
+def test_sealed_chunk_refused_by_all_providers_is_withdrawn_and_recut(context, store):
     names = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, names[0], until=chunk_steps.seal_chunk)
     store.largest = 300_000
@@ -131,7 +127,7 @@ def test_a_withdrawn_chunk_says_why_to_whoever_runs_it(context, store):
         chunk_steps.post_file(context, name)
 
 
-def test_a_target_size_that_cannot_be_uploaded_in_time_is_warned_about_in_the_plan(context, store):
+def test_plan_warns_of_target_size_too_slow_to_upload(context, store):
     store.largest = 300_000
     report = plan(context)
     assert "only 300000 bytes" in report.warning
@@ -143,7 +139,7 @@ def test_a_target_size_that_fits_is_not_warned_about(context, store):
     assert plan(context).warning == ""
 
 
-def test_a_chunk_stays_under_the_target_that_its_plan_was_cut_at(context, store, source):
+def test_chunk_stays_under_target_of_its_plan(context, store, source):
     from caf_pipeline.inventory.headers import ObjectHeaders
 
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
@@ -167,7 +163,7 @@ def test_a_posted_chunk_is_not_withdrawn(context):
 # --- what counts as a copy ---
 
 
-def test_enough_right_copies_are_recorded_and_a_wrong_one_is_not(tmp_path, source, ledger):
+def test_right_copies_are_recorded_and_wrong_one_is_not(tmp_path, source, ledger):
     context = a_run_context(
         tmp_path, source, ledger, store=SeveralFolders(tmp_path / "several", required=2)
     )
@@ -178,7 +174,7 @@ def test_enough_right_copies_are_recorded_and_a_wrong_one_is_not(tmp_path, sourc
     assert [copy.provider for copy in ledger.replicas.list(chunk.name)] == ["anna", "carl"]
 
 
-def test_too_few_right_copies_are_refused_naming_who_has_it_right_and_who_differs(context, store):
+def test_too_few_copies_name_right_and_wrong_providers(context, store):
     chunk = uploaded_chunk(context)
     corrupt(store.file("bert", chunk_steps.posting_of(chunk)))
     with pytest.raises(
@@ -188,7 +184,7 @@ def test_too_few_right_copies_are_refused_naming_who_has_it_right_and_who_differ
     assert context.ledger.chunks.get(chunk.name).state is ChunkState.UPLOADING
 
 
-def test_a_copy_that_is_not_listed_or_does_not_answer_is_said_to_be_missing(context, store):
+def test_unlisted_or_silent_copy_counts_as_missing(context, store):
     chunk = uploaded_chunk(context)
     store.unlisted, store.away = {"anna"}, {"bert"}
     with pytest.raises(
@@ -207,7 +203,7 @@ def test_what_is_sent_is_told_of(context):
     assert sum(told) == 3 * chunk.stored_size_bytes
 
 
-def test_a_verified_chunk_is_located_without_its_file_and_its_store(context, store):
+def test_verified_chunk_is_located_without_file_and_store(context, store):
     chunk = uploaded_chunk(context)
     chunk_steps.verify_stored(context, chunk.name)
     chunk_steps.staged_path(context, chunk.name).unlink()
@@ -220,15 +216,13 @@ def test_a_verified_chunk_is_located_without_its_file_and_its_store(context, sto
 # --- what is kept in staging ---
 
 
-def test_a_located_chunk_stays_in_staging_for_as_long_as_the_store_wants(context, store):
+def test_located_chunk_stays_staged_while_store_wants_it(context, store):
     store.hold = 3600
     names = archive_everything(context)
     assert staged_files(context) == [f"{name}.caf" for name in sorted(names)]
 
 
-def test_kept_files_make_room_for_a_chunk_that_is_packed_those_located_first_before_the_others(
-    tmp_path, ledger, store
-):
+def test_kept_files_make_room_in_order_of_location(tmp_path, ledger, store):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(60)})
     context = a_run_context(
         tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "1600KiB"}
@@ -239,7 +233,7 @@ def test_kept_files_make_room_for_a_chunk_that_is_packed_those_located_first_bef
     assert staged_files(context) == [f"{name}.caf" for name in names[-3:]]
 
 
-def test_a_kept_file_that_a_run_works_with_is_not_removed(tmp_path, database, store):
+def test_kept_file_in_use_is_not_removed(tmp_path, database, store):
     from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
@@ -268,9 +262,7 @@ def test_kept_files_are_not_counted_against_the_limit(tmp_path, source, ledger, 
         assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_chunk_that_does_not_fit_even_without_kept_files_is_refused(
-    tmp_path, source, ledger, store
-):
+def test_chunk_too_large_even_without_kept_files_is_refused(tmp_path, source, ledger, store):
     context = a_run_context(
         tmp_path, source, ledger, store=store, packing={"staging_limit": "100KiB"}
     )
@@ -334,7 +326,7 @@ def test_a_step_does_not_begin_while_everything_is_paused(tmp_path, source, ledg
     assert ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_packing_under_way_obeys_a_pause_in_the_middle_of_a_large_object(tmp_path, ledger, store):
+def test_pause_stops_packing_in_middle_of_large_object(tmp_path, ledger, store):
     class Ordered(MemorySource):
         def read(self, obj, start_byte, end_byte):
             if len(self.reads) == 3:

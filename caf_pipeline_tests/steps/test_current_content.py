@@ -90,7 +90,7 @@ def context(tmp_path, bucket, ledger):
 # -----------------------------------------------------------------------------------------
 
 
-def test_content_that_comes_back_is_given_out_again_and_not_packed_again(context, bucket):
+def test_returning_content_is_read_but_not_packed_again(context, bucket):
     for body in (A, B, A):
         bucket.put("k", body, **SHA256)
         archive_everything(context)
@@ -100,7 +100,7 @@ def test_content_that_comes_back_is_given_out_again_and_not_packed_again(context
     assert plan(context).exceptions == 0
 
 
-def test_content_that_comes_back_after_a_deletion_is_given_out_again(context, bucket):
+def test_returning_content_after_deletion_is_read_again(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     bucket.delete("k")
@@ -112,7 +112,7 @@ def test_content_that_comes_back_after_a_deletion_is_given_out_again(context, bu
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 1)
 
 
-def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(context, bucket):
+def test_object_archived_since_listing_is_neither_gone_nor_older(context, bucket):
     bucket.put("a", A)
     archive_everything(context)
     whole = inventories.latest_snapshot(context, complete=True)
@@ -129,7 +129,7 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(context, bu
 
 
 @pytest.mark.thorough
-def test_a_key_that_is_gone_says_when_it_was_last_listed(context, bucket):
+def test_deleted_key_reports_when_it_was_last_listed(context, bucket):
     bucket.put("k", A, **SHA256)
     bucket.put("other", B)
     archive_everything(context)
@@ -161,7 +161,7 @@ def test_inventories_that_are_planned_in_another_order_say_the_same(context, buc
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(context, bucket):
+def test_chunk_loaded_late_does_not_make_older_content_current(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
@@ -192,9 +192,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(
 
 
 @pytest.mark.thorough
-def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(
-    context, bucket, ledger, database
-):
+def test_rebuilt_ledger_has_objects_archived_again_for_headers(context, bucket, ledger, database):
     for value in ("1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(context)
@@ -210,7 +208,7 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(
     assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
 
 
-def test_current_content_that_is_under_way_or_skipped_is_told_of(context, bucket):
+def test_pending_or_skipped_current_content_is_reported(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
@@ -245,7 +243,7 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
 # ------------------------------------------------------------------------------------------
 
 
-def test_the_same_bytes_with_the_same_headers_are_not_packed_again(context, bucket):
+def test_same_bytes_with_same_headers_are_not_packed_again(context, bucket):
     for _ in range(3):
         bucket.put("k", A, **SHA256, ContentType="text/plain", Metadata={"a": "1"})
         archive_everything(context)
@@ -297,7 +295,7 @@ def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, buc
 
 
 @pytest.mark.thorough
-def test_headers_that_come_back_are_given_out_again_and_not_packed_again(context, bucket):
+def test_returning_headers_are_read_but_not_packed_again(context, bucket):
     for value in ("1", "2", "1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(context)
@@ -307,7 +305,7 @@ def test_headers_that_come_back_are_given_out_again_and_not_packed_again(context
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
-def test_what_was_written_again_is_not_compared_while_it_is_left_out(
+def test_rewritten_object_is_not_compared_while_left_out(
     tmp_path, context, bucket, ledger, content_type
 ):
     bucket.put("k", A, **SHA256, ContentType="text/plain")
@@ -362,9 +360,7 @@ def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(
-    context, bucket
-):
+def test_object_rewritten_during_comparison_waits_for_next_inventory(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
@@ -465,7 +461,7 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_version_is_current_again_when_the_one_after_it_is_deleted(context, bucket):
+def test_version_is_current_again_after_deletion_of_the_next(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
     archive_everything(context)
@@ -477,7 +473,7 @@ def test_a_version_is_current_again_when_the_one_after_it_is_deleted(context, bu
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 2)
 
 
-def test_an_old_version_that_was_never_archived_is_when_it_is_current(context, bucket):
+def test_old_unarchived_version_is_archived_once_current(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
     next_second()
@@ -662,9 +658,7 @@ class BucketMachine(RuleBasedStateMachine):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "unversioned", "suspended"])
-def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(
-    s3_server, ledger, tmp_path, kind
-):
+def test_archive_returns_bucket_content_after_any_history(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
         settings=settings(max_examples=4, stateful_step_count=12),
@@ -673,9 +667,7 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "suspended"])
-def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(
-    s3_server, ledger, tmp_path, kind
-):
+def test_archive_of_all_versions_returns_bucket_content(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind, switches=True),
         settings=settings(max_examples=5, stateful_step_count=12),

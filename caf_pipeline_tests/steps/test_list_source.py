@@ -101,7 +101,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("versioned", sampled([False, True], every=2))
 @pytest.mark.parametrize("shape", sampled(SHAPES, every=2))
-def test_a_listing_in_parts_has_each_object_once_and_in_order(
+def test_parallel_listing_has_each_object_once_in_order(
     scripted_s3, tmp_path, small_pieces, shape, versioned
 ):
     keys = set(SHAPES[shape])
@@ -116,7 +116,7 @@ def test_a_listing_in_parts_has_each_object_once_and_in_order(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("shape", ["in sequence", "random", "deep under one beginning", "by days"])
-def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tmp_path, shape):
+def test_parallel_listing_needs_few_extra_pages(scripted_s3, tmp_path, shape):
     """What a thread asks for in vain is one page at each split."""
     keys = set(SHAPES[shape])
     listed = ListedKeys(keys)
@@ -147,7 +147,7 @@ def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("versioned", [False, True])
-def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_path, versioned):
+def test_real_server_gives_same_listing_in_parts(new_bucket, tmp_path, versioned):
     keys = KEYS
     if versioned:
         new_bucket.keep_versions()
@@ -178,7 +178,7 @@ TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "re
     st.tuples(st.sampled_from([bytes, by_component]), st.booleans()),
 )
 @settings(max_examples=30)
-def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(
+def test_any_keys_in_any_server_order_are_listed_completely(
     scripted_s3, keys, size, bounds, server
 ):
     (after, until), (order, starts) = bounds, server
@@ -214,7 +214,7 @@ def test_a_server_with_an_order_of_its_own_loses_nothing(
     assert left_in(tmp_path) == []
 
 
-def test_an_order_that_shows_only_where_two_parts_meet_loses_nothing(scripted_s3, tmp_path):
+def test_disorder_only_where_ranges_meet_loses_nothing(scripted_s3, tmp_path):
     """Each page is in order: a first half, whose keys are listed last, lies before where the second
     part begins.
     """
@@ -228,7 +228,7 @@ def test_an_order_that_shows_only_where_two_parts_meet_loses_nothing(scripted_s3
     ) == sorted(keys)
 
 
-def test_a_server_that_refuses_to_begin_at_a_key_is_listed_from_the_begin(scripted_s3, tmp_path):
+def test_server_without_start_after_is_listed_from_start(scripted_s3, tmp_path):
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: (
@@ -237,7 +237,7 @@ def test_a_server_that_refuses_to_begin_at_a_key_is_listed_from_the_begin(script
     assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
 
 
-def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, tmp_path):
+def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
     keys = set(HEX)
 
     def grow(number: int) -> None:
@@ -313,9 +313,7 @@ def interrupted(scripted_s3, tmp_path, small_pieces):
     return listed, objects
 
 
-def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_again(
-    interrupted, tmp_path
-):
+def test_failed_listing_leaves_no_snapshot_and_is_resumed(interrupted, tmp_path):
     listed, objects = interrupted
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
     assert len(left_in(tmp_path)) == 1
@@ -342,7 +340,7 @@ def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     assert len(left_in(tmp_path)) == 1  # the other one may still be gone on with
 
 
-def test_a_listing_that_must_be_new_is_not_gone_on_with(interrupted, tmp_path):
+def test_listing_without_resume_starts_again(interrupted, tmp_path):
     listed, objects = interrupted
     take_inventory(a_run_context(tmp_path, objects), resume=False)
     assert len(listed.pages) >= 40
@@ -356,7 +354,7 @@ def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch
     assert left_in(tmp_path) == []
 
 
-def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupted, tmp_path):
+def test_listing_from_future_clock_is_removed(interrupted, tmp_path):
     listed, objects = interrupted
     [name] = left_in(tmp_path)
     record = tmp_path / "inventories" / "src" / name / "listing.json"
@@ -380,7 +378,7 @@ def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path
     assert left_in(tmp_path) == []
 
 
-def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_path):
+def test_listing_of_another_process_is_left_alone(interrupted, tmp_path):
     listed, objects = interrupted
     folder = tmp_path / "inventories" / "src"
     [name] = left_in(tmp_path)
@@ -391,9 +389,7 @@ def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_
     assert left_in(tmp_path) == [name]
 
 
-def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_again(
-    scripted_s3, tmp_path, monkeypatch
-):
+def test_folder_removed_before_lock_is_created_again(scripted_s3, tmp_path, monkeypatch):
     made = []
 
     def mkdtemp(**where):
@@ -422,9 +418,7 @@ def damage_name(piece: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda piece: damage_page(piece, "key"), damage_name])
-def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(
-    interrupted, tmp_path, damage
-):
+def test_damaged_piece_is_named_and_listed_again(interrupted, tmp_path, damage):
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
     damage(piece)
@@ -437,9 +431,7 @@ def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(
     assert left_in(tmp_path) == []
 
 
-def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed(
-    scripted_s3, tmp_path, small_pieces
-):
+def test_piece_with_changed_range_is_not_accepted(scripted_s3, tmp_path, small_pieces):
     """Else the keys of that range would be in no inventory, and count as gone."""
     listed = ListedKeys(HEX)
     context = a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
@@ -472,7 +464,7 @@ def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
     assert b"0" in keys_of(take_inventory(a_run_context(tmp_path, objects)))
 
 
-def test_a_disk_that_is_full_ends_the_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
+def test_full_disk_ends_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
     def full(self, *_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -537,12 +529,12 @@ def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monk
         ((b"c", b"c\xff"), b"c\xff\x01", "", False, None),
     ],
 )
-def test_a_range_is_split_where_its_keys_tell_that_more_may_be(seen, until, prefix, jump, split):
+def test_range_is_split_where_more_keys_are_likely(seen, until, prefix, jump, split):
     assert split_key(*seen, until, alphabet="abc01", prefix=prefix, jump=jump) == split
 
 
 @given(st.binary(min_size=1, max_size=5), st.binary(max_size=5), st.text(), st.booleans())
-def test_a_split_is_text_between_the_last_key_and_the_end(last, more, alphabet, jump):
+def test_split_key_is_text_between_last_key_and_end(last, more, alphabet, jump):
     alphabet = [char for char in alphabet if not "\ud800" <= char <= "\udfff"]
     split = split_key(last, last, last + more if more else None, alphabet=alphabet, jump=jump)
     assert split is None or last < split.decode().encode()

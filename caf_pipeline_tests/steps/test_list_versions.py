@@ -114,7 +114,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
-def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(
+def test_version_repeated_at_page_start_counts_once(
     scripted_s3, tmp_path, small_pieces, shape, versions
 ):
     history = HISTORIES[shape]
@@ -141,7 +141,7 @@ def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(
         every=2,
     ),
 )
-def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(
+def test_interrupted_listing_resumes_at_key_boundaries(
     scripted_s3, tmp_path, shape, pages, versions
 ):
     history = HISTORIES[shape]
@@ -166,7 +166,7 @@ def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("is_interrupted", [False, True])
 @pytest.mark.parametrize("is_refused_first", [False, True])
-def test_all_of_a_listing_has_version_ids_or_nothing_of_it(
+def test_whole_listing_has_version_ids_or_none(
     scripted_s3, tmp_path, is_refused_first, is_interrupted
 ):
     """The bucket may be asked whether it keeps versions when the listing begins, or only later."""
@@ -244,7 +244,7 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
         assert (rows_of(part), part.beside) == (expected(within), counts_of(within))
 
 
-def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
+def test_key_with_too_many_versions_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
     monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
     history = HISTORIES["one key of hundreds"]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=200)
@@ -287,9 +287,7 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
 DELETED = {f"{number:03}".encode(): ["d2", "v1"] for number in range(50)} | {b"z": ["v1"]}
 
 
-def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there(
-    scripted_s3, tmp_path, ledger
-):
+def test_scan_of_deleted_keys_ends_in_time_and_continues(scripted_s3, tmp_path, ledger):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
     context = with_ledger(tmp_path, objects, ledger)
     after, looks = b"", []
@@ -303,13 +301,13 @@ def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there
     assert len(looks) > 10
 
 
-def test_deleted_keys_are_passed_by_one_look_where_there_is_time(scripted_s3, tmp_path, ledger):
+def test_one_scan_passes_deleted_keys_if_time_allows(scripted_s3, tmp_path, ledger):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
     look = inventories.scan_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
     assert (look.new_objects, look.next_after, look.pages, look.all_new) == (1, None, 1, True)
 
 
-def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, tmp_path, ledger):
+def test_scan_of_noticed_keys_ends_in_time_at_deleted_keys(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     named = [ObjectEvent(key, "") for key in (b"001", b"z")]
@@ -318,9 +316,7 @@ def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, 
     assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
 
 
-def test_whether_a_bucket_answers_is_one_request_where_all_keys_at_its_begin_are_deleted(
-    scripted_s3, tmp_path, ledger
-):
+def test_reachability_of_bucket_with_deleted_keys_costs_one_request(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     (chunk,) = planning.cut_plan(context, take_inventory(context)).chunks

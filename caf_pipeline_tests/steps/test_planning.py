@@ -62,7 +62,7 @@ def waiting_keys(context):
 
 
 @pytest.mark.parametrize("year", [1, 999, 9999])
-def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of_it(
+def test_rewritten_object_is_archived_whatever_its_listed_time(
     run_context, source, monkeypatch, year
 ):
     archive_everything(context := run_context())
@@ -105,7 +105,7 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(run_context, sou
     assert context.ledger.chunks.account("src").located_objects == 30
 
 
-def test_the_last_plan_of_an_inventory_that_was_planned_again_has_each_object_once(run_context):
+def test_last_plan_after_second_planning_has_each_object_once(run_context):
     context = run_context()
     snapshot = inventories.take_inventory(context)
     chunk, *_ = planning.cut_plan(context, snapshot).chunks
@@ -116,7 +116,7 @@ def test_the_last_plan_of_an_inventory_that_was_planned_again_has_each_object_on
     assert last.chunks == {ChunkState.PLANNED: 1}
 
 
-def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(run_context, source):
+def test_small_tail_waits_for_next_plan(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     report = plan(context)
     assert [chunk.object_count for chunk in report.chunks] == [26]
@@ -149,7 +149,7 @@ def test_what_waits_is_planned_once_there_is_enough(run_context, source):
     assert (waiting_keys(context), context.ledger.chunks.account("src").located_objects) == ([], 40)
 
 
-def test_what_waited_for_max_wait_is_planned_however_little_it_is(run_context, source):
+def test_tail_is_planned_after_max_wait_at_any_size(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     plan(context)
     report = plan(run_context(min_chunk_size="512KiB", max_wait=OVER))
@@ -159,7 +159,7 @@ def test_what_waited_for_max_wait_is_planned_however_little_it_is(run_context, s
 @pytest.mark.parametrize(
     "listed_at", [datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + timedelta(days=3)]
 )
-def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan_that_saw_it_first(
+def test_future_object_waits_max_wait_from_first_plan(
     run_context, source, monkeypatch, ledger, listed_at
 ):
     def let_pass(**days):
@@ -194,7 +194,7 @@ def test_by_default_nothing_waits(run_context, source):
     assert [chunk.object_count for chunk in plan(context).chunks] == [26, 4]
 
 
-def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(run_context, source):
+def test_small_source_has_no_plan_yet(run_context, source):
     source.bodies = {"a": b"1", "b": b"2"}
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     report = plan(context)
@@ -203,7 +203,7 @@ def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(run_conte
     assert [path.name for path in context.plans().iterdir()] == []
 
 
-def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(run_context, source):
+def test_sensor_ignores_waiting_objects_until_their_time(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     plan(context)
     assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
@@ -214,7 +214,7 @@ def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(run_
     assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
 
 
-def test_what_is_gone_from_the_bucket_waits_no_more_after_a_whole_inventory(run_context, source):
+def test_deleted_object_stops_waiting_after_whole_inventory(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     plan(context)
     del source.bodies["key-029"]
@@ -231,7 +231,7 @@ def test_a_plan_of_some_keys_leaves_what_waits_of_others(run_context, source):
 
 
 @pytest.mark.thorough
-def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(run_context, source):
+def test_waiting_does_not_count_as_skip_later(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     plan(context)
     plan(context)
@@ -270,9 +270,7 @@ def test_a_snapshot_of_some_keys_says_nothing_of_the_others(run_context, source)
     assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
 
 
-def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(
-    run_context, source, monkeypatch
-):
+def test_fewer_whole_than_partial_snapshots_are_kept(run_context, source, monkeypatch):
     monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     context = run_context()
     whole = [inventories.take_inventory(context).path for _ in range(inventories.WHOLE_KEPT + 2)]
@@ -283,7 +281,7 @@ def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(
     assert sorted(context.inventories().glob("*.parquet")) == whole[2:] + some[3:]
 
 
-def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_out(run_context):
+def test_previews_of_other_prefix_displace_no_inventory(run_context):
     context = run_context()
     archive_everything(context)  # the source has its address from its first chunk on
     snapshot = inventories.take_inventory(context)
@@ -298,9 +296,7 @@ def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_
     assert sorted(context.inventories().glob("*.parquet")) == [*before, last]
 
 
-def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(
-    run_context, source
-):
+def test_overwritten_object_counts_as_skipped_until_unlisted(run_context, source):
     context = run_context()
     source.unavailable = {
         "key-003": (SkipReason.CHANGED, 0),
@@ -332,9 +328,7 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
 
 
-def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_is_said(
-    run_context, source
-):
+def test_deleted_skipped_key_has_no_retry_time(run_context, source):
     context = run_context()
     source.unavailable = {"key-004": (SkipReason.ACCESS_DENIED, 0)}
     archive_everything(context)
@@ -348,9 +342,7 @@ def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_i
     assert said.hint.startswith("no inventory lists it any more")
 
 
-def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(
-    run_context, source
-):
+def test_due_skip_counts_without_planned_whole_inventory(run_context, source):
     context = run_context()
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0)}
     for chunk in planning.cut_plan(
@@ -378,7 +370,7 @@ class Throttle:
         self.claimed_when_asked.append(self.context.ledger.chunks.account("src").claimed_objects)
 
 
-def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(run_context):
+def test_pause_holds_plan_before_start_and_before_claims(run_context):
     context = run_context(target_size=100_000)
     throttle = Throttle(context)
     snapshot = inventories.take_inventory(context)
@@ -387,9 +379,7 @@ def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(run
     assert context.ledger.chunks.account("src").claimed_objects == 30
 
 
-def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_took_its_lease_writes_nothing(  # noqa: E501
-    run_context, monkeypatch
-):
+def test_plan_suspended_during_claims_writes_nothing_after_losing_lease(run_context, monkeypatch):
     context, read = run_context(), planning.read_identities
 
     def suspended(folder):
@@ -411,9 +401,7 @@ def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_too
     assert context.ledger.chunks.account("src").located_objects == 30
 
 
-def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(
-    run_context, monkeypatch
-):
+def test_patient_plan_waits_for_another_and_keeps_its_inventory(run_context, monkeypatch):
     context, held, lease = run_context(), [], RunContext.lease
 
     def held_twice(self, name):
@@ -441,9 +429,7 @@ def named_in_a_time_to_come(snapshot):
     )
 
 
-def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(
-    run_context, source, monkeypatch
-):
+def test_snapshots_from_future_clock_do_not_hide_later_ones(run_context, source, monkeypatch):
     monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     moments = (MOMENT + timedelta(hours=hours) for hours in count())
     monkeypatch.setattr(source.__class__, "clock", lambda _: next(moments))
@@ -465,9 +451,7 @@ def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_on
 
 
 @pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
-def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(
-    run_context, monkeypatch, read
-):
+def test_snapshot_in_use_is_kept_despite_newer_ones(run_context, monkeypatch, read):
     context = run_context()
     snapshot = inventories.take_inventory(context)
     identify = planning.identify_objects

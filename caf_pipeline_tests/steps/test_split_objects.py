@@ -77,7 +77,7 @@ def context(tmp_path, source, ledger):
 
 
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC64NVME"])
-def test_a_split_object_with_an_equal_checksum_is_not_archived_again(
+def test_split_object_with_equal_checksum_is_not_archived_again(
     tmp_path, new_bucket, ledger, checksum
 ):
     context = a_run_context(tmp_path, new_bucket.source(), ledger, target="128KiB")
@@ -103,7 +103,7 @@ def test_the_crc64_of_a_split_object_follows_from_its_parts(context):
     find_spec("yscope_clp_core") is None,
     reason="there is no clp-s: its wheel is for Linux on x86-64",
 )
-def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, source, tmp_path):
+def test_log_in_parts_is_searched_by_header_time(context, source, tmp_path):
     records = [
         {"ts": 1_700_000_000_000 + n, "n": n, "text": random.Random(n).randbytes(200).hex()}
         for n in range(1500)
@@ -129,9 +129,7 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, sourc
     assert found(first_ms=1_700_000_001_500) == {}
 
 
-def test_a_preview_says_at_least_how_many_plans_there_would_be(
-    context, source, monkeypatch, capsys
-):
+def test_preview_gives_minimum_number_of_plans(context, source, monkeypatch, capsys):
     source.bodies |= {"huge-2": os.urandom(400_000), "huge-3": os.urandom(400_000)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 7)
@@ -142,7 +140,7 @@ def test_a_preview_says_at_least_how_many_plans_there_would_be(
     assert "plans     at least 2, since" in capsys.readouterr().out
 
 
-def test_a_preview_of_several_plans_says_how_full_their_chunks_get(context, source, monkeypatch):
+def test_preview_of_several_plans_gives_fill(context, source, monkeypatch):
     source.bodies |= {f"huge-{number}": os.urandom(400_000 + 7 * number) for number in range(5)}
     source.bodies |= {f"small-{number}": os.urandom(60_000) for number in range(9)}
     for module in (cutting, preview):
@@ -195,7 +193,7 @@ def is_nowhere(context):
     )
 
 
-def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, source, tmp_path):
+def test_object_larger_than_chunk_is_split_and_reads_back(context, source, tmp_path):
     archive_everything(context)
     parts = parts_of(context)
     assert len(parts) == 4
@@ -219,7 +217,7 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, s
     assert {chunk.state for chunk in context.ledger.chunks.list("src")} == {ChunkState.LOCATED}
 
 
-def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(context):
+def test_part_has_object_number_and_range_in_manifest(context):
     archive_everything(context)
     chunk = context.ledger.chunks.get(parts_of(context)[1])
     opened = chunk_steps.open_chunk(context, chunk)
@@ -241,9 +239,7 @@ MANY_HEADERS = ObjectHeaders(
 )
 
 
-def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(
-    context, source, monkeypatch
-):
+def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
     scans, register = [], ledger_plans.register_parts
 
     def counted(connection, *arguments):
@@ -281,7 +277,7 @@ def test_headers_that_no_listing_shows_keep_no_object_out(
 
 
 @pytest.mark.thorough
-def test_headers_that_no_listing_shows_do_not_keep_a_part_out(context, source):
+def test_unlisted_headers_do_not_exclude_a_part(context, source):
     source.headers["huge"] = MANY_HEADERS
     context.store.largest_chunk_bytes = lambda: 60_000
     plan(context)
@@ -314,7 +310,7 @@ def objects_by_state(context):
 
 
 @pytest.mark.thorough
-def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source):
+def test_split_object_is_located_once_all_parts_are(context, source):
     report = plan(context)
     assert objects_by_state(context) == {ChunkState.PLANNED: 4}
     *first, last = parts_of(context)
@@ -337,7 +333,7 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source
     assert not plan(context).plan
 
 
-def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context, source):
+def test_last_located_part_completes_object_in_any_order(context, source):
     plan(context)
     first, *others = parts_of(context)
     for name in [*whole_chunks(context), *others]:
@@ -357,9 +353,7 @@ def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("packed", sampled(range(4), every=4))
-def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(
-    context, source, packed
-):
+def test_object_changed_between_parts_is_lost_and_successor_archived(context, source, packed):
     plan(context)
     names = parts_of(context)
     for name in names[:packed]:
@@ -384,7 +378,7 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
 
 
 @pytest.mark.thorough
-def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(context, source):
+def test_replanned_content_is_located_by_new_parts_only(context, source):
     plan(context)
     names = parts_of(context)
     archive_chunk(context, names[0])
@@ -408,7 +402,7 @@ def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(contex
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[:3])
-def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(context, source, step):
+def test_packed_unposted_part_is_withdrawn_with_the_others(context, source, step):
     plan(context)
     one, other = parts_of(context)[:2]
     archive_chunk(context, one, until=step)
@@ -422,7 +416,7 @@ def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(conte
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[3:6])
-def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
+def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
     one, other = parts_of(context)[:2]
     archive_chunk(context, one, until=step)
@@ -437,7 +431,7 @@ def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
     assert account_for_plan(context, report).gone == 0
 
 
-def test_when_a_located_part_is_lost_the_object_is_planned_again(context, source):
+def test_lost_located_part_makes_object_planned_again(context, source):
     archive_everything(context)
     lost = context.ledger.chunks.get(parts_of(context)[1])
     with chunk_steps.lease_chunk(context, lost.name) as lease:
@@ -505,7 +499,7 @@ NO_WHOLE = {
 }
 
 
-def test_parts_that_do_not_make_up_the_object_are_no_object(context):
+def test_incomplete_parts_are_no_object(context):
     archive_everything(context)
     assert not is_nowhere(context)
     with connected(context.ledger.database) as connection:
@@ -521,7 +515,7 @@ def test_parts_that_do_not_make_up_the_object_are_no_object(context):
         assert connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one() == 1
 
 
-def test_a_chunk_that_has_another_part_than_planned_is_not_sealed(context):
+def test_chunk_with_other_part_than_planned_is_not_sealed(context):
     plan(context)
     one, other = parts_of(context)[:2]
     archive_chunk(context, one, until=chunk_steps.pack_chunk)
@@ -541,7 +535,7 @@ def test_a_missing_object_is_named_as_not_archived(context):
         fetch(context.ledger.lookup, context.store, "src", "huge")
 
 
-def test_parts_that_are_located_at_the_same_time_make_the_object_located(context, database_url):
+def test_parts_located_concurrently_make_object_located(context, database_url):
     plan(context)
     names = parts_of(context)
     for name in names:
@@ -664,7 +658,7 @@ def test_a_provider_that_lies_in_one_part_is_passed_over(several):
 
 
 @pytest.mark.thorough
-def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several, tmp_path):
+def test_split_object_is_safe_once_every_chunk_is(several, tmp_path):
     names = archive_everything(several)
     parts = parts_of(several)
     several.store.window = several.store.now = 1
@@ -679,7 +673,7 @@ def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
-def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(
+def test_one_unsafe_or_contradicting_part_makes_object_unsafe(
     several, tmp_path, database_url, part
 ):
     names = archive_everything(several)
@@ -812,9 +806,7 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
 
 
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
-def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(
-    tmp_path, new_bucket, ledger, versions
-):
+def test_parts_are_read_by_range_bound_to_content(tmp_path, new_bucket, ledger, versions):
     if versions:
         new_bucket.keep_versions()
     new_bucket.put("huge", HUGE)

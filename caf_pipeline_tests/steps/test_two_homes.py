@@ -48,7 +48,7 @@ def name_of(context):
 
 
 @pytest.mark.parametrize("reached", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
-def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, reached):
+def test_one_home_finishes_what_the_other_started(homes, reached):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=reached)
@@ -62,7 +62,7 @@ def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, re
         assert b"".join(fetch(second.ledger.lookup, second.store, "src", key).pieces) == body
 
 
-def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(homes, source):
+def test_posted_chunk_with_changed_objects_stays_with_its_packer(homes, source):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=chunk_steps.post_file)
@@ -79,9 +79,7 @@ def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(
     )
 
 
-def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_place(
-    homes, source, tmp_path, ledger
-):
+def test_posted_chunk_with_lost_staging_is_abandoned_by_successor(homes, source, tmp_path, ledger):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=chunk_steps.post_file)
@@ -107,9 +105,7 @@ def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_plac
 @pytest.mark.parametrize(
     "reached", [None, chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file]
 )
-def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(
-    homes, reached, tmp_path
-):
+def test_missing_plans_folder_is_named_and_changes_nothing(homes, reached, tmp_path):
     first, second = homes
     name = name_of(first)
     if reached:

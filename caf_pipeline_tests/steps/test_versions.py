@@ -82,7 +82,7 @@ def context(run_context):
 
 @pytest.mark.parametrize("take", [inventories.take_inventory, inventories.take_report])
 @pytest.mark.parametrize("come_to", [plan, archive_everything])
-def test_a_bucket_that_no_longer_says_whether_it_keeps_versions_is_not_archived_once_more(
+def test_lost_versioning_permission_archives_nothing_again(
     run_context, reports, monkeypatch, take, come_to
 ):
     for key in "abc":
@@ -126,9 +126,7 @@ def versions_of(context, key="k"):
 
 
 @pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
-def test_an_older_version_is_not_called_current_because_the_latest_was_given_back(
-    run_context, bucket, given_back
-):
+def test_older_version_stays_old_after_latest_claim_is_released(run_context, bucket, given_back):
     """The latest version is in a chunk of its own; no inventory comes after its claim ended."""
     context = run_context(target_size=4096)
     bucket.put("k", b"a" * 3000)
@@ -153,7 +151,7 @@ def test_an_older_version_is_not_called_current_because_the_latest_was_given_bac
 # ------------------------------------------------------------------------------------------
 
 
-def test_every_version_has_its_own_row_and_is_read_by_its_id(context, bucket):
+def test_every_version_has_row_and_is_read_by_id(context, bucket):
     bodies = {bucket.put("k", body)["VersionId"]: body for body in (b"one", b"two", b"", b"one")}
     archive_everything(context)
     assert {one: body_of(context, "k", one) for one in versions_of(context)} == bodies
@@ -161,7 +159,7 @@ def test_every_version_has_its_own_row_and_is_read_by_its_id(context, bucket):
     assert context.ledger.lookup.locate("src", "k").row.object_version == list(bodies)[-1]
 
 
-def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_bucket, ledger):
+def test_version_without_id_is_read_while_not_latest(tmp_path, new_bucket, ledger):
     """S3 calls it `null`; a request without a version id would be for the latest version."""
     new_bucket.put("k", A, Metadata={"m": "of null"})
     new_bucket.put("large", b"x" * 200_000)
@@ -182,9 +180,7 @@ def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_b
     assert body_of(context, "large", large) == b"x" * 200_000
 
 
-def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_what_it_was(
-    tmp_path, new_bucket, ledger
-):
+def test_overwritten_version_without_id_is_never_archived_as_itself(tmp_path, new_bucket, ledger):
     new_bucket.put("k", A)
     new_bucket.keep_versions()
     new_bucket.put("k", B)
@@ -232,7 +228,7 @@ def test_delete_markers_are_in_the_snapshot_and_never_archived(context, bucket):
     assert (account.current, account.older, account.gone) == (1, 1, 1)
 
 
-def test_a_deleted_key_is_gone_and_its_versions_are_still_given_out_by_their_ids(context, bucket):
+def test_deleted_key_is_gone_but_versions_are_readable(context, bucket):
     first = bucket.put("k", A)["VersionId"]
     second = bucket.put("k", B)["VersionId"]
     bucket.delete("k")
@@ -287,9 +283,7 @@ def test_filters_act_on_each_version(run_context, bucket):
 # ------------------------------------------------------------------------------------------
 
 
-def test_an_older_version_of_the_same_second_that_is_archived_later_is_not_current(
-    run_context, bucket
-):
+def test_older_version_of_same_second_is_not_current(run_context, bucket):
     for _ in range(3):  # of some pairs, both are of one second
         bucket.put("k", A)
         latest = bucket.put("k", B)["VersionId"]
@@ -336,7 +330,7 @@ def test_an_older_version_whose_time_is_later_is_not_current(
 
 
 @pytest.mark.thorough
-def test_a_restored_version_is_current_as_the_version_that_it_became(context, bucket):
+def test_restored_version_is_current_as_its_new_version(context, bucket):
     first = bucket.put("k", A)["VersionId"]
     next_second()
     bucket.put("k", B)
@@ -355,9 +349,7 @@ def test_a_restored_version_is_current_as_the_version_that_it_became(context, bu
     ) == (A, copied, 3)
 
 
-def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_current(
-    context, bucket
-):
+def test_unarchived_latest_version_leaves_no_older_one_current(context, bucket):
     bucket.put("k", A)
     next_second()
     latest = bucket.put("k", B)["VersionId"]
@@ -372,9 +364,7 @@ def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_curr
     assert (current(context)[0], current(context)[1].is_current) == (A, True)
 
 
-def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(
-    tmp_path, scripted_s3, ledger
-):
+def test_server_without_latest_flag_makes_no_key_gone(tmp_path, scripted_s3, ledger):
     entries = version("k", "v2", latest=False) + version("k", "v1", latest=False)
     listing = f"<R><IsTruncated>false</IsTruncated>{entries}</R>".encode()
     enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
@@ -395,9 +385,7 @@ def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(
 
 
 @pytest.mark.thorough
-def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_nothing(
-    run_context, bucket
-):
+def test_switching_versions_plans_only_older_ones_then_nothing(run_context, bucket):
     for body in (b"1", b"22", b"333"):
         bucket.put("k", body)
     bucket.put("other", A)
@@ -430,7 +418,7 @@ def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_not
     assert plan(run_context()).plans == []
 
 
-def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(run_context, bucket):
+def test_scan_finds_older_versions_once_and_only_objects(run_context, bucket):
     bucket.put("k", A)
     bucket.put("k", B)
     bucket.put("gone", A)
@@ -449,7 +437,7 @@ def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(run_co
     assert (look("current"), look("all")) == (1, 1)
 
 
-def test_an_inventory_of_a_part_has_the_versions_of_its_keys(context, bucket):
+def test_partial_inventory_has_versions_of_its_keys(context, bucket):
     for key in ("a", "b", "c"):
         bucket.put(key, A)
         bucket.put(key, B)
@@ -460,9 +448,7 @@ def test_an_inventory_of_a_part_has_the_versions_of_its_keys(context, bucket):
 
 
 @pytest.mark.parametrize("versions", ["current", "all"])
-def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_current_unless_it_is(
-    run_context, bucket, versions
-):
+def test_object_located_after_count_is_not_wrongly_current(run_context, bucket, versions):
     context = run_context(versions)
     bucket.put("k", A)
     bucket.put("k", B)
@@ -537,7 +523,7 @@ def test_a_report_counts_the_versions_under_the_prefix_alone(tmp_path, bucket, r
         assert taken.counts.outside_prefix == 3
 
 
-def test_a_report_of_current_versions_is_refused_where_all_are_asked_for(context, reports, bucket):
+def test_report_of_current_versions_is_refused_for_all(context, reports, bucket):
     bucket.put("k", A)
     reports.columns = tuple(name for name in SCHEMA.names if name not in OF_VERSIONS)
     reports.write()
@@ -561,9 +547,7 @@ def decided(context, folder):
     return {(key.decode(), version_id) for _, key, version_id in answer.listed}, rest, answer.found
 
 
-def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(
-    run_context, bucket, tmp_path
-):
+def test_archived_version_may_be_deleted_by_own_id_only(run_context, bucket, tmp_path):
     store = SeveralFolders(tmp_path / "several")
     older, latest = (bucket.put("k", body)["VersionId"] for body in (A, B))
     gone = bucket.put("gone", A)["VersionId"]
@@ -592,7 +576,7 @@ def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_bucket_without_versions_is_refused_where_all_are_asked_for(tmp_path, new_bucket, ledger):
+def test_bucket_without_versions_is_refused_for_all(tmp_path, new_bucket, ledger):
     new_bucket.put("k", A)
     context = a_run_context(
         tmp_path,
@@ -612,7 +596,7 @@ def test_a_bucket_without_versions_is_refused_where_all_are_asked_for(tmp_path, 
     assert list((tmp_path / "home").rglob("*.parquet")) == []
 
 
-def test_a_bucket_that_may_not_be_asked_for_its_versioning_is_refused_where_all_are_asked_for(
+def test_unreadable_versioning_is_refused_for_all_versions(
     scripted_s3,
 ):
     scripted_s3.answer = lambda asked: s3_error(403, "AccessDenied")
