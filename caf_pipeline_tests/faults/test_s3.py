@@ -198,10 +198,11 @@ GARBAGE = {
     "a page to log in": b"<html><body>Please log in</body></html>",
     "no XML at all": b"\x00\xff garbage",
     "nothing": b"",
-    "an entry without an ETag": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>1</Size>"  # noqa: E501
-    b"<LastModified>2026-01-01T00:00:00Z</LastModified></Contents></ListBucketResult>",
-    "a size that is none": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>x</Size>"  # noqa: E501
+    "an entry without an ETag": b"<ListBucketResult><IsTruncated>false</IsTruncated>"
+    b"<Contents><Key>a</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified>"
     b"</Contents></ListBucketResult>",
+    "an invalid size": b"<ListBucketResult><IsTruncated>false</IsTruncated>"
+    b"<Contents><Key>a</Key><Size>x</Size></Contents></ListBucketResult>",
 }
 
 

@@ -177,7 +177,7 @@ def test_packing_without_journal_starts_again_and_reports_why(tmp_path):
     packing.journal.write_bytes(b"of a version that nobody knows")
     packed = packing.run()
     assert (packed.resumed_bytes, packed.fetched_bytes) == (0, packed.member_bytes)
-    assert packed.not_resumed == "its journal has no opening"
+    assert "opening" in packed.not_resumed
 
 
 # --- inside a large object
@@ -599,7 +599,8 @@ def test_part_and_journal_of_different_epochs_are_no_pair(context):
     journal.rename(journal.with_name(f"{name}.1.journal"))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)
-    assert (report.resumed_bytes, report.not_resumed) == (0, "its part has no journal")
+    assert report.resumed_bytes == 0
+    assert "journal" in report.not_resumed
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 

@@ -79,7 +79,7 @@ CHANGES = [renamed, other_version, one_less, last_missing, one_more, in_another_
 def test_packed_file_that_contradicts_its_plan_is_not_sealed(context, name, change):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     with_plan(context, name, change)
-    with pytest.raises(IntegrityError, match="does not account for its part of the plan"):
+    with pytest.raises(IntegrityError, match=name):
         chunk_steps.seal_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.PACKING
 
@@ -121,10 +121,7 @@ def test_a_ledger_with_other_counts_is_told_apart(context, name, monkeypatch):
         "get",
         lambda name: replace(original(name), member_count=11, skipped_count=1),
     )
-    assert (
-        "the ledger has 11 members, 1 skipped and 0 released"
-        in account_for_chunk(context, name).explanation
-    )
+    assert "11 members, 1 skipped" in account_for_chunk(context, name).explanation
 
 
 def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):

@@ -275,10 +275,20 @@ def test_a_look_finds_content_that_came_back(context, bucket):
 
 @pytest.mark.parametrize(
     "changed",
-    sampled([{"Metadata": {"a": "2"}}, {"Metadata": {}}, {"ContentType": "text/html"}, {"CacheControl": "no-cache"},  # noqa: E501
-     {"ContentDisposition": "inline"}, {"ContentLanguage": "de"}, {"ContentEncoding": "gzip"}], every=7),  # noqa: E501
+    sampled(
+        [
+            {"Metadata": {"a": "2"}},
+            {"Metadata": {}},
+            {"ContentType": "text/html"},
+            {"CacheControl": "no-cache"},
+            {"ContentDisposition": "inline"},
+            {"ContentLanguage": "de"},
+            {"ContentEncoding": "gzip"},
+        ],
+        every=7,
+    ),
     ids=str,
-)  # fmt: skip
+)
 def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, bucket, changed):
     first = {"ContentType": "text/plain", "Metadata": {"a": "1"}}
     bucket.put("k", A, **SHA256, **first)

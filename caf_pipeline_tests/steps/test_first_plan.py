@@ -75,18 +75,18 @@ def registered(context):
 
 def test_a_preview_says_that_its_plan_would_be_refused(archived, emptied):
     assert preview_plan(archived, inventories.take_inventory(archived)).warning == ""
-    found = preview_plan(emptied, inventories.take_inventory(emptied))
-    assert "this plan would be refused: the ledger has no chunk of 'src'" in found.warning
-    assert "'caf rebuild src' restores them" in found.as_json()["warning"]
+    preview = preview_plan(emptied, inventories.take_inventory(emptied))
+    assert "'caf rebuild src'" in preview.warning
+    assert preview.as_json()["warning"] == preview.warning
 
 
 def test_empty_ledger_beside_full_store_plans_nothing_and_gives_remedies(emptied):
     context = registered(emptied)
     with pytest.raises(StoredAlready) as refused:
         first_plan(context)
-    assert "1 file that may hold its objects" in str(refused.value)
+    assert "1 file " in str(refused.value)
     assert "'caf rebuild src'" in refused.value.hint
-    assert "'caf run src --new-archive'" in refused.value.hint
+    assert "src --new-archive" in refused.value.hint
     assert context.ledger.chunks.list() == []
     assert context.ledger.chunks.account("src").claimed_objects == 0
 
@@ -96,7 +96,7 @@ def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):
     with pytest.raises(StoredAlready) as refused:
         first_plan(renamed(emptied, "photos", prefix="photos/"))
     assert f"{archived.archive_id} with 1 chunk, {today} to {today}" in str(refused.value)
-    assert "'caf run photos --new-archive'" in refused.value.hint
+    assert "photos --new-archive" in refused.value.hint
     with pytest.raises(StoredAlready) as refused:
         first_plan(registered(emptied))
     assert f"{archived.archive_id} (source 'src') with 1 chunk, " in str(refused.value)
@@ -118,12 +118,10 @@ def test_interrupted_rebuild_blocks_plans_until_continued(emptied, archived):
     next(run)
     run.close()
     assert len(context.ledger.chunks.list()) == 1
-    with pytest.raises(StoredAlready, match="has not restored all") as refused:
+    with pytest.raises(StoredAlready, match="incomplete") as refused:
         first_plan(context)
-    assert "'caf rebuild src' goes on with it" in refused.value.hint
-    assert (
-        "has not restored all" in preview_plan(context, inventories.take_inventory(context)).warning
-    )
+    assert "'caf rebuild src'" in refused.value.hint
+    assert "incomplete" in preview_plan(context, inventories.take_inventory(context)).warning
     list(rebuild.rebuild(context, dry_run=True))
     with pytest.raises(StoredAlready):
         first_plan(context)
@@ -139,7 +137,7 @@ def test_rebuild_that_skipped_chunk_blocks_plans_until_complete(emptied, archive
     away = file.rename(file.with_suffix(".away"))
     for _ in range(2):  # the second one restores nothing, and still leaves it out
         assert sorted(outcome.complete for outcome in rebuild.rebuild(context)) == [False, True]
-        with pytest.raises(StoredAlready, match="has not restored all"):
+        with pytest.raises(StoredAlready, match="incomplete"):
             first_plan(context)
     away.rename(file)
     list(rebuild.rebuild(context))
@@ -153,7 +151,7 @@ def test_rebuild_without_new_chunks_blocks_plans_if_incomplete(
     shutil.copy(post, post.with_stem("ab" * 32))
     assert not all(outcome.complete for outcome in rebuild.rebuild(archived))
     archived.objects.bodies["new"] = b"new"
-    with pytest.raises(StoredAlready, match="has not restored all"):
+    with pytest.raises(StoredAlready, match="incomplete"):
         first_plan(archived)
     assert len(first_plan(archived, new_archive=True).chunks) == 1
     assert first_plan(archived).chunks == []
@@ -175,12 +173,10 @@ def test_ordered_new_archive_is_planned_and_not_asked_again(emptied, monkeypatch
 
 
 def test_renamed_source_at_same_address_counts_as_same(emptied, archived):
-    with pytest.raises(StoredAlready, match="had another name"):
+    with pytest.raises(StoredAlready):
         first_plan(renamed(emptied, "photos"))
     beside = renamed(archived, "photos")
-    with pytest.raises(
-        StoredAlready, match="those of source 'src', which has the same bucket and prefix"
-    ) as refused:
+    with pytest.raises(StoredAlready, match="source 'src' has the same bucket") as refused:
         first_plan(beside)
     assert "caf rebuild" in refused.value.hint
     assert "--new-archive" in refused.value.hint

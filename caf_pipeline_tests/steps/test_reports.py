@@ -252,9 +252,8 @@ def test_outdated_report_is_refused_and_changes_nothing(context, new_bucket, rep
         reports.write(LONG_AGO + DAY)
         archive_report(context)
     before = state_of(context)
-    with pytest.raises(ReportRefused, match="is older than what was already archived") as caught:
+    with pytest.raises(ReportRefused, match=f"{LONG_AGO:%Y-%m-%d %H:%M:%S}"):
         inventories.take_report(context, name)
-    assert "list the bucket" in caught.value.hint
     assert state_of(context) == before
     assert current(context)[1].is_current
 

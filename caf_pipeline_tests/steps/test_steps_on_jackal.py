@@ -69,14 +69,14 @@ def every_object_reads_back(context):
 
 
 def test_preview_gives_price_of_all_copies_before_post(context):
-    found = preview_plan(context, inventories.take_inventory(context)).estimate
-    assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
-    assert (found.storage.days, found.storage.price_ujkl) == (
+    estimate = preview_plan(context, inventories.take_inventory(context)).estimate
+    assert estimate.storage.charged_bytes == 3 * estimate.expected_bytes > 3 * 400_000
+    assert (estimate.storage.days, estimate.storage.price_ujkl) == (
         LEAST_DAYS,
         context.store.chain.price(LEAST_DAYS, LEAST_BYTES),
     )
-    assert found.storage.priced_as == "1,000,000,000 bytes, the least that is sold"
-    assert found.storage.fees_ujkl > 0
+    assert "1,000,000,000 bytes" in estimate.storage.priced_as
+    assert estimate.storage.fees_ujkl > 0
     assert context.ledger.chunks.list("src") == []
 
 

