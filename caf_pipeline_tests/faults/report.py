@@ -1,8 +1,7 @@
 """Writes docs/reliability.md from the counts of a session of the fault matrix.
 
-`python -m caf_pipeline_tests.faults.report LOG docs/reliability.md [--soak]`. What the page says of
-a fault is in `matrix`, and every number comes from the log: a fault that was not tried stops the
-writing.
+`python -m caf_pipeline_tests.faults.report LOG docs/reliability.md [--soak]`. Texts come from
+`matrix`, and numbers from the log. A fault without a case is an error.
 """
 
 import argparse
@@ -61,7 +60,7 @@ _ROW: Final = re.compile(r"^\| ([^|]+?) \| [\d,]+ \| [\d,]+ \|")
 
 @dataclass
 class Counts:
-    """Sums over the cases of one fault, or of all."""
+    """Sums over the cases of one fault or all."""
 
     tried: int = 0
     survived: int = 0
@@ -81,7 +80,7 @@ class Counts:
 
 
 def read_log(lines: Iterable[str]) -> dict[tuple[str, str], Counts]:
-    """Add up the cases of a log by group and fault."""
+    """Sum the cases of a log by group and fault."""
     counted: dict[tuple[str, str], Counts] = defaultdict(Counts)
     for line in lines:
         case = json.loads(line)
@@ -93,7 +92,7 @@ def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
     """Return the page's text.
 
     Raises:
-        ValueError: a fault of the matrix was not tried, naming all of them.
+        ValueError: faults of the matrix were not tried; names all of them.
     """
     wanted = [(group, what) for group, whats in MATRIX.items() for what in whats]
     if missing := [f"{group}: {what}" for group, what in wanted if (group, what) not in counted]:
@@ -117,7 +116,6 @@ def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
 
 
 def faults_of_page(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the faults that a page names, by group."""
     group = ""
     for line in text.splitlines():
         if line.startswith("## "):
@@ -143,7 +141,7 @@ def _when(form: str) -> str:
 
 
 def main() -> None:
-    """Write the page; exit with 1, and leave it as it is, where a fault was not tried."""
+    """Write the page; exit with 1 and keep the old page if a fault was not tried."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("log", type=Path)
     parser.add_argument("page", type=Path)

@@ -1,6 +1,4 @@
-"""A run ends while it posts, and another wallet goes on: what the first one paid for is not paid
-for again.
-"""
+"""A run ends while it posts, and another wallet continues: the post is not paid again."""
 
 import pytest
 
@@ -39,7 +37,7 @@ def test_post_signed_by_another_wallet_is_not_paid_twice(new_world, monkeypatch,
     archive(world, chunk)
     (archived,) = world.chunks()
     assert archived.state is ChunkState.LOCATED
-    assert archived.owner == world.address  # whose transaction was sent again, and is in a block
+    assert archived.owner == world.address  # its transaction was sent again and is in a block
     posts = [
         one for one in world.network.state()["files"] if one["merkle"] == archived.merkle_root.hex()
     ]

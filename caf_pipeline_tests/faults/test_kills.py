@@ -1,9 +1,6 @@
-"""Runs of a chunk are killed by SIGKILL: before, inside and after each step, and at random moments.
+"""Runs are killed around and inside each step, and at random moments. The next run ends right.
 
-The next run ends right.
-
-In the long form (`make soak`) each random test is done with many seeds; a failed one is done again
-by its seed's name.
+The long form (`make soak`) uses many seeds; the seed is in a failed test's name.
 """
 
 import random
@@ -26,10 +23,7 @@ MOMENTS = {
     "load_locations": 14,
     "release_staging": 15,
 }
-"""About as many as a step has when a chunk of this world runs alone.
-
-Where it has fewer, it is killed at its end.
-"""
+"""About the number of moments of a step. A step with fewer is killed at its end."""
 
 PHASES = {
     "packing": ("pack_chunk",),
@@ -43,9 +37,7 @@ KILLS_OF_A_CHUNK = 4
 
 KILLS_OF_A_SOURCE = 12
 SOAK_SEEDS = 12
-"""In the long form each test has so many: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and those of
-the whole way.
-"""
+"""Seeds of each test in the long form: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and more."""
 
 
 def pytest_generate_tests(metafunc):

@@ -1,6 +1,4 @@
-"""Two runs of one chunk: at once, one of them killed, one of them paused until the other has taken
-its lease.
-"""
+"""Two runs of one chunk: concurrent, one killed, or one paused until its lease is taken."""
 
 import signal
 
@@ -24,7 +22,7 @@ GROUP = "Two runs of one chunk"
 
 @pytest.fixture
 def hasty(new_world):
-    """A world whose leases run out soon, so that a paused run's is taken over."""
+    """A world with short leases, so that a paused run's is taken over."""
     world = new_world(lease_seconds=2.0, source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
     return world
@@ -57,9 +55,7 @@ def test_run_resumed_after_another_finished_changes_nothing(fault, hasty, phase)
         (chunk,) = hasty.plan()
         first = hasty.start(chunk, fatal=PAUSED_AT[phase])
         first.wait_until_paused()
-        assert hasty.start(
-            chunk
-        ).ended_in_order  # by a lost lease at worst, where the machine has no time for it
+        assert hasty.start(chunk).ended_in_order  # at worst by a lost lease, on a slow machine
         first.resume()
         assert first.ended_in_order
         hasty.finish()
@@ -87,7 +83,7 @@ def test_run_suspended_in_transaction_releases_its_locks_eventually(fault, hasty
         (chunk,) = hasty.plan()
         first = hasty.start(
             chunk, fatal=Fatal("load_batch", 2, signal.SIGSTOP)
-        )  # it has taken the lease and not committed
+        )  # the lease is taken but not committed
         first.wait_until_paused()
         assert hasty.start(chunk).ended_in_order
         first.resume()

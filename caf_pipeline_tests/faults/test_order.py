@@ -1,7 +1,6 @@
-"""The same events twice, and events out of order: old plans after new ones, chunks located in any
-order, steps run again.
+"""Repeated events, and events out of order.
 
-Which version of a key is current does not depend on the order: the one modified last, and of one
+The current version of a key never depends on their order: it is the one modified last, and within a
 second the one listed last.
 """
 
@@ -32,7 +31,7 @@ def small_world(new_world, unruly_s3, new_bucket):
 
 
 def current(context, key):
-    """The SHA-256 of the version that a look-up without a version gives."""
+    """Return the SHA-256 of the current version."""
     location = context.ledger.lookup.locate(SOURCE, key)
     return location and location.row.sha256
 
@@ -45,8 +44,7 @@ def chunks_of(report):
     return [chunk.name for chunk in report.chunks]
 
 
-# --- the same events twice
-# ------------------------------------------------------------------------------------------
+# --- the same events twice ------------------------------------------------------------------------
 
 
 def test_second_plan_of_same_snapshot_adds_nothing(fault, small_world):
@@ -157,8 +155,7 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
         case.check(small_world)
 
 
-# --- out of order
-# ------------------------------------------------------------------------------------------
+# --- out of order ---------------------------------------------------------------------------------
 
 
 def test_late_plan_of_older_snapshot_restores_no_old_version(fault, small_world):
@@ -181,7 +178,7 @@ def test_late_plan_of_older_snapshot_restores_no_old_version(fault, small_world)
 
 
 def test_current_version_does_not_depend_on_plan_order(fault, small_world, unruly_s3, soak):
-    """All versions are of one second, as S3 tells it."""
+    """All versions are of one second, S3's resolution."""
     small_world.bucket.keep_versions()
     small_world.finish()
     with (
@@ -268,9 +265,7 @@ def test_withdrawn_chunk_is_refused_and_objects_archived_once(fault, small_world
 
 
 def test_object_located_by_another_chunk_is_not_archived_again(fault, small_world, unruly_s3):
-    """It was skipped, planned again and located there; then the first chunk's staged file is lost,
-    and it is packed again.
-    """
+    """After a skip, another chunk located it; then the first chunk is lost and packed again."""
     (first,) = small_world.plan()
     denied = "some/key-001"
     with fault(

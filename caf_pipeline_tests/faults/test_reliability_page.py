@@ -1,6 +1,4 @@
-"""docs/reliability.md names the faults of the matrix, all of them and no others; and the counting
-counts.
-"""
+"""docs/reliability.md names exactly the faults of the matrix, with the right counts."""
 
 from pathlib import Path
 

@@ -1,8 +1,6 @@
-"""S3 misbehaves under a whole run, from the inventory to the locations: the archive ends right, at
-once or by the next run.
+"""S3 misbehaves during a whole run; the archive ends right, immediately or by the next run.
 
-Every archived byte is held against what the bucket ever had under that identity; see
-`World.examine`.
+Every archived byte is compared with what the bucket ever had; see `World.examine`.
 """
 
 import random
@@ -33,9 +31,7 @@ HOURS = timedelta(hours=7)
 
 @pytest.fixture
 def small_world(new_world, unruly_s3, new_bucket):
-    """One chunk of few objects behind the proxy; one request at a time, so that "the first" is
-    always the same.
-    """
+    """One chunk of few objects behind the proxy; one request at a time, in a fixed order."""
 
     def make(*, large=1, **packing):
         packing = {
@@ -57,7 +53,7 @@ def require_one_clear_sentence(error):
 
 
 def fails_clearly(world, kind=SourceError, *, naming=""):
-    """Run until the fault is told: one error of ours, of S3's exit code."""
+    """Run until the fault is reported by one error with S3's exit code."""
     with pytest.raises(kind) as failed:
         world.finish()
     require_one_clear_sentence(failed.value)
@@ -66,15 +62,14 @@ def fails_clearly(world, kind=SourceError, *, naming=""):
 
 
 def ends_right(case, world, unruly_s3):
-    """Let S3 behave, run again, and look at everything."""
+    """Let S3 behave, run again, and examine everything."""
     assert unruly_s3.struck, "no request was struck"
     unruly_s3.well_behaved()
     world.finish()
     return case.check(world)
 
 
-# --- answers that fail
-# ------------------------------------------------------------------------------------------
+# --- answers that fail ----------------------------------------------------------------------------
 
 PASSING = {
     "a connection reset in the middle of a body": lambda s3, **which: s3.reset_after(700, **which),
@@ -184,14 +179,13 @@ def test_source_down_for_many_runs_makes_no_object_unreadable(fault, small_world
     with fault(GROUP, "503 SlowDown for everything, run after run") as case:
         world.plan()
         unruly_s3.slow_down(1, 1, kind=None)
-        for _ in range(3):  # after so many an object that fails by itself is skipped
+        for _ in range(3):  # after so many runs, an unreadable object is skipped
             assert world.run(world.chunks()[0].name) == SourceError.exit_code
         ends_right(case, world, unruly_s3)
         assert world.query("SELECT count(*) FROM skipped_objects") == [(0,)]
 
 
-# --- listings
-# ------------------------------------------------------------------------------------------
+# --- listings -------------------------------------------------------------------------------------
 
 GARBAGE = {
     "cut XML": b'<?xml version="1.0"?><ListBucketResult><Contents><Key>a</K',
@@ -218,7 +212,7 @@ def test_listing_of_garbage_is_refused_without_snapshot(fault, small_world, unru
                 )
                 fails_clearly(
                     world, (ListingRefused, SourceUnreachable)
-                )  # botocore takes an empty answer for a 500
+                )  # botocore treats an empty answer as a 500
                 with world.run_context() as context:
                     assert list(context.inventories().iterdir()) == []
                 assert unruly_s3.struck
@@ -258,7 +252,7 @@ def test_listing_that_loops_is_refused(fault, small_world, unruly_s3):
         pages.append(answer)
         return (
             answer if len(pages) % 2 else pages[0]
-        )  # a listing in parts gives up on it, and one page after another is asked for
+        )  # the parallel listing gives up, and pages are listed in sequence
 
     with fault(GROUP, "a listing that serves one page twice") as case:
         unruly_s3.page_keys = 4
@@ -288,8 +282,7 @@ def test_a_listing_that_changes_meanwhile_loses_nothing_and_doubles_nothing(
         ends_right(case, world, unruly_s3)
 
 
-# --- objects that change under their GET
-# ------------------------------------------------------------------------------
+# --- objects that change under their GET ----------------------------------------------------------
 
 
 REPLACED, DELETED = "some/key-001", "some/key-002"
@@ -309,7 +302,7 @@ def located(world, key):
 
 
 def changing(world, unruly_s3, replaced, deleted, **at):
-    """Replace one object and delete another under their GETs."""
+    """Replace one object and delete another during their GETs."""
     unruly_s3.meanwhile(lambda: world.put(replaced, b"new" * 9), key=replaced, times=1, **at)
     unruly_s3.meanwhile(lambda: world.delete(deleted), key=deleted, times=1, **at)
 
@@ -355,11 +348,11 @@ def test_object_changed_between_ranges_is_skipped_never_mixed(fault, small_world
 
 
 CHECKPOINT = 1
-"""The tag of such an entry; its second field are outcomes, its last one the object that is open."""
+"""Tag of a checkpoint. Its second field has the outcomes, its last the open object."""
 
 
 def journaled_in_its_middle(world):
-    """The large object that the packing journal says is open; "" where none is."""
+    """Return the large object that is open in the journal, or ""."""
     for path in world.staging.glob("*.journal"):
         data = path.read_bytes()
         log = LogReader(lambda start, end, data=data: data[start:end], len(data))
@@ -419,8 +412,7 @@ def test_chunk_without_remaining_objects_is_empty_and_free(fault, small_world, u
         assert {chunk.state.value for chunk in world.chunks()} == {"empty"}
 
 
-# --- clocks
-# ------------------------------------------------------------------------------------------
+# --- clocks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", [HOURS, -HOURS], ids=["ahead", "behind"])
@@ -429,7 +421,7 @@ def test_a_clock_of_s3_that_is_hours_wrong_changes_nothing(fault, small_world, u
     for key, body in [*world.objects.items()]:
         world.put(
             key, body, ChecksumAlgorithm="SHA256"
-        )  # proves that an object with another LastModified is the same
+        )  # proves that a rewritten object is the same
     with fault(GROUP, "S3's clock is hours wrong, then right") as case:
         unruly_s3.skew(by)
         world.finish()
@@ -457,9 +449,7 @@ def test_wrong_database_clock_changes_nothing(fault, small_world, unruly_s3, dat
 
 
 def skew_database(url, by):
-    """Let `now()` and `clock_timestamp()` of every new connection to the database be wrong by an
-    interval.
-    """
+    """Shift `now()` and `clock_timestamp()` of new connections by an interval."""
     name = urlsplit(url).path[1:]
     with psycopg.connect(url, autocommit=True) as connection:
         if not by:
@@ -474,14 +464,11 @@ def skew_database(url, by):
         connection.execute(f"ALTER DATABASE {name} SET search_path = skew, pg_catalog, public")
 
 
-# --- an inventory under all of it
-# --------------------------------------------------------------------------------------
+# --- an inventory under all of it -----------------------------------------------------------------
 
 
 def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
-    """In the long form with many seeds: faults of all kinds at random, run after run, then a
-    well-behaved one.
-    """
+    """Random faults of all kinds, run after run, then none; many seeds in the long form."""
     world = small_world(request_attempts=3, fetch_threads=4)
     seeds = range(100 if soak else 3)
     with fault(GROUP, "faults of all kinds at random") as case:

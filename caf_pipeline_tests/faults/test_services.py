@@ -1,9 +1,7 @@
-"""What a run needs is killed under it and started again: Postgres, the S3 server, the chain, a
-provider, a pooler.
+"""Services are killed and restarted under a run: Postgres, S3, chain, provider, pooler.
 
-The run stands still while the service is killed, so that it meets it in the phase that is named:
-once it finds the service started again behind broken connections, once it finds none and ends by
-itself. The next run ends right.
+The run is paused during the kill, so that it meets it in the named phase. In one form it finds the
+service restarted behind broken connections, in the other it finds none. The next run ends right.
 """
 
 import random
@@ -41,9 +39,7 @@ def kept_s3(tmp_path_factory):
 
 
 def killed_under(world, chunk, at, kill, start, *, meets_nobody):
-    """Run a chunk; kill what it needs when it has come to a moment, and start that again; return
-    when the run has ended.
-    """
+    """Run a chunk; kill and restart a service at a moment; return when the run has ended."""
     run = world.start(chunk, fatal=at)
     run.wait_until_paused()
     kill()

@@ -1,6 +1,4 @@
-"""The examination of a world finds what is wrong: a matrix that could not fail would prove
-nothing.
-"""
+"""`World.examine` finds faults; a matrix that cannot fail would prove nothing."""
 
 import io
 import json
@@ -31,7 +29,7 @@ def change(world, statement):
 
 @pytest.fixture
 def told():
-    """A template whose process is this pipe's other end: what is written there is what it says."""
+    """A template whose process is this pipe's other end."""
     said, say = os.pipe()
     template = Template()
     template._statuses, template._unread = {}, b""

@@ -1,4 +1,4 @@
-"""A run is killed at any moment; running the same partition again ends right."""
+"""A run is killed at any moment; the next run of the partition ends right."""
 
 import os
 
@@ -12,10 +12,10 @@ from caf_pipeline_tests.support.run_contexts import a_run_context, plan
 from caf_pipeline_tests.support.tiers import sampled
 
 EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "13"))
-"""Every how many moments of a run it is killed once; 1 tries them all."""
+"""One kill per this many moments of a run; 1 tries them all."""
 
 MOMENTS = 190
-"""Moments that a run of this chunk has, at least; a test holds it."""
+"""Minimum number of moments in a run of this chunk; a test checks it."""
 
 
 @pytest.fixture

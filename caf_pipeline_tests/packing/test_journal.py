@@ -1,4 +1,4 @@
-"""The packing journal: whatever becomes of it, what is believed of it is a right prefix."""
+"""The packing journal: only a valid prefix is accepted, whatever the damage."""
 
 import os
 from dataclasses import fields, replace
@@ -26,7 +26,7 @@ from caf_pipeline_tests.support.plans import MOMENT
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An undisturbed packing with a journal of one checkpoint for each object and part."""
+    """A complete packing with a checkpoint for each object and part."""
     packing = Packing(tmp_path_factory.mktemp("whole"), a_source())
     packing.packed = packing.run()
     packing.opening = packing.packer().opening
@@ -36,7 +36,7 @@ def whole(tmp_path_factory):
 
 
 def read(path, opening):
-    """What is read of a journal, and why no more."""
+    """Return the accepted checkpoints, and why no more."""
     journal = Journal.open(path, opening)
     try:
         return list(journal.checkpoints()), journal.broken
@@ -50,7 +50,7 @@ def checkpoints(path, opening):
 
 
 def written(path, says):
-    """A journal that says this, rightly numbered, with the first as its opening."""
+    """Write a journal of these entries, correctly numbered."""
     path.unlink(missing_ok=True)
     journal = Journal.open(path, says[0])
     for said in says:
@@ -64,9 +64,7 @@ def entries(log):
 
 
 def goes_on_right(whole, folder, part, journal):
-    """Pack on from these files, and return what was resumed: the chunk is the undisturbed one in
-    any case.
-    """
+    """Resume from these files; the chunk must be the same. Return the resumed bytes."""
     packing = Packing(folder, a_source())
     packing.put(part, journal)
     packed = packing.run()
@@ -101,7 +99,7 @@ def test_a_journal_cut_at_any_byte_tells_a_prefix(whole, tmp_path):
     for size in range(len(whole.log) - 1, -1, -1):
         os.truncate(path, size)
         if size % 13 and size not in ends and size + 1 not in ends:
-            continue  # within an entry one place is like the next
+            continue  # any byte of an entry is like another
         found = [said for _, said in checkpoints(path, whole.opening)]
         assert found == whole.said[: sum(1 for end in ends if end <= size)]
 
@@ -114,7 +112,7 @@ def test_a_flipped_byte_anywhere_in_a_journal_leaves_a_prefix(whole, tmp_path):
         path.write_bytes(log)
         found = [said for _, said in checkpoints(path, whole.opening)]
         assert found == whole.said[: len(found)]
-        assert len(found) < len(whole.said) or at < 16  # the log's own header says nothing
+        assert len(found) < len(whole.said) or at < 16  # the log's own header does not matter
 
 
 @pytest.mark.parametrize("tenth", range(10))
@@ -158,8 +156,7 @@ def test_journal_continued_after_crash_is_read_completely(whole, tmp_path):
     assert packing.part.read_bytes() == whole.bytes
 
 
-# --- journals that lie
-# ------------------------------------------------------------------------------------------
+# --- journals that lie ----------------------------------------------------------------------------
 
 
 def changed(said, **changes):
@@ -167,9 +164,7 @@ def changed(said, **changes):
 
 
 def lies(whole):
-    """Rightly numbered entries in place of the fifth checkpoint, each of which says something that
-    is not so.
-    """
+    """Correctly numbered but false entries in place of the fifth checkpoint."""
     true = whole.said[4]
     (member,) = true.outcomes
     inside = next(number for number, said in enumerate(whole.said) if said.open and number > 5)
@@ -270,9 +265,7 @@ def test_the_opening_tells_chunks_of_one_plan_apart(whole):
 
 
 def test_journal_is_accepted_up_to_entries_of_another(whole, tmp_path):
-    """As a disk may leave it after a loss of power: old blocks of a file that is gone, in the place
-    of new ones.
-    """
+    """A loss of power may leave old blocks of a deleted file in place of new ones."""
     other = Packing(
         tmp_path / "other", a_source(), identity=replace(IDENTITY, chunk="src-00000000-00002")
     )
@@ -280,7 +273,7 @@ def test_journal_is_accepted_up_to_entries_of_another(whole, tmp_path):
     own, foreign = entries(whole.log), entries(other.journal.read_bytes())
     assert [entry.end for entry in own] == [
         entry.end for entry in foreign
-    ]  # so that one fits where the other was
+    ]  # so that both have the same size
     mixed = whole.log[: own[9].end] + other.journal.read_bytes()[foreign[9].end :]
     path = tmp_path / "mixed.journal"
     path.write_bytes(mixed)
@@ -339,7 +332,7 @@ def test_a_file_that_is_no_journal_is_packed_again(whole, tmp_path):
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ObjectHeaders)])
 def test_a_checkpoint_is_due_where_headers_are_long(tmp_path, field):
-    """Longer entries than `MAX_ENTRY_BYTES` would not be read."""
+    """Entries longer than `MAX_ENTRY_BYTES` would not be read."""
     source = a_source(small=20, large=0)
     value = {"k": "x" * 8000} if field == "user_metadata" else "x" * 8000
     source.headers = {key: ObjectHeaders(**{field: value}) for key in source.bodies}

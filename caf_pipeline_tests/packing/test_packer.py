@@ -1,4 +1,4 @@
-"""Packing one chunk: bodies, skips, limits, and what is left behind."""
+"""Packing one chunk: bodies, skips, limits, and remains."""
 
 import contextlib
 import hashlib
@@ -51,7 +51,7 @@ def pack(packer, plan, folder):
 
 
 class Packing:
-    """A chunk packed from a memory source, and what can be asked of it."""
+    """A chunk packed from a memory source."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ def test_the_real_reader_of_the_format_sees_only_members(tmp_path):
 
 
 class SlowWriter:
-    """Counts what stands between the reads and the writer."""
+    """Counts the reads that wait for the writer."""
 
     def __init__(self, source):
         self.source = source
@@ -345,19 +345,17 @@ def test_the_window_bounds_the_bytes_ahead_of_the_writer(tmp_path):
     with OrderedFetch(counting, objects, window_bytes=window, part_bytes=PART, threads=8) as fetch:
         while planned := fetch.next_object():
             for part, _ in fetch.parts(planned):
-                time.sleep(0.001)  # lets the readers run ahead as far as they may
+                time.sleep(0.001)  # lets the readers run ahead
                 with counting.lock:
                     counting.now -= len(part.body)
-    assert counting.most <= window + PART  # the part in the writer's hands is no longer ahead of it
+    assert counting.most <= window + PART  # the part being written is not ahead
 
 
 SMALL_WINDOW = {"window_bytes": 1 << 20, "part_bytes": PART}
 
 
 class BeginningSource(MemorySource):
-    """Begins all but some keys; what is begun and not yet waited for is in `begun`, and fails for
-    the keys of `broken`.
-    """
+    """Starts all reads but some keys. `begun` has the pending ones; those in `broken` fail."""
 
     def __init__(self, bodies, broken=(), unable=()):
         super().__init__(bodies)
@@ -370,7 +368,7 @@ class BeginningSource(MemorySource):
         self.begun.append(obj.key.decode())
         self.most = max(
             self.most, sum(key not in self.broken for key in self.begun)
-        )  # what has failed is under way no more
+        )  # failed reads are not pending
         return Begun(self, obj)
 
 

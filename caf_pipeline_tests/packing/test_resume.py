@@ -1,6 +1,4 @@
-"""A packing that was broken off is gone on with: the same bytes come out, and little is fetched
-twice.
-"""
+"""Interrupted packings are resumed: same bytes, few repeated requests."""
 
 import errno
 import os
@@ -56,9 +54,7 @@ def undisturbed(folder, source, **changes):
 
 
 def broken_off(folder, source, after, **changes):
-    """A packing whose process was killed: its files are those at the last checkpoint, and its room
-    is still reserved.
-    """
+    """A killed packing: its files end at the last checkpoint, its space is still reserved."""
     packing = Packing(folder, source, **changes)
     with pytest.raises(Broken):
         packing.run(break_after=after)
@@ -66,8 +62,7 @@ def broken_off(folder, source, after, **changes):
     return packing
 
 
-# --- the same bytes
-# ------------------------------------------------------------------------------------------
+# --- the same bytes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", range(1, 30, 3))
@@ -167,7 +162,7 @@ def test_second_ctrl_c_during_last_checkpoint_keeps_safe_bytes(tmp_path, monkeyp
             journal,
         )
     journal.close()
-    assert packer.kept_bytes > 512  # by which the caller knows that the files are to stay
+    assert packer.kept_bytes > 512  # tells the caller to keep the files
     monkeypatch.undo()
     assert packing.run().resumed_bytes == packer.kept_bytes
 
@@ -180,12 +175,11 @@ def test_packing_without_journal_starts_again_and_reports_why(tmp_path):
     assert "opening" in packed.not_resumed
 
 
-# --- inside a large object
-# -----------------------------------------------------------------------------------------
+# --- inside a large object ------------------------------------------------------------------------
 
 
 def in_the_middle(folder, source=None):
-    """Broken off behind three of the large object's six parts."""
+    """Interrupted behind three of the large object's six parts."""
     packing = Packing(folder, source or a_source())
     packing.source.failing = {"b-large": 3 * PART + 1}
     with pytest.raises(ObjectReadFailed):
@@ -290,8 +284,7 @@ def test_object_with_wrong_checksum_is_fetched_again_from_start(tmp_path):
     assert ("b-large", 0, PART) in packing.source.reads
 
 
-# --- how much is fetched twice
-# -------------------------------------------------------------------------------------
+# --- how much is fetched twice --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,7 +334,7 @@ def run_logged(folder, url, chunk, *, fatal=0):
 
 
 class LoggedSource:
-    """Makes the steady source with a log of its reads; it goes to another process."""
+    """Makes a steady source that logs its reads, for another process."""
 
     def __init__(self, log):
         self.log = log
@@ -352,8 +345,7 @@ class LoggedSource:
         return source
 
 
-# --- real kills
-# ------------------------------------------------------------------------------------------
+# --- real kills -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -391,7 +383,7 @@ def test_killed_run_resumes_to_same_chunk(context, tmp_path, database_url, fatal
 
 
 def safe_bytes(context, name):
-    """How much of the chunk a next run finds to be safe."""
+    """Return the bytes that a next run would resume."""
     chunk = context.ledger.chunks.get(name)
     packer = pack_chunk.packer_of(
         context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number)
@@ -456,7 +448,7 @@ def test_suspended_run_without_lease_changes_nothing(tmp_path, database, databas
     process = paused(tmp_path, database_url, chunk.name)
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     report = chunk_steps.seal_chunk(context, chunk.name)
-    assert report.resumed_bytes > 512  # its writer still had it, so it was copied
+    assert report.resumed_bytes > 512  # its writer was alive, so it was copied
     before = staged_path(context, chunk.name).read_bytes()
     assert woken(process) == "LeaseLost"
     assert staged_path(context, chunk.name).read_bytes() == before
@@ -497,7 +489,7 @@ def test_suspended_run_removes_no_file_of_the_next(tmp_path, database, database_
 
     def read(obj, start_byte, end_byte):
         if not said:
-            said.append("")  # the threads that fetch are several
+            said.append("")  # several threads fetch
             said.append(woken(process))
         return original(obj, start_byte, end_byte)
 
@@ -524,8 +516,7 @@ def test_staging_error_after_lost_lease_is_reported_as_lost_lease(context, error
         refused_by_staging(context, chunk.name, error, slept=False)
 
 
-# --- full disks, and what others leave in staging
-# ------------------------------------------------------------------
+# --- full disks, and what others leave in staging -------------------------------------------------
 
 
 def test_full_disk_during_journaling_ends_packing_without_loss(tmp_path, small_disk):
@@ -653,8 +644,7 @@ def test_leftovers_name_every_file_of_the_folder(context):
     assert found == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
 
 
-# --- flipped bytes of a sealed chunk
-# -------------------------------------------------------------------------------
+# --- flipped bytes of a sealed chunk --------------------------------------------------------------
 
 
 def flip(path, at):
@@ -664,7 +654,7 @@ def flip(path, at):
 
 
 def between_samples(context, name):
-    """A byte that no sample covers."""
+    """A byte outside of all samples."""
     chunk = context.ledger.chunks.get(name)
     covered = {
         at // 4096
@@ -690,7 +680,7 @@ def test_flipped_byte_is_found_before_another_run_posts(context, tmp_path, ledge
 
 
 class CheckingStore:
-    """The folder store, that looks at the root of what it is brought, as a provider does."""
+    """The folder store, but it checks the root of an upload, as a provider does."""
 
     def __init__(self, store):
         self.store = store

@@ -1,6 +1,4 @@
-"""A chunk's manifest held against its part of the plan and its index: what contradicts them is
-found, and not sealed.
-"""
+"""Manifests that contradict the plan or the index are reported and not sealed."""
 
 import os
 from dataclasses import replace
@@ -63,7 +61,7 @@ def in_another_order(rows):
 
 
 def with_plan(context, name, change):
-    """Write the chunk's plan with changed rows, as if another had been packed."""
+    """Replace the chunk's plan by one with changed rows."""
     path = Path(context.ledger.chunks.get(name).plan_folder) / OBJECTS_FILE
     table = pq.read_table(path)
     rows = table.to_pylist()

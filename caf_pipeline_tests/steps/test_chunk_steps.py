@@ -1,6 +1,4 @@
-"""The steps of a chunk: what each leaves, what a crash or another run leaves, and that running
-again ends right.
-"""
+"""The steps of a chunk: their results, crashes, concurrent runs, and repeated runs."""
 
 import os
 from dataclasses import replace
@@ -269,7 +267,7 @@ def test_an_object_is_skipped_as_unreadable_only_after_several_runs(tmp_path, so
     for number in (1, 2):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
         chunk_steps.load_batch(context, name)
-        for _ in range(2):  # a run's own retries count once
+        for _ in range(2):  # retries of one run count once
             with pytest.raises(ObjectReadFailed):
                 chunk_steps.pack_chunk(context, name)
     context = a_run_context(tmp_path, source, ledger, run="run-3")
@@ -303,7 +301,7 @@ def test_a_later_run_reads_only_what_failed_before(tmp_path, source, ledger):
         with pytest.raises(ObjectReadFailed):
             chunk_steps.pack_chunk(context, name)
         read_times.append([key for key, _, _ in source.reads].count("key-011"))
-    assert read_times == [2, 1]  # the window of the packing reads it once each time
+    assert read_times == [2, 1]  # each packing reads it once in its window
 
 
 def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledger):
@@ -400,7 +398,7 @@ def test_parked_chunk_is_refused_until_unparked(context, step):
 
 
 def fat_headers(source):
-    """Let each object have more user metadata than a plan reserves room for."""
+    """Give each object more user metadata than a plan reserves space for."""
     source.headers = {
         key: ObjectHeaders(user_metadata={"m": "x" * 30_000}) for key in source.bodies
     }
@@ -429,7 +427,7 @@ def test_objects_released_by_early_close_are_in_next_plan(context, source):
 
 
 class SlowStore(DirectoryStore):
-    """A store that was measured to take so many bytes in time."""
+    """A store with a measured limit of bytes that it takes in time."""
 
     def largest_chunk_bytes(self):
         return 500_000
@@ -529,7 +527,7 @@ def test_unlisted_skipped_object_is_history_until_listed_again(tmp_path, ledger)
     assert skipped() == {
         "too_large": 1,
         "unsupported_key": 2,
-    }  # of a part of the source nothing ends
+    }  # a partial inventory ends no skip
     plan(context)
     assert skipped() == {"unsupported_key": 1}
     assert account_for_plan(context, plan(context)).skipped == {"unsupported_key": 1}

@@ -1,6 +1,4 @@
-"""The steps of a chunk and a store of several providers: what is asked before packing, what counts
-as a copy, what is kept.
-"""
+"""The steps of a chunk with a store of several providers: admission, copies, kept files."""
 
 import os
 
@@ -240,9 +238,7 @@ def test_kept_file_in_use_is_not_removed(tmp_path, database, store):
     archive_chunk(context, first)
     with ledger.leases.hold(chunk_lease(first), other.holder):
         chunk_steps.load_batch(context, second)
-        chunk_steps.pack_chunk(
-            context, second
-        )  # kept files are no reason to refuse: they are not reserved
+        chunk_steps.pack_chunk(context, second)  # kept files do not count: they are not reserved
         assert f"{first}.caf" in staged_files(context)
 
 
@@ -281,9 +277,7 @@ def test_the_index_is_opened_once_while_sealing(context, monkeypatch):
 
 
 class Pausing:
-    """Controls whose pause ends when the throttle has waited so often; `looks` has what `look` saw
-    at each wait.
-    """
+    """Controls whose pause ends after a number of waits; `looks` has what `look` returned."""
 
     def __init__(self, look, *, waits=1):
         self.paused, self.waits, self.looks, self.now = "", waits, [], 0.0

@@ -1,6 +1,4 @@
-"""What is current in the bucket is what the archive gives out, over puts, overwrites, deletions and
-restored versions.
-"""
+"""The archive returns what is current in the bucket, after any history."""
 
 import hashlib
 import random
@@ -45,18 +43,17 @@ SHA256 = {"ChecksumAlgorithm": "SHA256"}
 
 
 def next_second() -> None:
-    """Let what is written from now on have another LastModified: S3 tells it to the second."""
+    """Wait, so that later objects have another LastModified, which has whole seconds."""
     time.sleep(1.01 - time.time() % 1)
 
 
 def current(context, key="k"):
-    """Return the bytes that a look-up gives, and what is said of them."""
+    """Return the bytes of a look-up, and its row."""
     found = fetch(context.ledger.lookup, context.store, "src", key)
     return b"".join(found.pieces), found.location.currency
 
 
 def headers_of(context, key="k"):
-    """Return content type and user metadata that the archive has of the current object."""
     location = fetch(context.ledger.lookup, context.store, "src", key).location
     rows = (
         open_chunk(context, context.ledger.chunks.get(location.chunk))
@@ -72,7 +69,7 @@ def headers_of(context, key="k"):
 
 
 def packed(context):
-    """Return how many objects all chunks together have."""
+    """Return the number of objects in all chunks."""
     return sum(chunk.member_count for chunk in context.ledger.chunks.list("src"))
 
 
@@ -86,8 +83,7 @@ def context(tmp_path, bucket, ledger):
     return a_run_context(tmp_path, bucket.source(), ledger)
 
 
-# --- a bucket without versions
-# -----------------------------------------------------------------------------------------
+# --- a bucket without versions --------------------------------------------------------------------
 
 
 def test_returning_content_is_read_but_not_packed_again(context, bucket):
@@ -133,7 +129,7 @@ def test_deleted_key_reports_when_it_was_last_listed(context, bucket):
     bucket.put("k", A, **SHA256)
     bucket.put("other", B)
     archive_everything(context)
-    next_second()  # S3's clock tells whole seconds: an object is not listed before it was written
+    next_second()  # S3 has whole seconds: an object is never listed before its time
     seen = inventories.take_inventory(context)
     planning.cut_plan(context, seen)
     next_second()
@@ -239,8 +235,7 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
     assert (content.current_objects, content.older_objects, content.gone_objects) == (2, 1, 1)
 
 
-# --- headers
-# ------------------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
 def test_same_bytes_with_same_headers_are_not_packed_again(context, bucket):
@@ -383,8 +378,7 @@ def test_object_rewritten_during_comparison_waits_for_next_inventory(context, bu
     assert headers_of(context)[1] == {"a": "2"}
 
 
-# --- bytes
-# ------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def test_the_collision_pair_has_one_md5_and_two_sha256():
@@ -467,8 +461,7 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
     assert plan(context).comparison.without_checksum == 1
 
 
-# --- versions
-# ------------------------------------------------------------------------------------------
+# --- versions -------------------------------------------------------------------------------------
 
 
 def test_version_is_current_again_after_deletion_of_the_next(context, bucket):
@@ -504,8 +497,7 @@ def test_an_inventory_is_of_s3s_own_time(context, bucket):
     assert read_snapshot(snapshot.path).taken_at == snapshot.taken_at
 
 
-# --- anything, in any order
-# ------------------------------------------------------------------------------------------
+# --- anything, in any order -----------------------------------------------------------------------
 
 KEYS = ["a", "a/b", "ü"]
 BODIES = [b"", b"one", b"two, longer"]
@@ -513,11 +505,10 @@ METADATA = [{}, {"a": "1"}, {"a": "2"}]
 
 
 class BucketMachine(RuleBasedStateMachine):
-    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and
-    packs no bytes twice.
+    """Random histories of a bucket: the archive returns its content and packs no bytes twice.
 
-    `switches`: the setting `versions` is another one now and then; chunks are small, and located in
-    any order.
+    `switches` changes the setting `versions` now and then. Chunks are small and located in any
+    order.
     """
 
     def __init__(self, s3_server, folder, ledger, kind, *, switches=False):
@@ -599,7 +590,7 @@ class BucketMachine(RuleBasedStateMachine):
         for chunk in chunks:
             archive_chunk(self.context, chunk.name)
         account_for_plan(self.context, report)
-        if self.context.all_versions:  # also of a key that no inventory saw before it was deleted
+        if self.context.all_versions:  # even for a key that no inventory listed
             versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get(
                 "Versions", []
             )

@@ -1,6 +1,4 @@
-"""Filters of a source: what they leave out is counted, in its one place, and planned once they do
-not leave it out any more.
-"""
+"""Filters: excluded objects are counted once, and planned after the filter is removed."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,6 +1,4 @@
-"""The first plan of a source in a ledger that has nothing of it: an empty home never archives, and
-pays, again.
-"""
+"""The first plan of a source: an empty home never archives and pays again."""
 
 import dataclasses
 import os
@@ -39,9 +37,7 @@ def first_plan(context, **options):
 
 
 def renamed(context, name, **changes):
-    """The same run context with the source renamed or moved; the settings then have no other
-    source.
-    """
+    """Return the context with a renamed or moved source, the only one in its settings."""
     settings = context.settings.model_copy(
         update={"sources": {name: SourceSettings(bucket="b", **changes)}}
     )
@@ -50,8 +46,7 @@ def renamed(context, name, **changes):
     return context
 
 
-# --- a store in a folder
-# ------------------------------------------------------------------------------------------
+# --- a store in a folder --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -64,7 +59,7 @@ def archived(tmp_path, ledger):
 
 @pytest.fixture
 def emptied(archived, new_ledger):
-    """The same with a ledger that knows nothing."""
+    """The same with an empty ledger."""
     return dataclasses.replace(archived, lazy_ledger=Lazy.of(new_ledger()))
 
 
@@ -135,7 +130,7 @@ def test_rebuild_that_skipped_chunk_blocks_plans_until_complete(emptied, archive
     context = registered(emptied)
     file, _ = (archived.store.folder / "chunks").iterdir()
     away = file.rename(file.with_suffix(".away"))
-    for _ in range(2):  # the second one restores nothing, and still leaves it out
+    for _ in range(2):  # the second rebuild restores nothing, and is still incomplete
         assert sorted(outcome.complete for outcome in rebuild.rebuild(context)) == [False, True]
         with pytest.raises(StoredAlready, match="incomplete"):
             first_plan(context)
@@ -230,8 +225,7 @@ def test_launchpad_plans_new_archive_only_if_ordered(pipeline, new_ledger):
     assert len(pipeline.chunks()) == 1
 
 
-# --- Jackal
-# ------------------------------------------------------------------------------------------
+# --- Jackal ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -292,13 +286,12 @@ def test_missing_wallet_leaves_owner_of_files_unknown(tmp_path, ledger, network)
     context.store.close()
 
 
-# --- the command
-# ------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def make_home(tmp_path, network, wallet, s3_server, new_bucket):
-    """Makes a folder of its own with the same settings and wallet, on another ledger."""
+    """Makes a home with the same settings and wallet, but another ledger."""
     new_bucket.put("key", os.urandom(100_000))
 
     def make(name, ledger):

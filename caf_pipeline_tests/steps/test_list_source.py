@@ -1,6 +1,4 @@
-"""A source listed by several threads: the same snapshot as page by page, whatever keys, server and
-moment of death.
-"""
+"""Parallel listings give the same snapshot as sequential ones, after any crash."""
 
 import json
 import multiprocessing
@@ -39,7 +37,7 @@ from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
-NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
+NO_LEDGER = SimpleNamespace(  # everything that a listing needs of the ledger
     notices=SimpleNamespace(mark_noticed=lambda *_: None),
     sources=SimpleNamespace(address=lambda _: None),
     chunks=SimpleNamespace(has_version_ids=lambda _: False),
@@ -117,7 +115,7 @@ def test_parallel_listing_has_each_object_once_in_order(
 @pytest.mark.thorough
 @pytest.mark.parametrize("shape", ["in sequence", "random", "deep under one beginning", "by days"])
 def test_parallel_listing_needs_few_extra_pages(scripted_s3, tmp_path, shape):
-    """What a thread asks for in vain is one page at each split."""
+    """A split may cost one useless page."""
     keys = set(SHAPES[shape])
     listed = ListedKeys(keys)
     starts = lambda: {request.query.get("start-after") for request in listed.pages}  # noqa: E731
@@ -135,7 +133,7 @@ def test_parallel_listing_needs_few_extra_pages(scripted_s3, tmp_path, shape):
 
 
 def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
-    for attempt in range(40):  # whether another thread is there in time is chance
+    for attempt in range(40):  # another thread may come too late
         listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
         take_inventory(
             a_run_context(
@@ -153,7 +151,7 @@ def test_real_server_gives_same_listing_in_parts(new_bucket, tmp_path, versioned
         new_bucket.keep_versions()
         keys = [
             key for key in KEYS if key.isprintable()
-        ]  # moto fails where a listing of versions goes on at another
+        ]  # moto cannot resume a listing of versions at another key
     for key in keys:
         new_bucket.put(key, key.encode())
     for key in keys[::3] if versioned else ():
@@ -215,9 +213,7 @@ def test_a_server_with_an_order_of_its_own_loses_nothing(
 
 
 def test_disorder_only_where_ranges_meet_loses_nothing(scripted_s3, tmp_path):
-    """Each page is in order: a first half, whose keys are listed last, lies before where the second
-    part begins.
-    """
+    """Each page is in order, but the keys of the first half are listed last."""
     keys = [b"%04d" % number for number in range(200)]
     listed = ListedKeys(
         keys,
@@ -251,8 +247,7 @@ def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
     assert any("start-after" in request.query for request in listed.pages[: len(listed.pages) // 2])
 
 
-# --- interrupted
-# ------------------------------------------------------------------------------------------
+# --- interrupted ----------------------------------------------------------------------------------
 
 
 def _list_and_die(endpoint: str, folder: str) -> None:
@@ -300,7 +295,7 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(
 
 @pytest.fixture
 def interrupted(scripted_s3, tmp_path, small_pieces):
-    """A listing that ended by an error half-way, and the server, which is well again."""
+    """A listing that failed half-way, and its server, which works again."""
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: (
@@ -337,7 +332,7 @@ def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     assert keys_of(take_inventory(a_run_context(tmp_path, objects), after=b"8")) == sorted(
         key for key in HEX if key > b"8"
     )
-    assert len(left_in(tmp_path)) == 1  # the other one may still be gone on with
+    assert len(left_in(tmp_path)) == 1  # the other listing may still be resumed
 
 
 def test_listing_without_resume_starts_again(interrupted, tmp_path):
@@ -413,7 +408,7 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
 
 
 def damage_name(piece: Path) -> None:
-    """Give a column another name."""
+    """Rename a column."""
     piece.write_bytes(piece.read_bytes().replace(b"is_delete_marker", b"is_delete_markes"))
 
 
@@ -432,7 +427,7 @@ def test_damaged_piece_is_named_and_listed_again(interrupted, tmp_path, damage):
 
 
 def test_piece_with_changed_range_is_not_accepted(scripted_s3, tmp_path, small_pieces):
-    """Else the keys of that range would be in no inventory, and count as gone."""
+    """Otherwise its keys would be missing and count as deleted."""
     listed = ListedKeys(HEX)
     context = a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
     scripted_s3.answer = lambda asked: (
@@ -449,7 +444,7 @@ def test_piece_with_changed_range_is_not_accepted(scripted_s3, tmp_path, small_p
 
 
 def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
-    """An object that was put meanwhile is in it, and nothing is left behind."""
+    """It has an object that was put meanwhile, and leaves no folder."""
     keys = set(HEX[:30])
     listed = ListedKeys(keys)
     objects = listed.serve(scripted_s3, page_keys=10)
@@ -474,8 +469,7 @@ def test_full_disk_ends_listing_with_one_error(scripted_s3, tmp_path, monkeypatc
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
 
 
-# --- the rate, and what is told
-# --------------------------------------------------------------------------------------
+# --- the rate and progress messages ---------------------------------------------------------------
 
 
 def test_requests_are_spaced_out_over_all_threads(monkeypatch):
@@ -511,8 +505,7 @@ def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monk
     assert any("'src'" in sentence and " 2" in sentence for sentence in sentences)
 
 
-# --- where a range is split
-# ------------------------------------------------------------------------------------------
+# --- where a range is split -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

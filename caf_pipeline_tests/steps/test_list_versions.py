@@ -1,6 +1,4 @@
-"""A bucket with versions is listed by several threads as it is page by page: each version once, and
-no key in two parts.
-"""
+"""Parallel listings of a versioned bucket have each version once, as sequential ones."""
 
 import random
 import tempfile
@@ -27,7 +25,7 @@ CHANCE = random.Random("versions")
 
 
 def some_versions(count: int, *, deleted: float = 0.0) -> list[str]:
-    """Return version ids, of which about so many are delete markers."""
+    """Return version ids; about this many are delete markers."""
     return [
         f"{'d' if CHANCE.random() < deleted else 'v'}{CHANCE.getrandbits(48):012x}"
         for _ in range(count)
@@ -56,9 +54,7 @@ HISTORIES = {
 
 
 def expected(history) -> list[tuple[bytes, str, bool, bool]]:
-    """Return key, version id and both flags of all versions, as a snapshot of versions of one time
-    has them.
-    """
+    """Return key, version id and both flags of all versions, as a snapshot has them."""
     rows = [
         (key, one, at == 0, one.startswith("d"))
         for key, versions in history.items()
@@ -169,7 +165,7 @@ def test_interrupted_listing_resumes_at_key_boundaries(
 def test_whole_listing_has_version_ids_or_none(
     scripted_s3, tmp_path, is_refused_first, is_interrupted
 ):
-    """The bucket may be asked whether it keeps versions when the listing begins, or only later."""
+    """Permission to read the versioning may come and go during a listing."""
     with_ids, without = ListedKeys((), history=HISTORIES["one version each"]), ListedKeys(KEYS)
     objects = with_ids.serve(scripted_s3, page_keys=10)
     context = a_run_context(tmp_path, objects)
@@ -178,7 +174,7 @@ def test_whole_listing_has_version_ids_or_none(
     def answer(asked):
         if "versioning" in asked.query:
             asked_for_versioning.append(asked)
-            begins = len(asked_for_versioning) <= 2  # the clock's request is such a one, too
+            begins = len(asked_for_versioning) <= 2  # the clock's request counts, too
             return s3_error(403, "AccessDenied") if begins == is_refused_first else with_ids(asked)
         return with_ids(asked) if "versions" in asked.query else without(asked)
 
@@ -265,9 +261,7 @@ def test_key_with_too_many_versions_is_sorted_on_disk(scripted_s3, tmp_path, mon
     ),
 )
 def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, shape):
-    """What a look ends with is where the next one begins: nothing of a key may be left behind
-    it.
-    """
+    """The next scan begins where one ends, so no version of a key may be behind it."""
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     source = {"bucket": "b", "public": True, "versions": "all"}
@@ -322,6 +316,6 @@ def test_reachability_of_bucket_with_deleted_keys_costs_one_request(scripted_s3,
     (chunk,) = planning.cut_plan(context, take_inventory(context)).chunks
     chunk_steps.load_batch(context, chunk.name)
     listed.pages.clear()
-    with pytest.raises(SourceUnreachable):  # the script gives listings alone
+    with pytest.raises(SourceUnreachable):  # the script answers only listings
         chunk_steps.pack_chunk(context, chunk.name)
     assert sum("versions" in request.query for request in listed.pages) == 1

@@ -1,4 +1,4 @@
-"""Plans of a source: several of one inventory, and what waits for the next one."""
+"""Plans of a source: several of one inventory, and objects that wait for the next plan."""
 
 import os
 from dataclasses import replace
@@ -31,7 +31,7 @@ from caf_pipeline_tests.support.run_contexts import (
 )
 
 AGE = datetime.now(UTC) - MOMENT
-"""Of the objects of a memory source."""
+"""Age of the objects of a memory source."""
 
 LONG = int((AGE + timedelta(days=30)).total_seconds())
 OVER = int((AGE - timedelta(days=30)).total_seconds())
@@ -44,7 +44,7 @@ def source():
 
 @pytest.fixture
 def run_context(tmp_path, source, ledger):
-    """Open the source's run context, some of its settings changed."""
+    """Return a run context with changed settings of the source."""
 
     def opened(**settings):
         described = {"bucket": "b", "target_size": "1MiB", "public": True, **settings}
@@ -249,7 +249,7 @@ def test_waiting_does_not_count_as_skip_later(run_context, source):
 
 
 def due_again(context, key):
-    """Return in how many seconds a skipped object may be planned again."""
+    """Return the seconds until a skipped object may be planned again."""
     with connected(context.ledger.database) as connection:
         found = connection.execute(
             "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = "
@@ -283,7 +283,7 @@ def test_fewer_whole_than_partial_snapshots_are_kept(run_context, source, monkey
 
 def test_previews_of_other_prefix_displace_no_inventory(run_context):
     context = run_context()
-    archive_everything(context)  # the source has its address from its first chunk on
+    archive_everything(context)  # the first chunk fixes the source's address
     snapshot = inventories.take_inventory(context)
     before = sorted(context.inventories().glob("*.parquet"))
     source = context.source_settings.model_copy(update={"prefix": "key-00"})
@@ -320,7 +320,7 @@ def test_overwritten_object_counts_as_skipped_until_unlisted(run_context, source
     assert counted() == skipped
     source.bodies["key-003"] = b"another content"
     planning.cut_plan(context, inventories.take_inventory(context, until=b"key-002"))
-    assert counted() == skipped  # a part of the bucket tells nothing of the rest
+    assert counted() == skipped  # a partial inventory shows nothing about other keys
     del source.unavailable["key-003"]
     (chunk,) = planning.cut_plan(context, inventories.take_inventory(context)).chunks
     assert counted() == ({}, 0, (2, 0))
@@ -358,7 +358,7 @@ def test_due_skip_counts_without_planned_whole_inventory(run_context, source):
 
 
 class Throttle:
-    """One that is paused before the work that it names, once."""
+    """Pauses once, before the named work."""
 
     def __init__(self, context):
         self.context, self.claimed_when_asked = context, []
@@ -421,7 +421,7 @@ def test_patient_plan_waits_for_another_and_keeps_its_inventory(run_context, mon
 
 
 def named_in_a_time_to_come(snapshot):
-    """Let a snapshot have the name that it would have had by a clock that was ahead."""
+    """Rename a snapshot as if the clock had been ahead."""
     return snapshot.path.rename(
         snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet")
     )

@@ -1,4 +1,4 @@
-"""What a plan would do and cost, against the plan that is then made."""
+"""Previews match the plans that are made afterwards."""
 
 import os
 from dataclasses import replace
@@ -176,7 +176,7 @@ def test_many_chunks_are_previewed_as_several_plans(context, source, monkeypatch
 
 
 class SlowStore(DirectoryStore):
-    """A store that, once it was measured, takes no more than this at once."""
+    """A store with a measured limit of bytes."""
 
     fitting = None
 
@@ -208,7 +208,7 @@ def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, le
 
 
 def test_pauses_without_plans_do_not_lower_measured_rate(context, source):
-    """A source that has a chunk a day, which takes twenty minutes from its plan to its location."""
+    """One chunk a day, which takes twenty minutes from plan to location."""
     for day in range(5):
         source.bodies = {f"day-{day}": os.urandom(12_000)}
         (name,) = archive_everything(context)
@@ -251,7 +251,7 @@ def test_capped_part_size_raises_number_of_requests(tmp_path, source, ledger, mo
 
 
 class PricedStore(DirectoryStore):
-    """A store that asks a coin a byte, or does not answer."""
+    """A store that charges a coin per byte, or does not answer."""
 
     answers = True
 

@@ -1,6 +1,4 @@
-"""An archive that is fed by inventory reports, or by reports and listings in turn: nothing twice,
-nothing wrongly gone.
-"""
+"""Archives from inventory reports, alone or in turn with listings."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,7 +42,7 @@ def plan_report(context, name=""):
 
 
 def archive_report(context, name=""):
-    """Archive what a report has that is new; return the plan."""
+    """Archive what is new in a report; return the plan."""
     report = plan_report(context, name)
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
@@ -52,9 +50,7 @@ def archive_report(context, name=""):
 
 
 def written(reports, moment: datetime, **keys: datetime):
-    """Write a report of this time that says that the bucket had these keys, last modified at these
-    times.
-    """
+    """Write a report of this time with these keys and their times."""
     rows = {row["key"]: row for row in listed_rows(reports.client, reports.name)}
     return reports.write(
         moment,
@@ -154,8 +150,7 @@ def test_old_report_does_not_prolong_max_wait(context, new_bucket, reports):
     assert [chunk.object_count for chunk in planning.cut_plan(waiting, snapshot).chunks] == [1]
 
 
-# --- what a report tells, and what not
-# -----------------------------------------------------------------------------------
+# --- what a report tells, and what not ------------------------------------------------------------
 
 
 def test_key_missing_in_later_report_is_gone(context, new_bucket, reports):
@@ -173,7 +168,7 @@ def test_key_missing_in_later_report_is_gone(context, new_bucket, reports):
 def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, reports):
     new_bucket.put("a", A)
     written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
-    new_bucket.put("k", B)  # seen by the sensor, which lists a part of the bucket
+    new_bucket.put("k", B)  # as the sensor lists a part of the bucket
     planned = planning.cut_plan(
         context, inventories.take_inventory(context, after=b"b"), new_archive=True
     )
@@ -238,8 +233,7 @@ def test_older_content_in_report_does_not_supersede_newer(context, new_bucket, r
     assert account_for_plan(context, report).older == 0
 
 
-# --- refused
-# ------------------------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("later", ["a listing", "a report"])
@@ -259,7 +253,7 @@ def test_outdated_report_is_refused_and_changes_nothing(context, new_bucket, rep
 
 
 def state_of(context):
-    """Return what a refused report must not change."""
+    """Return the state that a refused report must not change."""
     files = {path.name: path.read_bytes() for path in context.inventories().iterdir()}
     return (
         files,

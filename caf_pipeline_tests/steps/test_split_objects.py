@@ -1,6 +1,4 @@
-"""Objects that are larger than a chunk: split over chunks, located as a whole or not at all, read
-as one.
-"""
+"""Objects larger than a chunk: split, located as a whole or not at all, read as one."""
 
 import hashlib
 import os
@@ -59,7 +57,7 @@ HUGE = os.urandom(400_000)
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch):
-    """Let chunks have at most 160,000 bytes; who packs a plan takes the limit from its files."""
+    """Limit chunks to 160,000 bytes; packing takes the limit from the plan."""
     terms = planning.plan_terms
     monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=LIMITS))
 
@@ -121,7 +119,7 @@ def test_log_in_parts_is_searched_by_header_time(context, source, tmp_path):
         assert (searching.listed, searching.not_recorded) == (
             5,
             2,
-        )  # that in parts which is no log, too
+        )  # split objects that are not logs, too
         return searched
 
     assert found() == {"log": 2}
@@ -152,7 +150,7 @@ def test_preview_of_several_plans_gives_fill(context, source, monkeypatch):
 
 
 def parts_of(context):
-    """The chunks that are to have a part, in order, but for those of parts that were given up."""
+    """Return the chunks with parts that were not given up, in order."""
     return [
         chunk.name
         for chunk in context.ledger.chunks.list("src")
@@ -165,9 +163,7 @@ def whole_chunks(context):
 
 
 def is_nowhere(context):
-    """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks
-    take of it, what is counted.
-    """
+    """Return whether look-ups, plans, checks and counts all lack the huge object."""
     ledger, folder = context.ledger, context.plans()
     ledger.exports.standing("src", folder / "standing.parquet")
     ledger.exports.located("src", folder / "located.parquet")
@@ -263,7 +259,7 @@ def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
 def test_headers_that_no_listing_shows_keep_no_object_out(
     context, source, size_bytes, limit_bytes, chunks
 ):
-    """It nearly fills the largest chunk there can be, or is larger than what a slow store takes."""
+    """It nearly fills the largest chunk, or exceeds what a slow store takes."""
     source.bodies = {"large": HUGE[:size_bytes]}
     source.headers["large"] = MANY_HEADERS
     context.store.largest_chunk_bytes = lambda: limit_bytes
@@ -342,7 +338,7 @@ def test_last_located_part_completes_object_in_any_order(context, source):
         assert progress.recent.objects < 4
     assert objects_by_state(context) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
     source.unavailable["huge"] = SkipReason.CHANGED, 0
-    archive_chunk(context, first)  # which gives all parts up
+    archive_chunk(context, first)  # gives up all parts
     assert is_nowhere(context)
     (progress,) = context.ledger.progress.of(["src"])
     located = progress.sums([ChunkState.LOCATED])
@@ -364,7 +360,7 @@ def test_object_changed_between_parts_is_lost_and_successor_archived(context, so
     assert parts_of(context) == []
     assert is_nowhere(context)
     for name in names[packed + 1 :]:
-        archive_chunk(context, name)  # no failure, and nothing is fetched
+        archive_chunk(context, name)  # neither a failure nor a fetch
         assert context.ledger.chunks.get(name).state is ChunkState.WITHDRAWN
     assert is_nowhere(context)
     assert context.ledger.chunks.account("src").claimed_objects == 2 + 1
@@ -617,8 +613,7 @@ def test_what_was_fetched_of_a_part_is_not_fetched_again(context, source, monkey
     assert min(begin for begin, _ in again) > 200_000
 
 
-# --- a store of several providers
-# ------------------------------------------------------------------------------------
+# --- a store of several providers -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -801,8 +796,7 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
     assert several.ledger.lookup.locate("src", "huge")
 
 
-# --- S3
-# ------------------------------------------------------------------------------------------
+# --- S3 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])

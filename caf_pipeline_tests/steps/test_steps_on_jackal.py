@@ -1,6 +1,4 @@
-"""The steps over Jackal as the loopback network speaks it: archived, proven, damaged and repaired,
-on the real ledger.
-"""
+"""The steps on the loopback Jackal network: archive, prove, damage, repair."""
 
 import os
 import re
@@ -120,7 +118,7 @@ def test_lost_copy_is_found_and_restored_from_another_provider(context, name, ne
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Wait a second for a provider that sends nothing."""
+    """Wait only a second for silent providers."""
     monkeypatch.setattr(provider, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(provider, "PROBE_SECONDS", 1.0)
 

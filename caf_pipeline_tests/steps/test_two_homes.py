@@ -1,6 +1,4 @@
-"""Two machines with a ledger and a store in common, each with a home and a staging folder of its
-own.
-"""
+"""Two machines share ledger and store, but not home and staging."""
 
 import shutil
 

@@ -1,6 +1,4 @@
-"""Every version of a bucket's keys in an archive: each has its row, and only what the bucket has as
-the latest is current.
-"""
+"""Archives of all versions: each has a row, and only the bucket's latest is current."""
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -63,9 +61,7 @@ def reports(s3_server, bucket):
 
 @pytest.fixture
 def run_context(tmp_path, bucket, reports, ledger):
-    """Return a run context with these settings of the source; all of them have one ledger and one
-    folder.
-    """
+    """Return a run context with these settings, always with the same ledger and folder."""
 
     def opened(versions="all", *, store=None, **settings):
         source = {"bucket": "b", "public": True, "versions": versions, **settings}
@@ -127,7 +123,7 @@ def versions_of(context, key="k"):
 
 @pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
 def test_older_version_stays_old_after_latest_claim_is_released(run_context, bucket, given_back):
-    """The latest version is in a chunk of its own; no inventory comes after its claim ended."""
+    """The latest version has a chunk of its own; no inventory follows the release."""
     context = run_context(target_size=4096)
     bucket.put("k", b"a" * 3000)
     next_second()
@@ -147,8 +143,7 @@ def test_older_version_stays_old_after_latest_claim_is_released(run_context, buc
     assert (current(context)[0], current(context)[1].is_current) == (b"b" * 3000, True)
 
 
-# --- what is archived
-# ------------------------------------------------------------------------------------------
+# --- what is archived -----------------------------------------------------------------------------
 
 
 def test_every_version_has_row_and_is_read_by_id(context, bucket):
@@ -160,7 +155,7 @@ def test_every_version_has_row_and_is_read_by_id(context, bucket):
 
 
 def test_version_without_id_is_read_while_not_latest(tmp_path, new_bucket, ledger):
-    """S3 calls it `null`; a request without a version id would be for the latest version."""
+    """S3 calls it `null`; a request without a version id returns the latest."""
     new_bucket.put("k", A, Metadata={"m": "of null"})
     new_bucket.put("large", b"x" * 200_000)
     new_bucket.keep_versions()
@@ -274,17 +269,16 @@ def test_filters_act_on_each_version(run_context, bucket):
         B,
         False,
         None,
-    )  # the bucket has what the filter leaves out
+    )  # the bucket has what the filter excludes
     with pytest.raises(NotLocated):
         current(context, "left")
 
 
-# --- what is current
-# ------------------------------------------------------------------------------------------
+# --- what is current ------------------------------------------------------------------------------
 
 
 def test_older_version_of_same_second_is_not_current(run_context, bucket):
-    for _ in range(3):  # of some pairs, both are of one second
+    for _ in range(3):  # some pairs share a second
         bucket.put("k", A)
         latest = bucket.put("k", B)["VersionId"]
     archive_everything(run_context("current"))
@@ -300,7 +294,7 @@ def test_older_version_of_same_second_is_not_current(run_context, bucket):
 
 
 def written(reports, moment, **changes):
-    """Write a report in which versions have these times, by their id."""
+    """Write a report with these times of versions, by id."""
     rows = listed_rows(reports.client, reports.name)
     return reports.write(moment, rows=[row | changes.get(row["version_id"], {}) for row in rows])
 
@@ -312,9 +306,7 @@ def written(reports, moment, **changes):
 def test_an_older_version_whose_time_is_later_is_not_current(
     run_context, bucket, reports, first, since
 ):
-    """The time of an upload in parts is that of its begin, so that a version may have a later time
-    than the next one.
-    """
+    """A multipart upload has the time of its start, so a version may be later than the next."""
     older, latest = bucket.put("k", A)["VersionId"], bucket.put("k", B)["VersionId"]
     moment = datetime.now(UTC).replace(microsecond=0) - DAY
     times = {
@@ -359,7 +351,7 @@ def test_unarchived_latest_version_leaves_no_older_one_current(context, bucket):
         archive_chunk(context, chunk.name)
     body, said = current(context)
     assert (body, said.is_current) == (A, False)
-    next_second()  # else the inventory may lack what was written in its second
+    next_second()  # the inventory may lack objects of its own second
     archive_everything(context)
     assert (current(context)[0], current(context)[1].is_current) == (A, True)
 
@@ -380,8 +372,7 @@ def test_server_without_latest_flag_makes_no_key_gone(tmp_path, scripted_s3, led
     assert (report.exceptions, account.claimed, account.current, account.gone) == (0, 2, 0, 0)
 
 
-# --- switching
-# ------------------------------------------------------------------------------------------
+# --- switching ------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -404,7 +395,7 @@ def test_switching_versions_plans_only_older_ones_then_nothing(run_context, buck
     }
     archive_everything(run_context())
     assert packed(run_context()) == 4
-    next_second()  # what was written in the second of an inventory it may lack
+    next_second()  # an inventory may lack objects of its own second
     again = plan(run_context("current"))
     account = account_for_plan(run_context("current"), again)
     assert (again.plans, again.exceptions, account.current, account.older, account.gone) == (
@@ -469,12 +460,11 @@ def test_object_located_after_count_is_not_wrongly_current(run_context, bucket, 
     )
 
 
-# --- reports
-# ------------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 def without_checksum(path):
-    """Return the rows of a snapshot; a report does not tell the type of a checksum."""
+    """Return the rows of a snapshot without checksum types, which a report lacks."""
     return [{**row, "checksum": None} for row in pq.read_table(path).to_pylist()]
 
 
@@ -531,12 +521,11 @@ def test_report_of_current_versions_is_refused_for_all(context, reports, bucket)
         inventories.take_report(context)
 
 
-# --- what may be deleted
-# ------------------------------------------------------------------------------------------
+# --- what may be deleted --------------------------------------------------------------------------
 
 
 def decided(context, folder):
-    """Return which versions may be deleted, and why others may not, after two proof windows."""
+    """Return the versions that may be deleted, and why others may not, after two proof windows."""
     for _ in range(2):
         pass_window(context, context.store)
     answer = Answer(context, folder)
@@ -569,8 +558,7 @@ def test_archived_version_may_be_deleted_by_own_id_only(run_context, bucket, tmp
     assert (found.gone, found.everything_is_safe) == (0, False)
 
 
-# --- what is refused
-# ------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_bucket_without_versions_is_refused_for_all(tmp_path, new_bucket, ledger):
