@@ -69,9 +69,12 @@ def pack_or_resume(context: RunContext, lease: Lease, chunk: Chunk) -> PackedChu
     except BaseException:
         if not packer.kept_bytes:
             remove_staged(part_path, journal_path)
-        _reserve_what_stays(
-            context, lease, chunk.name, packer.kept_bytes and packer.kept_bytes + journal.size_bytes
-        )
+        # If another run has the chunk or the database is down, the next run reserves again.
+        with contextlib.suppress(LedgerError):
+            kept_bytes = packer.kept_bytes and packer.kept_bytes + journal.size_bytes
+            context.ledger.staging.reserve(lease, chunk.name, str(staging), kept_bytes, 0)
+            if not kept_bytes:
+                context.ledger.staging.release(chunk.name)
         raise
     finally:
         remove_staged(spool)
@@ -158,11 +161,3 @@ def _files_to_pack_into(
         part.close()
         raise
     return part, journal, why
-
-
-def _reserve_what_stays(context: RunContext, lease: Lease, name: str, size_bytes: int) -> None:
-    # If another run has the chunk or the database is down, the next run reserves again.
-    with contextlib.suppress(LedgerError):
-        context.ledger.staging.reserve(lease, name, str(context.staging()), size_bytes, 0)
-        if not size_bytes:
-            context.ledger.staging.release(name)

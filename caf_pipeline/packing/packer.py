@@ -45,7 +45,7 @@ from caf_pipeline.packing.journal.writer import (
     window_of,
 )
 from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_differs
-from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
+from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_errors
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectSource
 from caf_pipeline.system.hashes import RunningHash
@@ -458,15 +458,13 @@ class Packer:
 
     def _add_tail(self, manifest: ManifestWriter, sink: StagingSink, spool: Path) -> bytes:
         tail = hashlib.sha256()
-        try:
+        with staging_errors(spool):
             manifest.close()
             start_byte = sink.size_bytes
             with spool.open("rb") as file:
                 while piece := file.read(_COPY_BYTES):
                     tail.update(piece)
                     sink.write(piece)
-        except OSError as error:
-            raise staging_error(spool, error) from error
         self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)

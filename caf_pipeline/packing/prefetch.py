@@ -128,18 +128,15 @@ class OrderedFetch:
                 del result
                 self._fill()
         finally:
-            self._drop(planned)
+            while self._pending and self._pending[0].planned is planned:
+                self._next_unit().cancel()
+            while (following := self._peek()) and following[0] is planned:
+                self._next = None
 
     def _peek(self) -> tuple[PlannedObject, int, int] | None:
         if self._next is None:
             self._next = next(self._units, None)
         return self._next
-
-    def _drop(self, planned: PlannedObject) -> None:
-        while self._pending and self._pending[0].planned is planned:
-            self._next_unit().cancel()
-        while (unit := self._peek()) and unit[0] is planned:
-            self._next = None
 
     def _fill(self) -> None:
         while unit := self._peek():
@@ -171,19 +168,15 @@ class OrderedFetch:
         part = unit.begun.part() if unit.begun else None
         if part and not (self._compare_checksums and _differing(part)):
             return part, _sums_of(part.body)
-        return (unit.future or self._read_again(unit)).result()
-
-    def _read_again(self, unit: _Unit) -> "Future[Fetched]":
-        """Read a failed small object in a thread, and other failed ones behind it."""
-        future = self._in_thread(unit.planned.object)
-        for other in self._pending:
-            if other.begun and other.begun.has_failed():
-                other.future, other.begun = self._in_thread(other.planned.object), None
-                self._begun -= 1
-        return future
-
-    def _in_thread(self, obj: S3Object) -> "Future[Fetched]":
-        return self._pool.submit(self._read, obj, 0, obj.size_bytes)
+        if unit.begun:  # it failed: retry in threads, with others that have failed
+            failed = [other for other in self._pending if other.begun and other.begun.has_failed()]
+            self._begun -= len(failed)
+            for other in (unit, *failed):
+                obj = other.planned.object
+                other.future = self._pool.submit(self._read, obj, 0, obj.size_bytes)
+                other.begun = None
+        assert unit.future
+        return unit.future.result()
 
     def s3_checksum(self, planned: PlannedObject) -> Checksum | None:
         """Return S3's own checksum of the full object, if it has one."""

@@ -7,6 +7,7 @@ so other processes know whether its writer is alive.
 Source: "Room to leave" in docs/design.md.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -47,10 +48,8 @@ class PartFile:
     @classmethod
     def create(cls, path: Path) -> Self:
         """Create `path`; raise StagingError if that fails or `path` exists."""
-        try:
+        with staging_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise staging_error(path, error) from error
         return cls(path, descriptor, locked=_lock(descriptor))
 
     @classmethod
@@ -154,16 +153,14 @@ class StagingSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._hasher.shutdown(cancel_futures=True)
+        self.part.close()
 
     def reserve(self, size_bytes: int) -> None:
         """Reserve disk space for the finished file."""
-        if not hasattr(os, "posix_fallocate"):  # macOS: a full disk then fails a write
-            return
-        try:
-            os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
-        except OSError as error:
-            raise staging_error(self.part.path, error, size_bytes) from error
+        if hasattr(os, "posix_fallocate"):  # on macOS, a full disk fails a write
+            with staging_errors(self.part.path, size_bytes):
+                os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -184,29 +181,23 @@ class StagingSink:
         self._buffered, self._buffered_bytes = [], 0
         view = memoryview(data).cast("B")
         self._hash(view)
-        try:
+        with staging_errors(self.part.path):
             written = 0
             while written < len(view):
                 written += os.write(self.part.descriptor, view[written : written + WRITE_BYTES])
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
         self._limit_unhashed()
 
     def read_staged(self, start_byte: int, end_byte: int) -> bytes:
         """Return bytes that lie before `size_bytes`."""
         self.flush()
-        try:
+        with staging_errors(self.part.path):
             return os.pread(self.part.descriptor, end_byte - start_byte, start_byte)
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
 
     def finish(self) -> bytes:
         """Write all bytes, truncate the file to its size, fsync it, and return the Merkle root."""
         self._settle()
-        try:
+        with staging_errors(self.part.path):
             self.part.cut(self.size_bytes)
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
         return self._tree.root()
 
     # --- what is there already --------------------------------------------------------------------
@@ -243,11 +234,9 @@ class StagingSink:
         """Truncate the file, durably, to the bytes that were read back; append after them."""
         self._settle()
         self._block = memoryview(b"")
-        try:
+        with staging_errors(self.part.path):
             self.part.cut(self.size_bytes)
             os.lseek(self.part.descriptor, self.size_bytes, os.SEEK_SET)
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
 
     # --- places -----------------------------------------------------------------------------------
 
@@ -266,36 +255,36 @@ class StagingSink:
         self.size_bytes = mark.offset
         self._tree = mark.tree()
 
-    def close(self) -> None:
-        """Close the file and stop the thread."""
-        self._hasher.shutdown(cancel_futures=True)
-        self.part.close()
-
     # --- the tree ---------------------------------------------------------------------------------
 
     def _hash(self, view: memoryview) -> None:
         self._unhashed.append((len(view), self._hasher.submit(self._tree.update, view)))
         self._unhashed_bytes += len(view)
 
-    def _limit_unhashed(self) -> None:
-        while self._unhashed_bytes > MAX_UNHASHED_BYTES:
-            self._await_oldest_hash()
+    def _limit_unhashed(self, max_bytes: int = MAX_UNHASHED_BYTES) -> None:
+        while self._unhashed_bytes > max_bytes:
+            size_bytes, future = self._unhashed.popleft()
+            future.result()
+            self._unhashed_bytes -= size_bytes
 
     def _settle(self) -> None:
         self.flush()
         self._hash_block()
-        while self._unhashed:
-            self._await_oldest_hash()
-
-    def _await_oldest_hash(self) -> None:
-        size_bytes, future = self._unhashed.popleft()
-        future.result()
-        self._unhashed_bytes -= size_bytes
+        self._limit_unhashed(0)
 
 
 def sync_data(descriptor: int) -> None:
     """Flush a file's data, and the metadata needed to read it, to the disk."""
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
+
+
+@contextlib.contextmanager
+def staging_errors(path: Path, size_bytes: int = 0) -> Iterator[None]:
+    """Translate the operating system's errors for a file in staging."""
+    try:
+        yield
+    except OSError as error:
+        raise staging_error(path, error, size_bytes) from error
 
 
 def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingError:

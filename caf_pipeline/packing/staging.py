@@ -30,7 +30,7 @@ from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocate
 from caf_pipeline.ledger.records import Chunk, chunk_lease
 from caf_pipeline.packing.packer import PackedChunk, remove_staged
 from caf_pipeline.packing.samples import staged_matches
-from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.packing.sink import staging_errors
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease, PostRecord
 from caf_pipeline.system.atomic_files import WholeFile, rename_durably
@@ -92,21 +92,11 @@ def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
             size_bytes = 0 if is_folder else path.lstat().st_size
         except FileNotFoundError:  # another run has just removed it
             continue
-        if named is None:
-            files.append(StagedFile(path, "foreign", "", None, size_bytes))
-        elif named["epoch"]:
-            kind: StagedKind = named["kind"]  # type: ignore[assignment]
-            files.append(StagedFile(path, kind, named["chunk"], int(named["epoch"]), size_bytes))
-        else:
-            files.append(
-                StagedFile(
-                    path,
-                    "sealed" if named["sealed"] else "record",
-                    named["chunk"],
-                    None,
-                    size_bytes,
-                )
-            )
+        kind: Any = "foreign"  # the pattern has the names of `StagedKind`
+        if named:
+            kind = named["kind"] or ("sealed" if named["sealed"] else "record")
+        epoch = int(named["epoch"]) if named and named["epoch"] else None
+        files.append(StagedFile(path, kind, named["chunk"] if named else "", epoch, size_bytes))
     return files
 
 
@@ -142,12 +132,10 @@ def write_packed(
         "file": final.name,
         "run": context.holder.run,
     }
-    try:
+    with staging_errors(final):
         os.replace(part, final)
         with WholeFile(record, record.with_name(f"{name}.{epoch}.json")) as whole:
             whole.file.write(json.dumps(described | {_CHECK: _check_of(described)}).encode())
-    except OSError as error:
-        raise staging_error(final, error) from error
 
 
 def read_record(context: RunContext, name: str) -> dict[str, Any] | None:

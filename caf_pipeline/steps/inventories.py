@@ -414,24 +414,18 @@ def scan_for_new(
         pages += bool(objects)
         listed += sum(not obj.is_delete_marker for obj in objects)
         new_objects += len(unsettled_objects(context, objects, filters))
-        next_after = None if isinstance(page, LastPage) else _resume_key(page, objects)
+        next_after = None
+        if objects and not isinstance(page, LastPage):
+            next_after = objects[-1].key
+        elif not isinstance(page, LastPage):  # the next page may have more of the last key
+            last = page[-1].key
+            next_after = next((obj.key for obj in reversed(page) if obj.key != last), last)
         if enough() or (bound is None and pages == max_pages):
             break
     else:
         if pages < max_pages:
             next_after = None
     return NewObjectScan(new_objects, next_after, pages, all_new=0 < listed == new_objects)
-
-
-def _resume_key(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
-    """Return the key behind which the next scan begins.
-
-    The next page may have the current version of a page's last key.
-    """
-    if kept:
-        return kept[-1].key
-    last = page[-1].key
-    return next((obj.key for obj in reversed(page) if obj.key != last), last)
 
 
 def current_filters(context: RunContext) -> ObjectFilter:

@@ -178,20 +178,20 @@ def listing_folder(
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
     """Lock a listing's folder until the stack is closed; False if it is in use or gone."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return stack.enter_context(alone_in(path)) and path.exists()
-    except FileNotFoundError:
-        return False
+    return False
 
 
 def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, ListingStart] | None:
     """Return terms and start of a listing's folder; None if it is not worth resuming."""
     try:
         record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-        listed_at, taken_at = (
-            datetime.fromisoformat(record[name]) for name in ("listed_at", "taken_at")
+        start = ListingStart(
+            datetime.fromisoformat(record["listed_at"]),
+            datetime.fromisoformat(record["taken_at"]),
+            record["by_version"],
         )
-        start = ListingStart(listed_at, taken_at, record["by_version"])
         terms = ListingTerms(**record["terms"])
         listed = sum(_described(piece)["rows"] for piece in path.glob("*.parquet"))
     except (OSError, ValueError, KeyError, TypeError):  # incomplete, damaged, or of another version
@@ -204,8 +204,7 @@ def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, List
 
 
 def _described(piece: Path) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(stated(pq.read_metadata(piece), _COVERS))
-    return described
+    return json.loads(stated(pq.read_metadata(piece), _COVERS))  # type: ignore[no-any-return]
 
 
 class PieceFolder:
@@ -226,13 +225,9 @@ class PieceFolder:
         """Record the start of a new listing, and return it."""
         assert self._terms is not None
         self.start = start
-        times = {"listed_at": start.listed_at.isoformat(), "taken_at": start.taken_at.isoformat()}
+        record = {"terms": asdict(self._terms), **asdict(start)}
         with WholeFile(self.path / _RECORD) as whole:
-            whole.file.write(
-                json.dumps(
-                    {"terms": asdict(self._terms), **times, "by_version": start.by_version}
-                ).encode()
-            )
+            whole.file.write(json.dumps(record, default=datetime.isoformat).encode())
         return start
 
     def pieces(self) -> list[_Piece]:

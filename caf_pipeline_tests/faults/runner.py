@@ -1,8 +1,8 @@
 """Processes that run a chunk's steps, or a whole source, and are killed or paused meanwhile.
 
-`python -m caf_pipeline_tests.faults.runner ORDER.json` performs one order. If it has no argument, it
-imports everything, then forks a process for each order's path on standard input. It reports each
-start and end as a line of JSON. `Template` is the other end.
+`python -m caf_pipeline_tests.faults.runner ORDER.json` performs one order. If it has no argument,
+it imports everything, then forks a process for each order's path on standard input. It reports
+each start and end as a line of JSON. `Template` is the other end.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
-from caf_pipeline.packing.sink import staging_error, sync_data
+from caf_pipeline.packing.sink import staging_errors, sync_data
 from caf_pipeline.system.hashes import RunningHash
 
 JOURNAL_FORMAT: Final = 4
@@ -196,14 +196,12 @@ class Journal:
 
         Read it, then call `continue_at`.
         """
-        try:
+        with staging_errors(path):
             return cls(
                 path,
                 os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600),
                 opening,
             )
-        except OSError as error:
-            raise staging_error(path, error) from error
 
     def file_bytes(self) -> int:
         """Return the length of the file."""
@@ -237,7 +235,7 @@ class Journal:
                 previous = record
 
     def _entries(self) -> Iterator[tuple[LogEntry, bytes | None]]:
-        try:
+        with staging_errors(self.path):
             log = LogReader(
                 lambda start, end: os.pread(self._descriptor, end - start, start),
                 min(self.file_bytes(), MAX_JOURNAL_BYTES),
@@ -245,8 +243,6 @@ class Journal:
             for entry in log.entries():
                 is_short = entry.content_size_bytes <= MAX_ENTRY_BYTES
                 yield entry, log.content(entry) if is_short else None
-        except OSError as error:
-            raise staging_error(self.path, error) from error
 
     def _fault_of(
         self,
@@ -279,12 +275,10 @@ class Journal:
         Raises:
             StagingError: the disk is full, or the file cannot be written.
         """
-        try:
+        with staging_errors(self.path):
             os.ftruncate(self._descriptor, position.end)
             os.fsync(self._descriptor)
             os.lseek(self._descriptor, position.end, os.SEEK_SET)
-        except OSError as error:
-            raise staging_error(self.path, error) from error
         self._position = position
         self._log = LogWriter(position.end)
 
@@ -298,13 +292,11 @@ class Journal:
         """
         user_data = _USER_DATA.pack(self._position.number, self._mark)
         data = memoryview(self._log.entry(user_data, _encoder.encode(entry)))
-        try:
+        with staging_errors(self.path):
             written = 0
             while written < len(data):
                 written += os.write(self._descriptor, data[written:])
             sync_data(self._descriptor)
-        except OSError as error:
-            raise staging_error(self.path, error) from error
         self._position = JournalPosition(self._log.position, self._position.number + 1)
 
     def cut(self) -> None:

@@ -24,7 +24,7 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
     add_to_digest,
 )
-from caf_pipeline.packing.sink import Mark, StagingSink, staging_error, sync_data
+from caf_pipeline.packing.sink import Mark, StagingSink, staging_errors, sync_data
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.system.hashes import RunningHash
 
@@ -245,10 +245,8 @@ class Checkpoints:
         holds = bool(outcomes or inside) or self.holds
 
         def make_durable() -> None:
-            try:
+            with staging_errors(self._sink.part.path):
                 sync_data(self._sink.part.descriptor)
-            except OSError as error:
-                raise staging_error(self._sink.part.path, error) from error
             state = boundary.closed_state()
             self._journal.append(
                 Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside)
