@@ -25,8 +25,8 @@ from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
-from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
+from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server

@@ -22,6 +22,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.formats.chunkio import LogReader
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.faults.moments import Fatal
+from caf_pipeline_tests.faults.s3_faults import PASSING
 from caf_pipeline_tests.faults.world import ONE_CHUNK, SOURCE
 
 GROUP = "S3 misbehaves"
@@ -71,18 +72,6 @@ def ends_right(case, world, unruly_s3):
 
 # --- answers that fail ----------------------------------------------------------------------------
 
-PASSING = {
-    "a connection reset in the middle of a body": lambda s3, **which: s3.reset_after(700, **which),
-    "a body cut short, its Content-Length too": lambda s3, **which: s3.cut_body(
-        1, honest=True, **which
-    ),
-    "a body cut short under its full Content-Length": lambda s3, **which: s3.cut_body(
-        1, honest=False, **which
-    ),
-    "the right bytes under a wrong ETag": lambda s3, **which: s3.wrong_etag(**which),
-    "500 for a GET": lambda s3, **which: s3.fail(500, "InternalError", **which),
-    "a GET that hangs, then is answered": lambda s3, **which: s3.hang(0.3, **which),
-}
 LASTING = {what: spoil for what, spoil in PASSING.items() if "hangs" not in what}
 
 

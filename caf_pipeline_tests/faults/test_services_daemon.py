@@ -28,7 +28,7 @@ from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
-from caf_pipeline_tests.faults.test_s3 import PASSING
+from caf_pipeline_tests.faults.s3_faults import PASSING
 from caf_pipeline_tests.faults.world import World
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home
 from caf_pipeline_tests.support.patience import wait_for

@@ -36,9 +36,8 @@ from caf_pipeline.packing.staging import leftovers, staged_path
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.packing.test_crashes import ends_right
 from caf_pipeline_tests.support import dying_runs
-from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
+from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source, ends_right
 from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import time
 from datetime import timedelta
 
 import pytest
@@ -25,6 +24,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.support.current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.postgres import connected
@@ -38,19 +38,7 @@ from caf_pipeline_tests.support.run_contexts import (
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
 
-A, B = b"first content", b"second content, longer"
 SHA256 = {"ChecksumAlgorithm": "SHA256"}
-
-
-def next_second() -> None:
-    """Wait, so that later objects have another LastModified, which has whole seconds."""
-    time.sleep(1.01 - time.time() % 1)
-
-
-def current(context, key="k"):
-    """Return the bytes of a look-up, and its row."""
-    found = fetch(context.ledger.lookup, context.store, "src", key)
-    return b"".join(found.pieces), found.location.currency
 
 
 def headers_of(context, key="k"):
@@ -66,11 +54,6 @@ def headers_of(context, key="k"):
         if row["key"] == key and row_identity(row) == location.row.object_version
     ]
     return row["content_type"], dict(row["user_metadata"])
-
-
-def packed(context):
-    """Return the number of objects in all chunks."""
-    return sum(chunk.member_count for chunk in context.ledger.chunks.list("src"))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import tempfile
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -18,14 +17,12 @@ from hypothesis import strategies as st
 from caf_pipeline.errors import IntegrityError, SourceDenied, SourceUnreachable, StagingError
 from caf_pipeline.inventory.key_split import LAST, split_key
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.run_context import Lazy, RunContext
-from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import RequestRate
 from caf_pipeline.steps import list_source
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS
+from caf_pipeline_tests.support.listing_contexts import a_listing_context, left_in
 from caf_pipeline_tests.support.listing_server import (
     ListedKeys,
     by_component,
@@ -37,30 +34,9 @@ from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
-NO_LEDGER = SimpleNamespace(  # everything that a listing needs of the ledger
-    notices=SimpleNamespace(mark_noticed=lambda *_: None),
-    sources=SimpleNamespace(address=lambda _: None),
-    chunks=SimpleNamespace(has_version_ids=lambda _: False),
-)
-
-
-def a_run_context(folder: Path, objects, *, waits=None, **source) -> RunContext:
-    described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
-    return RunContext(
-        "src",
-        described,
-        this_process("run-1"),
-        *map(Lazy.of, (objects, None, NO_LEDGER)),
-        waits=waits or Waits(),
-    )
-
 
 def keys_of(snapshot) -> list[bytes]:
     return [obj.key for obj in read_objects(snapshot.path)]
-
-
-def left_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("inventories/src/.*"))
 
 
 @pytest.fixture
@@ -106,7 +82,7 @@ def test_parallel_listing_has_each_object_once_in_order(
     if versioned and shape == "no UTF-8":
         pytest.skip("a listing of versions cannot be asked to go on at such a key, and says so")
     objects = ListedKeys(keys, versioned=versioned).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(keys)
     assert (snapshot.object_count, snapshot.object_bytes) == (len(keys), 3 * len(keys))
     assert left_in(tmp_path) == []
@@ -120,13 +96,17 @@ def test_parallel_listing_needs_few_extra_pages(scripted_s3, tmp_path, shape):
     listed = ListedKeys(keys)
     starts = lambda: {request.query.get("start-after") for request in listed.pages}  # noqa: E731
     take_inventory(
-        a_run_context(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1)
+        a_listing_context(
+            tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1
+        )
     )
     assert starts() == {None}
     serial = len(listed.pages)
     listed.pages.clear()
     take_inventory(
-        a_run_context(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8)
+        a_listing_context(
+            tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8
+        )
     )
     assert len(starts()) > 4
     assert len(listed.pages) < 2 * serial
@@ -136,7 +116,7 @@ def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
     for attempt in range(40):  # another thread may come too late
         listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
         take_inventory(
-            a_run_context(
+            a_listing_context(
                 tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8
             )
         )
@@ -157,9 +137,9 @@ def test_real_server_gives_same_listing_in_parts(new_bucket, tmp_path, versioned
     for key in keys[::3] if versioned else ():
         new_bucket.put(key, b"newer")
         new_bucket.delete(key + "deleted")
-    parts = take_inventory(a_run_context(tmp_path / "parts", new_bucket.source(page_keys=3)))
+    parts = take_inventory(a_listing_context(tmp_path / "parts", new_bucket.source(page_keys=3)))
     serial = take_inventory(
-        a_run_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1)
+        a_listing_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1)
     )
     assert list(read_objects(parts.path)) == list(read_objects(serial.path))
     assert keys_of(parts) == sorted(key.encode() for key in keys)
@@ -183,7 +163,7 @@ def test_any_keys_in_any_server_order_are_listed_completely(
     scripted_s3.requests.clear()
     listed = ListedKeys({key for key in keys if b"\0" not in key}, order=order, starts=starts)
     with tempfile.TemporaryDirectory() as folder:
-        context = a_run_context(Path(folder), listed.serve(scripted_s3, page_keys=size))
+        context = a_listing_context(Path(folder), listed.serve(scripted_s3, page_keys=size))
         whole = keys_of(take_inventory(context))
         assert whole == sorted(listed.keys)
         if order is bytes:
@@ -208,7 +188,7 @@ def test_a_server_with_an_order_of_its_own_loses_nothing(
 ):
     keys = set(SHAPES[shape])
     objects = ListedKeys(keys, **server).serve(scripted_s3, page_keys=10)
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(keys)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(keys)
     assert left_in(tmp_path) == []
 
 
@@ -220,7 +200,7 @@ def test_disorder_only_where_ranges_meet_loses_nothing(scripted_s3, tmp_path):
         order=lambda key: (b"0100" <= key < b"0105", key) if key != b"0150" else (False, b"0099x"),
     )
     assert keys_of(
-        take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))
+        take_inventory(a_listing_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))
     ) == sorted(keys)
 
 
@@ -230,7 +210,7 @@ def test_server_without_start_after_is_listed_from_start(scripted_s3, tmp_path):
     scripted_s3.answer = lambda asked: (
         s3_error(400, "InvalidArgument") if "start-after" in asked.query else listed(asked)
     )
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(HEX)
 
 
 def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
@@ -240,7 +220,7 @@ def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
         keys.update(key + b"-%d" % number for key in CHANCE.sample(HEX, 3))
 
     listed = ListedKeys(keys, on_page=grow)
-    snapshot = take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10)))
+    snapshot = take_inventory(a_listing_context(tmp_path, listed.serve(scripted_s3, page_keys=10)))
     found = keys_of(snapshot)
     assert set(HEX) <= set(found) <= keys
     assert all(one < two for one, two in pairwise(found))
@@ -252,7 +232,7 @@ def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
 
 def _list_and_die(endpoint: str, folder: str) -> None:
     list_source.PIECE_OBJECTS = 20
-    take_inventory(a_run_context(Path(folder), listing_source(endpoint, 10)))
+    take_inventory(a_listing_context(Path(folder), listing_source(endpoint, 10)))
 
 
 @pytest.mark.thorough
@@ -278,7 +258,7 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(
     [folder] = left_in(tmp_path)
     listed.pages.clear()
     listed.on_page = lambda number: None
-    snapshot = take_inventory(a_run_context(tmp_path, objects))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(HEX)
     assert before <= snapshot.listed_at <= between
     assert (snapshot.taken_at, snapshot.listed_at) == (
@@ -287,7 +267,7 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(
     )
     resumed = len(listed.pages)
     listed.pages.clear()
-    again = take_inventory(a_run_context(tmp_path / "new", objects))
+    again = take_inventory(a_listing_context(tmp_path / "new", objects))
     assert keys_of(again) == keys_of(snapshot)
     assert resumed < len(listed.pages)
     assert left_in(tmp_path) == [], folder
@@ -302,7 +282,7 @@ def interrupted(scripted_s3, tmp_path, small_pieces):
         s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     )
     with pytest.raises(SourceDenied, match="refuses the credentials"):
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     scripted_s3.answer = listed
     listed.pages.clear()
     return listed, objects
@@ -312,7 +292,7 @@ def test_failed_listing_leaves_no_snapshot_and_is_resumed(interrupted, tmp_path)
     listed, objects = interrupted
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
     assert len(left_in(tmp_path)) == 1
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(HEX)
     assert len(listed.pages) < 35
     assert left_in(tmp_path) == []
 
@@ -322,14 +302,14 @@ def test_failed_listing_leaves_no_snapshot_and_is_resumed(interrupted, tmp_path)
 )
 def test_a_listing_of_something_else_is_not_gone_on_with(interrupted, tmp_path, changed):
     listed, objects = interrupted
-    snapshot = take_inventory(a_run_context(tmp_path, objects, **changed))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects, **changed))
     assert keys_of(snapshot) == sorted(HEX)
     assert len(listed.pages) >= 40
 
 
 def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     _, objects = interrupted
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects), after=b"8")) == sorted(
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects), after=b"8")) == sorted(
         key for key in HEX if key > b"8"
     )
     assert len(left_in(tmp_path)) == 1  # the other listing may still be resumed
@@ -337,14 +317,14 @@ def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
 
 def test_listing_without_resume_starts_again(interrupted, tmp_path):
     listed, objects = interrupted
-    take_inventory(a_run_context(tmp_path, objects), resume=False)
+    take_inventory(a_listing_context(tmp_path, objects), resume=False)
     assert len(listed.pages) >= 40
 
 
 def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch):
     listed, objects = interrupted
     monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
-    take_inventory(a_run_context(tmp_path, objects))
+    take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
@@ -357,7 +337,7 @@ def test_listing_from_future_clock_is_removed(interrupted, tmp_path):
     record.write_text(
         json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
     )
-    take_inventory(a_run_context(tmp_path, objects))
+    take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
@@ -365,7 +345,7 @@ def test_listing_from_future_clock_is_removed(interrupted, tmp_path):
 @pytest.mark.thorough
 def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path):
     listed, objects = interrupted
-    context = a_run_context(tmp_path, objects)
+    context = a_listing_context(tmp_path, objects)
     take_inventory(context, resume=False)
     listed.pages.clear()
     take_inventory(context)
@@ -379,7 +359,7 @@ def test_listing_of_another_process_is_left_alone(interrupted, tmp_path):
     [name] = left_in(tmp_path)
     with list_source.alone_in(folder / name) as alone:
         assert alone
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == [name]
 
@@ -395,7 +375,7 @@ def test_folder_removed_before_lock_is_created_again(scripted_s3, tmp_path, monk
 
     monkeypatch.setattr(list_source, "mkdtemp", mkdtemp)
     objects = ListedKeys({b"a", b"b"}).serve(scripted_s3, page_keys=10)
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == [b"a", b"b"]
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == [b"a", b"b"]
     assert len(made) == 2
     assert left_in(tmp_path) == []
 
@@ -404,7 +384,7 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
     _, objects = interrupted
     for piece in tmp_path.glob("inventories/src/.listing-*/*.parquet"):
         piece.write_bytes(piece.read_bytes()[:-9])
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(HEX)
 
 
 def damage_name(piece: Path) -> None:
@@ -417,7 +397,7 @@ def test_damaged_piece_is_named_and_listed_again(interrupted, tmp_path, damage):
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
     damage(piece)
-    context = a_run_context(tmp_path, objects)
+    context = a_listing_context(tmp_path, objects)
     with pytest.raises(IntegrityError, match=piece.name):
         take_inventory(context)
     listed.pages.clear()
@@ -429,7 +409,9 @@ def test_damaged_piece_is_named_and_listed_again(interrupted, tmp_path, damage):
 def test_piece_with_changed_range_is_not_accepted(scripted_s3, tmp_path, small_pieces):
     """Otherwise its keys would be missing and count as deleted."""
     listed = ListedKeys(HEX)
-    context = a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
+    context = a_listing_context(
+        tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1
+    )
     scripted_s3.answer = lambda asked: (
         s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     )
@@ -452,11 +434,11 @@ def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
         s3_error(503, "SlowDown") if len(listed.pages) >= 2 else listed(asked)
     )
     with pytest.raises(SourceUnreachable):
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     assert left_in(tmp_path) == []
     keys.add(b"0")
     scripted_s3.answer = listed
-    assert b"0" in keys_of(take_inventory(a_run_context(tmp_path, objects)))
+    assert b"0" in keys_of(take_inventory(a_listing_context(tmp_path, objects)))
 
 
 def test_full_disk_ends_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
@@ -465,7 +447,9 @@ def test_full_disk_ends_listing_with_one_error(scripted_s3, tmp_path, monkeypatc
 
     monkeypatch.setattr(list_source.WholeParquet, "write", full)
     with pytest.raises(StagingError, match="No space left"):
-        take_inventory(a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10)))
+        take_inventory(
+            a_listing_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10))
+        )
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
 
 
@@ -491,7 +475,7 @@ def test_each_request_counts_also_one_that_is_sent_again(scripted_s3, tmp_path, 
     scripted_s3.answer = lambda asked: (
         failing.pop() if failing and "versioning" not in asked.query else listed(asked)
     )
-    take_inventory(a_run_context(tmp_path, objects))
+    take_inventory(a_listing_context(tmp_path, objects))
     assert len(waited) == len(scripted_s3.requests) > len(listed.pages) + 1
 
 
@@ -500,7 +484,7 @@ def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monk
     monkeypatch.setattr(list_source, "PROGRESS_SECONDS", 0.0)
     waits = Waits(lambda waits: sentences.extend(wait.sentence for wait in waits))
     take_inventory(
-        a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits)
+        a_listing_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits)
     )
     assert any("'src'" in sentence and " 2" in sentence for sentence in sentences)
 

@@ -15,7 +15,7 @@ from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps, inventories, list_source, planning
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.notices import scan_noticed
-from caf_pipeline_tests.steps.test_list_source import a_run_context, left_in
+from caf_pipeline_tests.support.listing_contexts import a_listing_context, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.run_contexts import a_run_context as with_ledger
 from caf_pipeline_tests.support.s3_server import s3_error
@@ -92,7 +92,7 @@ def test_each_version_and_delete_marker_is_listed_once(
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     snapshot = take_inventory(
-        a_run_context(tmp_path, objects, versions="all", listing_threads=threads)
+        a_listing_context(tmp_path, objects, versions="all", listing_threads=threads)
     )
     assert rows_of(snapshot) == expected(history)
     assert snapshot.object_count == sum(not marker for *_, marker in expected(history))
@@ -103,7 +103,7 @@ def test_each_version_and_delete_marker_is_listed_once(
 def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects))
     assert rows_of(snapshot) == [row for row in expected(history) if row[2] and not row[3]]
     assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
 
@@ -115,7 +115,7 @@ def test_version_repeated_at_page_start_counts_once(
 ):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history, repeats=True).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects, versions=versions))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects, versions=versions))
     assert rows_of(snapshot) == [
         row for row in expected(history) if versions == "all" or (row[2] and not row[3])
     ]
@@ -143,7 +143,7 @@ def test_interrupted_listing_resumes_at_key_boundaries(
     history = HISTORIES[shape]
     listed = ListedKeys((), history=history)
     objects = listed.serve(scripted_s3, page_keys=10)
-    context = a_run_context(tmp_path, objects, versions=versions)
+    context = a_listing_context(tmp_path, objects, versions=versions)
     scripted_s3.answer = lambda asked: (
         s3_error(403, "ExpiredToken") if len(listed.pages) >= pages else listed(asked)
     )
@@ -168,7 +168,7 @@ def test_whole_listing_has_version_ids_or_none(
     """Permission to read the versioning may come and go during a listing."""
     with_ids, without = ListedKeys((), history=HISTORIES["one version each"]), ListedKeys(KEYS)
     objects = with_ids.serve(scripted_s3, page_keys=10)
-    context = a_run_context(tmp_path, objects)
+    context = a_listing_context(tmp_path, objects)
     asked_for_versioning = []
 
     def answer(asked):
@@ -203,11 +203,11 @@ def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, 
         s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     )
     with pytest.raises(SourceDenied):
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     scripted_s3.answer = listed
-    assert rows_of(take_inventory(a_run_context(tmp_path, objects, versions="all"))) == expected(
-        history
-    )
+    assert rows_of(
+        take_inventory(a_listing_context(tmp_path, objects, versions="all"))
+    ) == expected(history)
 
 
 VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
@@ -229,7 +229,7 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
     after, until = bounds
     listed = ListedKeys((), history=history)
     with tempfile.TemporaryDirectory() as folder:
-        context = a_run_context(
+        context = a_listing_context(
             Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all"
         )
         assert rows_of(take_inventory(context)) == expected(history)
@@ -244,7 +244,7 @@ def test_key_with_too_many_versions_is_sorted_on_disk(scripted_s3, tmp_path, mon
     monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
     history = HISTORIES["one key of hundreds"]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=200)
-    snapshot = take_inventory(a_run_context(tmp_path, objects, versions="all"))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects, versions="all"))
     assert (rows_of(snapshot), snapshot.beside) == (expected(history), counts_of(history))
 
 

@@ -20,7 +20,7 @@ from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.maintenance.test_safe_to_delete import Answer, pass_window
 from caf_pipeline_tests.source.test_s3_listing import version
-from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
+from caf_pipeline_tests.support.current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import (
     FORMATS,
     OF_VERSIONS,

@@ -13,10 +13,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import CheckpointPace
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT
@@ -166,3 +169,15 @@ def run(
         return None
     assert process.exitcode == 0, process.exitcode
     return counted.get(timeout=PATIENCE_SECONDS)
+
+
+def ends_right(context, name):
+    chunk = context.ledger.chunks.get(name)
+    account = context.ledger.chunks.account("src")
+    assert chunk.state is ChunkState.LOCATED
+    assert account_for_chunk(context, name).agrees
+    assert (account.located_objects, account.claimed_objects) == (chunk.object_count, 0)
+    assert list(context.staging().iterdir()) == []
+    assert len(list((context.store.folder / "chunks").iterdir())) == 1
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
