@@ -120,8 +120,10 @@ def described(findings: Sequence[CopyFinding]) -> str:
 def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int) -> CafError:
     """Return the error for a chunk with fewer than `required` correct copies."""
     right = sum(1 for finding in findings if finding.good)
-    copies = f"{right} of {counted(required, 'correct copy', 'correct copies')}"
-    message = f"chunk {chunk.name} has {copies} ({described(findings)})"
+    copies = f"{right} of {counted(required, 'copy', 'copies')}"
+    message = (
+        f"chunk {chunk.name} has only {copies} that are listed and correct ({described(findings)})"
+    )
     again = "run the partition or 'caf repair' again"
     if any(finding.fault for finding in findings):
         return IntegrityError(

@@ -3,8 +3,6 @@
 Stored bytes are the CAF file itself. A thread computes the root, a bounded distance behind the
 file. To resume a packing, the sink reads existing bytes back. A file is locked while it is written,
 so other processes know whether its writer is alive.
-
-Source: "Room to leave" in docs/design.md.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
     load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored
     → load_locations → release_staging
 
-Each step takes the chunk's lease, does what is missing by the ledger, and moves the chunk. Steps
+Each step takes the chunk's lease, does what is left to do, and moves the chunk. Steps
 are idempotent and may run again after a crash. During a pause, a step waits and keeps its lease.
 """
 

@@ -5,7 +5,7 @@ same algorithm. That is SHA-256, CRC-64/NVME, or the algorithm that S3 used at p
 headers are equal, too, an exception makes the located object current. Otherwise the object is
 archived again.
 
-Source: "Which objects are archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
+Source: docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
 from collections import Counter, defaultdict

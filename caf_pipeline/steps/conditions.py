@@ -16,7 +16,7 @@ from caf_pipeline.system.quantities import counted
 class ConditionKind(StrEnum):
     """The kinds, by their names in alerts. A source has at most one condition of each kind.
 
-    `defs.alerting` finds the last three, which are not in the ledger.
+    `automation.alerting` finds the last three, which are not in the ledger.
     """
 
     DAMAGED = "damaged"

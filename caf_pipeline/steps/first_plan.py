@@ -15,10 +15,10 @@ from caf_pipeline.system.quantities import counted
 def refuse_new_archive(context: RunContext) -> None:
     """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
-    That is so after an incomplete rebuild, or if the ledger has no packed chunk of the source while
-    its owner has files in the store. Files count if they belong to the source's archive, to an
-    archive that is not known to have another address, or if their note is unreadable: an archive's
-    id changes with the source's name. Raises like `ChunkStore.archives`.
+    One case is an incomplete rebuild. The other is a ledger without a packed chunk of the source,
+    while its owner has files in the store. Files of the source's archive count, and those with an
+    unreadable note. So do files of other archives, unless the archive is known to have another
+    address: an archive's id changes with the source's name. Raises like `ChunkStore.archives`.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(

@@ -1,6 +1,6 @@
 """Inventories: snapshots of a source, from a listing or an S3 report, and scans for new objects.
 
-A snapshot is complete or missing. New snapshots replace old ones.
+A snapshot is written as a whole or not at all. New snapshots replace old ones.
 """
 
 import tempfile
@@ -79,7 +79,7 @@ class NewObjectScan:
         new_objects: objects that a plan would take.
         next_after: key behind which the next scan begins; None at the end.
         pages: pages listed.
-        all_new: whether all listed objects are new.
+        all_new: whether there are new objects and no others.
     """
 
     new_objects: int
@@ -106,7 +106,7 @@ def take_inventory(
         after: only keys greater than this.
         until: only keys up to and including this; the snapshot is then not complete.
         resume: whether to reuse an interrupted listing, and its `taken_at`.
-        to_plan: whether the ledger notes that noticed keys are being listed.
+        to_plan: whether its plan ends the wait of noticed keys, which the ledger then records.
     """
     home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)

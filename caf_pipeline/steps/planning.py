@@ -224,7 +224,8 @@ def cut_plan(
     Args:
         context: of the source.
         snapshot: the snapshot to plan.
-        new_archive: do not check whether the store has objects that the ledger lacks.
+        new_archive: plan even if the store may have objects that the ledger lacks. Later plans do
+            not check that again.
         patience_seconds: how long to wait for another run's plan.
 
     Raises:

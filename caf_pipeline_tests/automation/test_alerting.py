@@ -252,7 +252,7 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     age(pipeline, caf_files="updated_at = now() - interval '7 hours'")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert evaluation_of(pipeline).severity.value == "ERROR"
-    assert "nothing moves of my-source" in evaluation_of(pipeline).description
+    assert "my-source is stalled" in evaluation_of(pipeline).description
     pipeline.ledger.controls.set("paused", "the building moves")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     pipeline.ledger.controls.set("paused", None)

@@ -388,7 +388,7 @@ def test_plan_suspended_during_claims_writes_nothing_after_losing_lease(run_cont
                 "UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'"
             )
         with context.ledger.leases.hold("plan/src", this_process("another")):
-            planning._remove_unnamed(context)  # as the other one's plan begins
+            planning._remove_unregistered(context)  # as the other one's plan begins
 
     monkeypatch.setattr(planning, "read_identities", suspended)
     with pytest.raises(LeaseLost, match="plan/src"):

@@ -95,8 +95,9 @@ def test_preview_reports_why_store_would_refuse_chunks(tmp_path, source, ledger,
             "waiting_bytes": found.estimate.expected_bytes - largest,
         }
     ]
-    said = "as things are, not all of it would be stored: it is not public; make it so"
-    assert found.warning == (said if error and error.permanent else "")
+    refused = error is not None and error.permanent
+    assert found.warning.endswith("it is not public; make it so" if refused else "")
+    assert bool(found.warning) is bool(refused)
     plan(context)
     source.bodies["new"] = b"new"
     previewed(context)

@@ -112,7 +112,7 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
         objects_sha256: over all objects so far (`add_to_digest`).
         boundary: end of the last whole member, and start of the open one.
         tree: `MerkleTree.state(open_block=False)` at the boundary.
-        durable_bytes: bytes of the file that were fsynced before.
+        durable_bytes: bytes of the file that were fsynced before this entry was written.
         open: the member that is staged in part.
     """
 
