@@ -98,16 +98,15 @@ class ChunkAuditor:
         """Return the account after the last row, compared with these counts."""
         released_count = self._planned - self._members - self._skipped
         if not self.explanation:
-            members_text = counted(self._members, "member")
-            counts = f"{members_text}, {self._skipped} skipped and {released_count} released"
             if self._planned != self._chunk.object_count:
                 planned = counted(self._chunk.object_count, "object")
                 self.explanation = f"{planned} planned, {self._planned} accounted for"
             elif (self._members, self._skipped, released_count) != (members, skipped, released):
-                expected = (
-                    f"{counted(members, 'member')}, {skipped} skipped and {released} released"
+                self.explanation = (
+                    f"the ledger has {counted(members, 'member')}, {skipped} skipped and "
+                    f"{released} released, the chunk {counted(self._members, 'member')}, "
+                    f"{self._skipped} skipped and {released_count} released"
                 )
-                self.explanation = f"the ledger has {expected}, the chunk {counts}"
             else:
                 self.explanation = self._chunk_file.member_count_fault(self._members)
         return ChunkAccount(

@@ -132,8 +132,7 @@ def load_batch(context: RunContext, name: str) -> Chunk:
             _require_admitted(
                 context, lease, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED
             )
-        context.ledger.moves.move(lease, name, chunk.state, ChunkState.PACKING)
-        return context.ledger.chunks.get(name)
+        return _move(context, lease, chunk, ChunkState.PACKING)
 
 
 def pack_chunk(context: RunContext, name: str) -> Chunk:
@@ -298,8 +297,7 @@ def post_file(context: RunContext, name: str) -> Chunk:
             _require_admitted(
                 context, lease, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING]
             )
-            context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
-            chunk = context.ledger.chunks.get(name)
+            chunk = _move(context, lease, chunk, ChunkState.POSTING)
         if chunk.state is ChunkState.POSTING:
             return _post(context, lease, chunk)
         return chunk
@@ -359,9 +357,9 @@ def upload_chunk(context: RunContext, name: str) -> UploadReport:
         chunk = _reached(_restored(context, lease, _workable(context, name)), ChunkState.POSTED)
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
-            context.ledger.moves.move(lease, name, chunk.state, ChunkState.UPLOADING)
+            chunk = _move(context, lease, chunk, ChunkState.UPLOADING)
             started = time.monotonic()
-            put_staged(context, lease, context.ledger.chunks.get(name), posting_of(chunk))
+            put_staged(context, lease, chunk, posting_of(chunk))
             seconds = time.monotonic() - started
         chunk = context.ledger.chunks.get(name)
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
@@ -464,8 +462,7 @@ def _restored(
         refuse_unknown(context)  # packing may give another root
     remove_staged(staged_path(context, chunk.name))
     if is_sealed:
-        context.ledger.moves.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-        chunk = context.ledger.chunks.get(chunk.name)
+        chunk = _move(context, lease, chunk, ChunkState.PACKING)
         pack_or_resume(context, lease, chunk)
         _seal(context, lease, chunk)
         remove_packing(context, chunk.name)
@@ -508,7 +505,7 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
     )
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
         raise StoreError(message, hint="restore the staged file or the old objects")
-    context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
+    _move(context, lease, chunk, ChunkState.ABANDONED)
     context.ledger.staging.release(chunk.name)
     raise StoreError(message, hint="the chunk is abandoned; the next plan has its objects")
 
@@ -559,8 +556,7 @@ def park(context: RunContext, name: str, reason: str) -> Chunk:
     """Set a chunk aside for an operator; its objects stay claimed."""
     with lease_chunk(context, name, though_paused=True) as lease:
         chunk = context.ledger.chunks.get(name)
-        context.ledger.moves.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
-        return context.ledger.chunks.get(name)
+        return _move(context, lease, chunk, ChunkState.PARKED, reason=reason)
 
 
 def unpark(context: RunContext, name: str) -> Chunk:
@@ -578,13 +574,13 @@ def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
         IllegalMove: the chunk was posted, or may have been.
     """
     with lease_chunk(context, name, though_paused=True) as lease:
-        _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
-        return context.ledger.chunks.get(name)
+        return _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
 
 
-def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> None:
-    context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
+def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> Chunk:
+    chunk = _move(context, lease, chunk, ChunkState.WITHDRAWN, reason=reason)
     remove_all(context, chunk.name)
+    return chunk
 
 
 # --- what the steps share -------------------------------------------------------------------------
@@ -596,6 +592,13 @@ def open_chunk(context: RunContext, chunk: Chunk) -> ChunkFile:
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
     return ChunkFile(RemoteSource(context.store, posting_of(chunk)), chunk.name)
+
+
+def _move(
+    context: RunContext, lease: Lease, chunk: Chunk, state: ChunkState, *, reason: str = ""
+) -> Chunk:
+    context.ledger.moves.move(lease, chunk.name, chunk.state, state, reason=reason)
+    return context.ledger.chunks.get(chunk.name)
 
 
 @contextmanager
@@ -629,8 +632,8 @@ def _wanted(context: RunContext, lease: Lease, name: str) -> Chunk:
         ChunkState.PACKING,
         ChunkState.SEALED,
     ):
-        _withdraw(context, lease, chunk, reason="another part of its object cannot be archived")
-        return context.ledger.chunks.get(chunk.name)
+        reason = "another part of its object cannot be archived"
+        return _withdraw(context, lease, chunk, reason=reason)
     return chunk
 
 

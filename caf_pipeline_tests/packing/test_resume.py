@@ -558,15 +558,12 @@ def test_a_failed_run_is_resumed_and_the_report_says_so(context):
 
 
 @pytest.mark.parametrize("refusal", [errno.ENOLCK, errno.EOPNOTSUPP])
-@pytest.mark.parametrize("copied_by", ["the kernel", "us"])
-def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, refusal, copied_by):
+def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, refusal):
     def refused(*_):
         raise OSError(refusal, os.strerror(refusal))
 
     name = broken_chunk(context)
     monkeypatch.setattr("fcntl.flock", refused)
-    if copied_by == "us":
-        monkeypatch.delattr("os.copy_file_range")
     (left,) = context.staging().glob("*.part")
     inode = left.stat().st_ino
     archive_chunk(context, name, until=chunk_steps.seal_chunk)

@@ -22,16 +22,8 @@ from caf_pipeline.packing.sink import PartFile, staging_error
 from caf_pipeline.packing.staging import StagedFile
 from caf_pipeline.system.atomic_files import sync_file, sync_folder
 
-_COPY_BYTES: Final = 64 << 20
-"""Bytes per copy call, so that a lost lease ends a copy within a second."""
-
-_NOT_COPIED_BY_THE_KERNEL: Final = (
-    errno.EXDEV,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.EINVAL,
-    errno.EPERM,
-)
+_COPY_BYTES: Final = 4 << 20
+"""Bytes copied between two checks of the lease."""
 
 
 def find_resumable_part(files: Sequence[StagedFile]) -> tuple[PartFile | None, str]:
@@ -101,23 +93,10 @@ def take_over(
 
 
 def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) -> None:
-    """Copy the first bytes of a file, in the kernel if possible, which may share blocks."""
     position = 0
-    by_kernel = hasattr(os, "copy_file_range")
     while position < size_bytes:
         check()
-        count = min(_COPY_BYTES, size_bytes - position)
-        copied = 0
-        if by_kernel:
-            try:
-                copied = os.copy_file_range(source, target, count, position, position)
-            except OSError as error:
-                if error.errno not in _NOT_COPIED_BY_THE_KERNEL:
-                    raise
-        if not copied:
-            by_kernel = False
-            piece = os.pread(source, min(count, 1 << 20), position)
-            copied = os.pwrite(target, piece, position) if piece else 0
-        if not copied:  # its writer has cut it; the replay notices the missing bytes
+        piece = os.pread(source, min(_COPY_BYTES, size_bytes - position), position)
+        if not piece:  # its writer has cut it; the replay notices the missing bytes
             return
-        position += copied
+        position += os.pwrite(target, piece, position)
