@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,16 @@ from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.inventory.checksums import Digest, new_crc64nvme, new_digest
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.manifest import (
+    LOG_BYTES,
+    PART_COLUMNS,
+    ChunkIdentity,
+    ManifestWriter,
+    head_bytes,
+)
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import SealRecord
-from caf_pipeline.packing.inspectors import HEAD_BYTES, MemberInspector, inspectors_of
 from caf_pipeline.packing.journal.format import (
     Journal,
     Opening,
@@ -44,6 +49,7 @@ from caf_pipeline.packing.journal.writer import (
     part_of,
     window_of,
 )
+from caf_pipeline.packing.log_times import HEAD_BYTES, add_log_times, is_log
 from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_errors
 from caf_pipeline.settings import PackingSettings
@@ -80,8 +86,7 @@ class Packer:
 
     Args:
         limit_bytes: upper limit of the finished file.
-        give_up_on: called if an object cannot be read in this run. True skips the object; False
-            fails the run.
+        give_up_on: called if an object cannot be read. True skips the object; False fails the run.
         progress: called with the objects and bytes done since the last call. Bytes are negative if
             a counted object is skipped after all. May raise to end the packing.
         pace: of the journal; derived from the settings by default.
@@ -137,11 +142,7 @@ class Packer:
     ) -> PackedChunk:
         """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
 
-        Args:
-            objects: the chunk's objects in plan order.
-            part: a new file, or one to resume.
-            spool: a path that does not exist.
-            journal: the journal of the part.
+        `objects` are in plan order. `part` is new, or is resumed with its `journal`.
 
         Raises:
             StagingError: the disk is full.
@@ -219,24 +220,17 @@ class Packer:
             if isinstance(outcome, SkippedObject):
                 self._count_skip(planned, outcome.reason, outcome.detail, manifest)
             else:
-                row = _member_row(
-                    planned,
-                    outcome.headers or ObjectHeaders(),
-                    outcome.start_byte,
-                    outcome.end_byte,
-                )
+                start_byte, end_byte = outcome.start_byte, outcome.end_byte
+                headers = outcome.headers or ObjectHeaders()
+                row = _member_row(planned, headers, start_byte, end_byte)
                 sums = {
                     "sha256": outcome.sha256,
                     "crc64nvme": outcome.crc64nvme,
                     "s3_checksum": outcome.s3_checksum,
                 }
                 self._count_member(planned, row | sums, manifest)
-                for inspector in self._inspectors_of_staged(
-                    planned, sink, outcome.start_byte, outcome.end_byte
-                ):
-                    inspector.inspect(
-                        manifest, outcome.start_byte, outcome.end_byte, sink.read_staged
-                    )
+                if _is_staged_log(planned, sink, start_byte, end_byte):
+                    add_log_times(manifest, start_byte, end_byte, sink.read_staged)
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
@@ -348,22 +342,22 @@ class Packer:
         checks: _MemberChecks | None = None
         headers: ObjectHeaders | None = None
         row: dict[str, Any] = {}
-        inspectors: Sequence[MemberInspector] = ()
+        log = False
         if opened:
             headers = opened.headers
             checks = self._go_on(planned, fetch, sink, opened)
             row = _member_row(
                 planned, headers or ObjectHeaders(), start_byte, end_byte
             ) | _s3_column(checks.s3)
-            inspectors = self._inspectors_of_staged(planned, sink, start_byte, sink.size_bytes)
+            log = _is_staged_log(planned, sink, start_byte, sink.size_bytes)
         for part, sums in fetch.parts(planned):
             if not row:
                 checks = _checks_of(planned, fetch) if mark else None
                 row = _member_row(planned, part.headers, start_byte, end_byte)
                 row |= _s3_column(checks.s3 if checks else part.checksum)
-                inspectors = inspectors_of(planned, part.body)
-                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row)
-                manifest_bytes += sum(inspector.manifest_bytes for inspector in inspectors)
+                log = is_log(planned, part.body)
+                log_bytes = LOG_BYTES if log else 0
+                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row) + log_bytes
                 if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
                     return False
                 headers = part.headers if part.headers != ObjectHeaders() else None
@@ -387,8 +381,8 @@ class Packer:
                 f"{planned.object.key!r} returned {received} bytes instead of {expected}"
             )
         self._count_member(planned, row, manifest)
-        for inspector in inspectors:
-            inspector.inspect(manifest, start_byte, end_byte, sink.read_staged)
+        if log:
+            add_log_times(manifest, start_byte, end_byte, sink.read_staged)
         member = PackedMember(
             start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers
         )
@@ -417,13 +411,6 @@ class Packer:
                 sink.roll_back(mark)
                 self._checkpoints.rolled_back()
             raise
-
-    def _inspectors_of_staged(
-        self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
-    ) -> Sequence[MemberInspector]:
-        return inspectors_of(
-            planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte))
-        )
 
     def _count_member(
         self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter
@@ -505,6 +492,13 @@ def _checks_of(
     return _MemberChecks(
         fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256
     )
+
+
+def _is_staged_log(
+    planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
+) -> bool:
+    head = sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte))
+    return is_log(planned, head)
 
 
 def _s3_column(checksum: Checksum | None) -> dict[str, str | None]:

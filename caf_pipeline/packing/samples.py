@@ -27,7 +27,6 @@ class CopyFinding:
     """The result of reading samples from one copy.
 
     Attributes:
-        copy: as the store lists it.
         fault: what is wrong with its bytes, or "".
         unanswered: why the provider could not be asked, or "".
         samples: number of samples compared.

@@ -1,9 +1,8 @@
-"""Compares rewritten objects, whose bytes are located, with the archive by a HEAD each.
+"""Compares rewritten objects with the archive, by one HEAD each.
 
-ETag and size prove nothing: S3's checksum of the full object must equal the archived one of the
-same algorithm. That is SHA-256, CRC-64/NVME, or the algorithm that S3 used at packing time. If the
-headers are equal, too, an exception makes the located object current. Otherwise the object is
-archived again.
+ETag and size prove nothing: S3's checksum of the full object must equal an archived one of the same
+algorithm. If the headers are equal, too, an exception makes the located object current. Otherwise
+the object is archived again.
 
 Source: docs/design.md; docs/decisions/0014-what-is-current.md.
 """
@@ -49,11 +48,10 @@ class Comparison:
 
     Attributes:
         requests: HEADs, one for each object.
-        equal: with the archived bytes and headers.
-        other_headers: with the archived bytes and other headers.
-        other_bytes: with another full-object checksum.
-        without_checksum: without a comparable full-object checksum.
-        not_compared: skipped for now.
+        equal: objects with the archived bytes and headers.
+        other_headers: objects with the archived bytes only.
+        without_checksum: objects whose bytes could not be compared.
+        not_compared: objects that are skipped for now.
     """
 
     requests: int = 0
@@ -74,12 +72,8 @@ def compare_headers(
 ) -> Comparison:
     """Compare the objects of a file; record equal ones as exceptions, unreadable ones as skips.
 
-    Args:
-        context: of the source.
-        lease: on the source's plan.
-        inventory: lists the objects.
-        to_compare: a file of `inventory.SNAPSHOT_SCHEMA` in key order.
-        rewritten: output of objects with unproven bytes (REWRITTEN_SCHEMA).
+    `to_compare` is a file of `inventory.SNAPSHOT_SCHEMA` in key order. Objects with unproven bytes
+    go to the file `rewritten` (REWRITTEN_SCHEMA).
 
     Raises:
         SourceError: S3 is unreachable.

@@ -106,7 +106,7 @@ def take_inventory(
         after: only keys greater than this.
         until: only keys up to and including this; the snapshot is then not complete.
         resume: whether to reuse an interrupted listing, and its `taken_at`.
-        to_plan: whether its plan ends the wait of noticed keys, which the ledger then records.
+        to_plan: whether its plan ends the wait of noticed keys.
     """
     home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
@@ -293,12 +293,7 @@ def snapshot_to_plan(context: RunContext) -> Snapshot:
 
 
 def latest_whole_snapshot(context: RunContext, *, hint: str) -> Snapshot:
-    """Return the latest snapshot of the whole source; `hint` says how to take one.
-
-    Raises:
-        NotLocated: there is no snapshot, or `versions` was changed in the settings.
-        IntegrityError: the snapshot is damaged.
-    """
+    """Return the latest snapshot of the whole source. Raises like `snapshot_to_plan`."""
     snapshot = latest_snapshot(context, complete=True)
     if snapshot is None:
         raise NotLocated(f"there is no whole inventory of '{context.source}' yet", hint=hint)

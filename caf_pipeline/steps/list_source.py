@@ -1,12 +1,12 @@
 """Lists a source with several threads into sorted Parquet pieces, and resumes interrupted listings.
 
-Each thread lists a range of keys. An idle thread splits the longest-running range at a key chosen
-by `inventory.key_split`. A useless split costs one request. Pieces are durable files that state
-which keys they cover; only other keys are listed.
+Each thread lists a range of keys. An idle thread splits the longest-running range at a key of
+`inventory.key_split`; a useless split costs one request. Pieces are durable and state their keys,
+so that a resumed listing lists only the others.
 
-A range ends at the first key behind it, which is correct only if the server lists in byte order.
-The code verifies that each page is in order, and that the first key behind a range is the first key
-of the next range. Otherwise ListingUnordered is raised, and the caller lists page by page.
+A range ends at the first key behind it, which requires a server that lists in byte order. Each page
+must therefore be in order, and the first key behind a range must be the first of the next range.
+Otherwise ListingUnordered is raised, and the caller lists page by page.
 
 Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference.
 """
@@ -74,11 +74,7 @@ _COVERS: Final = "caf.covers"
 class ListingTerms:
     """The scope of a listing. Pieces of another scope are not reused.
 
-    Attributes:
-        address: bucket, prefix and endpoint.
-        after: keys greater than this, percent-encoded.
-        until: keys up to and including this, percent-encoded; None for all.
-        all_versions: whether older versions and delete markers are kept, or only counted.
+    `after` and `until` are percent-encoded: exclusive, and inclusive or None for all.
     """
 
     address: str
@@ -94,7 +90,7 @@ class ListingStart:
     Attributes:
         listed_at: time before the first request, by this machine's clock.
         taken_at: the same by S3's clock.
-        by_version: whether the bucket keeps versions; a later answer may differ.
+        by_version: whether the bucket keeps versions.
     """
 
     listed_at: datetime
@@ -380,9 +376,7 @@ class ParallelListing:
     """One listing of a source by several threads.
 
     Attributes:
-        by_version: see `ListingStart`.
-        after, until: as in `ListingTerms`, as bytes.
-        threads: maximum number of concurrent ranges.
+        after, until: exclusive, and inclusive or None.
         listed: objects so far, including an earlier process.
     """
 

@@ -76,7 +76,6 @@ class PlanReport:
 
     Attributes:
         plans: empty if nothing is new; several if a plan was full.
-        target_bytes: size at which chunks are cut.
         previous: the source's last plan before.
         waiting: objects left for the next plan, since their chunk would be below `min_chunk_size`.
         warning: chunks are too large for the store, or earlier ones have another proof type.
@@ -107,8 +106,7 @@ class CurrentContent:
     """A snapshot's objects with their identities.
 
     Attributes:
-        identified: a file of `inventory.SNAPSHOT_SCHEMA`.
-        unsettled: see `inventory.current.Identified`.
+        identified, unsettled: see `inventory.current.Identified`.
         standing: a file or folder of `inventory.STANDING_SCHEMA`.
         rewritten: rewritten objects with unproven bytes (`compare_headers.REWRITTEN_SCHEMA`).
         exceptions: number of keys whose LastModified does not show what is current.
@@ -132,14 +130,8 @@ def state_current(
 ) -> CurrentContent:
     """Record what is current by this inventory, unless a later one covers the same keys.
 
-    Raises like `compare_headers.compare_headers`.
-
-    Args:
-        context: of the source.
-        lease: on the source's plan.
-        snapshot: the snapshot to record.
-        folder: takes the files; the caller removes it.
-        compares_left_out: whether to compare headers of filtered objects, too.
+    The caller removes the files in `folder`. `compares_left_out` compares headers of filtered
+    objects, too. Raises like `compare_headers.compare_headers`.
     """
     inventory = _record_of(snapshot)
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from caf_pipeline.chunk_state import NOT_POSTED
 from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError, with_hint
@@ -19,7 +19,7 @@ from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
+from caf_pipeline.ledger.records import ArchiveRate, Chunk, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
@@ -43,31 +43,16 @@ GIB: Final = 1 << 30
 _UNLIMITED_CHUNKS: Final = 1 << 62  # the preview is one plan, even if there would be several
 
 
-class PlannedChunk(Protocol):
-    """A chunk in a plan or in the ledger."""
-
-    @property
-    def object_bytes(self) -> int:
-        """Bytes of its objects."""
-
-    @property
-    def expected_size_bytes(self) -> int:
-        """Expected size of the whole file."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanEstimate:
     """The estimated cost of archiving a plan.
 
     Attributes:
-        target_bytes: size at which chunks are cut.
         fill: object bytes as a share of the target, without the last chunk.
-        expected_bytes: size of all chunks.
         requests: GETs and HEADs at the source.
-        request_usd, egress_usd: their price; None if unknown.
+        request_usd, egress_usd: None if the price is unknown.
         at_aws: whether AWS's list prices are the default.
-        storage: the store's price; None if it is free or unknown.
-        storage_unknown: why the price is unknown, or "".
+        storage: None if the store is free or its price unknown; `storage_unknown` says why.
         rate: recent rate of the source; None before the first chunk.
     """
 
@@ -130,8 +115,8 @@ class PlanPreview:
     """The plan that a snapshot would get.
 
     Attributes:
-        located, claimed: objects in chunks, or in chunks under way.
-        left_out: objects that each filter leaves out.
+        claimed: objects in chunks under way.
+        left_out: objects excluded by each filter.
         skipped: objects that the plan would skip, by reason.
         waiting: objects that would wait for the next plan.
         to_compare: rewritten objects. They count as planned, but the plan leaves out those with the
@@ -324,7 +309,7 @@ def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
 def estimate_plan(
     context: RunContext,
     statistics: PlanStatistics,
-    chunks: Sequence[PlannedChunk],
+    chunks: Sequence[ChunkPlan | Chunk],
     target_bytes: int,
     *,
     heads: int,

@@ -1,11 +1,9 @@
 """The format of the packing journal: which bytes of a staged chunk are safe, and what they are.
 
-The journal is a ChunkIO log beside the part, whose hashes show which entries are undamaged. Content
-is MessagePack. User data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening,
-which rule out entries of another journal. Entry 0 is the opening. Each later entry is a checkpoint:
-the outcomes of the plan's next objects, and the file's state.
-
-A reader accepts entries up to the first that breaks a rule, then compares the staged bytes.
+The journal is a ChunkIO log beside the part, whose hashes show damaged entries. Content is
+MessagePack. User data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening,
+which rule out entries of another journal. Entry 0 is the opening; later ones are checkpoints. A
+reader accepts entries up to the first invalid one.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -175,7 +173,7 @@ class JournalPosition:
 class Journal:
     """The journal of a packing: read first, then cut behind its valid prefix and appended to.
 
-    Not thread-safe.
+    Not thread-safe. Methods raise StagingError for errors of the operating system.
 
     Attributes:
         broken: after reading, why the valid prefix ended early, or "".
@@ -192,10 +190,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, opening: Opening) -> Self:
-        """Open a journal, or create an empty one; raise StagingError if that fails.
-
-        Read it, then call `continue_at`.
-        """
+        """Open a journal, or create an empty one. Read it, then call `continue_at`."""
         with staging_errors(path):
             return cls(
                 path,
@@ -217,9 +212,6 @@ class Journal:
         """Yield the checkpoints of the valid prefix, each with the position behind it.
 
         An invalid entry raises nothing; `broken` has the reason. Memory is one entry.
-
-        Raises:
-            StagingError: the file cannot be read.
         """
         self.broken = "its journal has no opening"
         previous: Checkpoint | None = None
@@ -270,11 +262,7 @@ class Journal:
     # --- writing ----------------------------------------------------------------------------------
 
     def continue_at(self, position: JournalPosition) -> None:
-        """Cut the journal, durably, behind a position, and append from there.
-
-        Raises:
-            StagingError: the disk is full, or the file cannot be written.
-        """
+        """Cut the journal, durably, behind a position, and append from there."""
         with staging_errors(self.path):
             os.ftruncate(self._descriptor, position.end)
             os.fsync(self._descriptor)
@@ -283,13 +271,7 @@ class Journal:
         self._log = LogWriter(position.end)
 
     def append(self, entry: Opening | Checkpoint) -> None:
-        """Append an entry. It is durable when this returns.
-
-        After an error, no more entries may be appended.
-
-        Raises:
-            StagingError: the disk is full, or the file cannot be written.
-        """
+        """Append an entry, durably. After an error, no more entries may be appended."""
         user_data = _USER_DATA.pack(self._position.number, self._mark)
         data = memoryview(self._log.entry(user_data, _encoder.encode(entry)))
         with staging_errors(self.path):

@@ -1,9 +1,8 @@
 """Replays an earlier run's journal, and accepts only what the staged bytes confirm.
 
-Lengths, the SHA-256 of each member and of the staged bytes of an open one, and the Merkle tree must
-match. The first mismatch ends the replay; part and journal are cut behind the checkpoint before. An
-open object that was rolled back later is not compared, since other bytes have replaced it. Memory
-is one checkpoint, and a number for each open object.
+Lengths, SHA-256 and Merkle tree must match. The first mismatch ends the replay; part and journal
+are cut behind the checkpoint before. An open object that was rolled back later is not compared,
+since other bytes have replaced it. Memory is one checkpoint, and a number for each open object.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -39,7 +38,6 @@ class ReplayState:
         position: in the journal, at which to continue.
         boundary: end of the last whole member.
         end: of the sink; 0 if nothing is resumed.
-        objects_digest: over the objects so far.
         open: the next object, if the sink has a part of it.
     """
 
@@ -80,15 +78,10 @@ def replay(
 ) -> tuple[ReplayState, str]:
     """Read confirmed bytes into the sink, then cut part and journal behind them, durably.
 
-    Returns the state reached, and why not all of the journal was accepted, or "".
-
-    Args:
-        journal: of the part that the sink has opened.
-        sink: at its start; at the end of the confirmed bytes on return.
-        objects: all objects of the chunk; accepted ones are taken.
-        head: bytes of the head member, with which the part begins.
-        take: called with the outcomes of each accepted checkpoint. If it raises, both files stay
-            unchanged.
+    Returns the state reached, and why not all of the journal was accepted, or "". The sink is at
+    its start before, and at the end of the confirmed bytes after. Accepted objects are taken from
+    `objects`, and reported to `take` for each checkpoint. If `take` raises, both files stay
+    unchanged.
 
     Raises:
         StagingError: a file cannot be read or cut.

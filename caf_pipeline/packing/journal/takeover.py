@@ -1,9 +1,8 @@
 """Takes over the files of an earlier run, so that no other run writes to them.
 
-Part and journal get names of this lease's epoch, in an order that keeps a pair in place at every
-moment: the journal is copied, then the part is renamed. A part without a lock has no writer, and
-packing continues in it. If its writer is alive, the journaled bytes are copied instead, and the old
-writer keeps its file.
+The journal is copied to a name of this lease's epoch, then the part is renamed. A complete pair
+therefore exists at every moment. A part without a lock has no writer. If its writer is alive, the
+journaled bytes are copied instead, and the old writer keeps its file.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -49,11 +48,8 @@ def take_over(
 ) -> PartFile | None:
     """Rename or copy a part and its journal to this lease's epoch; None if the part is gone.
 
-    Args:
-        old_part: from `find_resumable_part`; it is closed here, or returned.
-        part: the new path; the journal gets its place beside it.
-        opening: the opening of this packing.
-        check: called while bytes are copied; may raise to end the copy.
+    The journal gets its place beside the new path `part`. `old_part` is closed here, or returned.
+    `check` is called while bytes are copied, and may raise.
 
     Raises:
         StagingError: the disk is full or the folder cannot be written. The old files are unchanged.
