@@ -1,5 +1,6 @@
-"""A scripted S3 server that lists keys of any bytes, in any order, from where it is asked or not,
-which moto does not.
+"""A scripted S3 server that lists any keys in any order.
+
+Unlike moto, it can ignore StartAfter and KeyMarker.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,19 +20,21 @@ _ENTRY = "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastMod
 
 
 Entry = tuple[bytes, str, str, bool]
-"""Of a listing: key, element, version id, and whether it is the latest."""
+"""Key, element, version id, and whether it is the latest."""
 
 
 @dataclass
 class ListedKeys:
     """The keys of a bucket, and how they are listed.
 
-    Attributes: order: by what they are sorted. starts: whether it knows StartAfter and KeyMarker.
-        versioned: lists three versions of each key, the latest first, and a deleted key before
-        each. history: the versions of each key instead, the latest first: an id, which begins with
-        "d" where it is a delete marker. repeats: whether a page begins with the version that the
-        last one ended with, as of versitygw. on_page: called with the number of each page before it
-        is answered.
+    Attributes:
+        order: sort key of the listing.
+        starts: whether it supports StartAfter and KeyMarker.
+        versioned: lists three versions of each key, and a deleted key before each.
+        history: the versions of each key instead, the latest first. Ids of delete markers start
+            with "d".
+        repeats: whether a page begins with the last version of the page before, as in versitygw.
+        on_page: called with each page's number before the answer.
     """
 
     keys: Iterable[bytes]
@@ -68,14 +71,10 @@ class ListedKeys:
 
     @property
     def by_version(self) -> bool:
-        """Whether the bucket keeps versions."""
         return self.versioned or self.history is not None
 
     def _entries(self) -> list[Entry]:
-        """Return all that is listed, in its order.
-
-        That is sorted again where keys have come, and not for each page.
-        """
+        """Return all entries in order. They are sorted again only after keys were added."""
         keys = list(self.keys)
         if len(keys) != self._sorted_count:
             unversioned = [(key, "Contents", "", True) for key in sorted(keys, key=self.order)]
@@ -137,10 +136,10 @@ def _xml(body: str) -> ScriptedAnswer:
 
 
 def by_component(key: bytes) -> object:
-    """Sort keys as a server does that walks folders."""
+    """Sort keys like a server that walks folders."""
     return key.split(b"/")
 
 
 def by_utf16(key: bytes) -> object:
-    """Sort keys as a server does that has them as UTF-16."""
+    """Sort keys by their UTF-16 form."""
     return key.decode("utf-8", "surrogateescape").encode("utf-16-be", "surrogatepass")

@@ -1,5 +1,6 @@
-"""Two contents of the same size with the same MD5, and so the same ETag (Wang and Yu, "How to Break
-MD5", 2005).
+"""Two contents of the same size and MD5, so with the same ETag.
+
+Source: Wang and Yu, "How to Break MD5", 2005.
 """
 
 from typing import Final

@@ -1,6 +1,4 @@
-"""Deltas and plans for tests: objects in a Parquet file as `inventory` would leave it, and what a
-plan says of them.
-"""
+"""Deltas and plans for tests: objects in a Parquet file, and the terms of a plan."""
 
 import json
 from datetime import UTC, datetime
@@ -55,7 +53,7 @@ def plan_of(
 
 
 def with_terms(folder: Path, **changes: str) -> None:
-    """Let a plan say other terms."""
+    """Change terms of a plan."""
     table = pq.read_table(folder / CHUNKS_FILE)
     terms = json.loads(table.schema.metadata[PLAN_METADATA_KEY]) | changes
     pq.write_table(
@@ -65,9 +63,7 @@ def with_terms(folder: Path, **changes: str) -> None:
 
 
 def limit_to_target(folder: Path) -> None:
-    """Let the target of a plan be the limit of its chunks, too: one with large headers closes
-    before its last object.
-    """
+    """Limit a plan's chunks to its target, so that large headers close one early."""
     with_terms(folder, limit_size=read_terms(folder)["target_size"])
 
 

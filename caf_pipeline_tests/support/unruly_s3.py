@@ -1,10 +1,7 @@
-"""A misbehaving S3 in front of a real one: it passes every request on, and spoils the answers that
-a test ordered to be spoiled.
+"""A proxy in front of a real S3 that spoils the answers that a test chooses.
 
-unruly_s3      a proxy in front of the session's server, well behaved at the beginning of each test
-
-It runs in threads of the test's process, so that an order is a method call and a fault may do
-anything at an exact byte.
+The fixture `unruly_s3` is in front of the session's server, and well behaved at a test's start. It
+runs in threads of the test's process, so a fault can act at an exact byte.
 """
 
 import contextlib
@@ -40,10 +37,7 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)  # close sends RST, not FIN
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it came.
-
-    `number` counts those of an order's kind and key since the order was given, from 1.
-    """
+    """A request. `number` counts those of an order's kind and key, from 1."""
 
     kind: Kind
     key: str
@@ -54,11 +48,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back.
+    """An answer.
 
-    Attributes: length: the Content-Length where that is a lie; after fewer bytes the connection
-        ends. A negative one is not said. cut_after: bytes of the body after which the connection is
-        reset, or None. at: bytes of the body after which `action` is called; then the body goes on.
+    Attributes:
+        length: a false Content-Length; the connection ends after fewer bytes. Negative: no header.
+        cut_after: bytes of the body after which the connection is reset, or None.
+        at: bytes of the body after which `action` is called.
     """
 
     status: int
@@ -75,9 +70,7 @@ Spoil = Callable[[Asked, Answer], Answer]
 
 @dataclass
 class _Order:
-    """What to do to which requests: `strikes` says whether one is struck, `left` how many still may
-    be.
-    """
+    """A fault: `strikes` selects requests, `left` limits their number."""
 
     kind: Kind | None
     key: str | None
@@ -88,14 +81,11 @@ class _Order:
 
 
 class UnrulyS3:
-    """The proxy.
-
-    Orders add up, the first that strikes a request counts; `well_behaved` takes all back.
+    """The proxy. The first order that selects a request counts; `well_behaved` removes all.
 
     Attributes:
-        endpoint: its address.
-        struck: how many answers were spoiled since the last `well_behaved`.
-        page_keys: of one page of a listing, whatever is asked for; None to leave that alone.
+        struck: spoiled answers since the last `well_behaved`.
+        page_keys: maximum keys of a page of a listing, or None.
     """
 
     def __init__(self, backend: str) -> None:
@@ -107,13 +97,11 @@ class UnrulyS3:
         self._lock = threading.Lock()
 
     def in_front_of(self, bucket: Bucket) -> Bucket:
-        """Return the bucket as it is reached through the proxy; its client still goes straight to
-        the server.
-        """
+        """Return the bucket through the proxy; its client bypasses the proxy."""
         return replace(bucket, endpoint=self.endpoint)
 
     def well_behaved(self) -> None:
-        """Pass everything on as it is."""
+        """Remove all orders."""
         with self._lock:
             self._orders, self.page_keys, self.struck = [], None, 0
 
@@ -126,19 +114,14 @@ class UnrulyS3:
         times: int | None = None,
         when: Callable[[Asked], bool] = lambda asked: True,
     ) -> None:
-        """Spoil the answers to requests of this kind (None: all) and key, the first `times` of
-        those that `when` picks.
-        """
+        """Spoil the first `times` answers to a kind (None: all) and key that `when` selects."""
         with self._lock:
             self._orders.append(_Order(kind, key, spoil, when, times))
 
-    # --- what it can be ordered to do
-    # --------------------------------------------------------------------------------
+    # --- what it can be ordered to do -------------------------------------------------------------
 
     def slow_down(self, struck: int, of: int, **which: Any) -> None:
-        """Answer 503 SlowDown to the first `struck` of every `of` requests: a burst, a pause, the
-        next burst.
-        """
+        """Answer 503 SlowDown to the first `struck` of every `of` requests."""
         self.order(
             lambda asked, answer: error(503, "SlowDown"),
             when=lambda asked: (asked.number - 1) % of < struck,
@@ -146,7 +129,7 @@ class UnrulyS3:
         )
 
     def fail(self, status: int = 500, code: str = "InternalError", **which: Any) -> None:
-        """Answer an error of S3's."""
+        """Answer with an S3 error."""
         self.order(lambda asked, answer: error(status, code), **which)
 
     def reset_after(self, size_bytes: int, **which: Any) -> None:
@@ -154,9 +137,7 @@ class UnrulyS3:
         self.order(lambda asked, answer: replace(answer, cut_after=size_bytes), **which)
 
     def cut_body(self, size_bytes: int, *, honest: bool, **which: Any) -> None:
-        """Leave so many bytes of a body out, with the Content-Length of what is sent (`honest`) or
-        of what was to be sent.
-        """
+        """Leave bytes of a body out; if `honest`, the Content-Length is that of the rest."""
 
         def cut(asked: Asked, answer: Answer) -> Answer:
             body = answer.body[: max(0, len(answer.body) - size_bytes)]
@@ -165,20 +146,18 @@ class UnrulyS3:
         self.order(cut, **which)
 
     def wrong_etag(self, etag: str = '"00000000000000000000000000000000"', **which: Any) -> None:
-        """Answer the right bytes under another ETag."""
+        """Send the right bytes with another ETag."""
         self.order(lambda asked, answer: with_header(answer, "ETag", etag), **which)
 
     def other_bytes(self, **which: Any) -> None:
-        """Answer as many other bytes, under the right ETag and length: what only a checksum
-        tells.
-        """
+        """Send wrong bytes with the right ETag and length, which only a checksum detects."""
         self.order(
             lambda asked, answer: replace(answer, body=bytes(byte ^ 0x55 for byte in answer.body)),
             **which,
         )
 
     def other_object(self, bucket: Bucket, other_key: str, **which: Any) -> None:
-        """Answer another object, with its own headers, whatever was asked for."""
+        """Send another object with its own headers."""
 
         def other(asked: Asked, answer: Answer) -> Answer:
             given = bucket.client.get_object(Bucket=bucket.name, Key=other_key)
@@ -194,7 +173,7 @@ class UnrulyS3:
         self.order(lambda asked, answer: Answer(200, {"Content-Type": content_type}, body), **which)
 
     def list_otherwise(self, change: Callable[[list[bytes]], list[bytes]], **which: Any) -> None:
-        """Change a page's entries, their order or their number, and say that these are all."""
+        """Change a page's entries, and declare it the last."""
 
         def changed(asked: Asked, answer: Answer) -> Answer:
             entries = change([match.group() for match in _ENTRY.finditer(answer.body)])
@@ -205,7 +184,7 @@ class UnrulyS3:
         self.order(changed, kind="listing", **which)
 
     def hang(self, seconds: float, **which: Any) -> None:
-        """Say nothing for so long, then answer."""
+        """Answer after a delay."""
 
         def wait(asked: Asked, answer: Answer) -> Answer:
             time.sleep(seconds)
@@ -214,13 +193,11 @@ class UnrulyS3:
         self.order(wait, **which)
 
     def skew(self, by: timedelta) -> None:
-        """Have a clock that is wrong by this much, in the Date of every answer and in every time of
-        modification.
-        """
+        """Shift the Date of every answer and every time of modification."""
         self.order(lambda asked, answer: _skewed(answer, by), kind=None)
 
     def one_time(self, moment: str = "2026-01-01T00:00:00.000Z") -> None:
-        """Say of every object in a listing that it was modified at this moment."""
+        """List every object with this time of modification."""
         said = f"<LastModified>{moment}</LastModified>".encode()
         self.order(
             lambda asked, answer: replace(answer, body=_TIME.sub(said, answer.body)), kind="listing"
@@ -229,9 +206,7 @@ class UnrulyS3:
     def meanwhile(
         self, action: Callable[[], object], *, at: int = 0, cut: bool = False, **which: Any
     ) -> None:
-        """Call `action` when `at` bytes of a body were sent; then go on with it, or `cut` the
-        connection there.
-        """
+        """Call `action` after `at` bytes of a body, then continue or `cut` the connection."""
 
         def doing(asked: Asked, answer: Answer) -> Answer:
             return replace(answer, at=at, action=action, cut_after=at if cut else None)
@@ -239,18 +214,15 @@ class UnrulyS3:
         self.order(doing, **which)
 
     def after_page(self, action: Callable[[], object], *, page: int = 1) -> None:
-        """Call `action` when this page of a listing was sent, from 1, and before the next is asked
-        for.
-        """
+        """Call `action` after this page of a listing, counted from 1."""
         self.meanwhile(
             action, at=1 << 30, kind="listing", times=1, when=lambda asked: asked.number == page
         )
 
-    # --- the proxy
-    # --------------------------------------------------------------------------------
+    # --- the proxy --------------------------------------------------------------------------------
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Ask the server, and spoil what it says where that was ordered."""
+        """Ask the server, and spoil the answer if ordered."""
         split = urlsplit(path)
         query = {
             name: values[0]
@@ -308,7 +280,7 @@ class UnrulyS3:
 
 
 def error(status: int, code: str) -> Answer:
-    """Return an error as S3 writes it."""
+    """Return an error in S3's format."""
     body = (
         '<?xml version="1.0" '
         f'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
@@ -317,7 +289,7 @@ def error(status: int, code: str) -> Answer:
 
 
 def with_header(answer: Answer, name: str, value: str) -> Answer:
-    """Return the answer with another value of a header."""
+    """Return the answer with a changed header."""
     others = {one: value for one, value in answer.headers.items() if one.lower() != name.lower()}
     return replace(answer, headers=others | {name: value})
 
@@ -385,21 +357,21 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that give up are what is tested."""
+        """Log nothing: tests make clients give up."""
 
     def shutdown_request(self, request: Any) -> None:
-        """Close without a polite end of the stream, so that a reset is one."""
+        """Close without ending the stream, so that a reset is a reset."""
         self.close_request(request)
 
 
 @contextlib.contextmanager
 def running_unruly(backend: str) -> Iterator[UnrulyS3]:
-    """Run a proxy on a free port while the context lasts."""
+    """Run a proxy on a free port."""
     unruly = UnrulyS3(backend)
     handler = type("Handler", (_Handler,), {"unruly": unruly})
     with _Server(("127.0.0.1", 0), handler) as server:
@@ -415,14 +387,13 @@ def running_unruly(backend: str) -> Iterator[UnrulyS3]:
 
 @pytest.fixture(scope="session")
 def unruly_server(s3_server: str) -> Iterator[UnrulyS3]:
-    """The session's proxy, for `unruly_s3`."""
     with running_unruly(s3_server) as unruly:
         yield unruly
 
 
 @pytest.fixture
 def unruly_s3(unruly_server: UnrulyS3) -> Iterator[UnrulyS3]:
-    """A proxy in front of the session's server, well behaved at the beginning of each test."""
+    """A proxy in front of the session's server, well behaved at a test's start."""
     unruly_server.well_behaved()
     yield unruly_server
     unruly_server.well_behaved()
