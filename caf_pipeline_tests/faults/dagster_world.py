@@ -15,7 +15,7 @@ def settings_of_world(world: World, folder: Path) -> dict[str, str]:
     """Write the world's caf.toml; return the environment for processes that use it."""
     values = world.values
     source, jackal = values["sources"][SOURCE], values["jackal"]
-    lcd = ", ".join(f'"{one}"' for one in jackal["lcd"])
+    lcd = ", ".join(f'"{address}"' for address in jackal["lcd"])
     (folder / "caf.toml").write_text(
         f'home = "{values["home"]}"\n[store]\nkind = "jackal"\n[jackal]\nlcd = [{lcd}]\nchain_id = '
         f'"{jackal["chain_id"]}"\n'

@@ -114,8 +114,8 @@ def _kill_at(moment: str) -> None:
     module, path, when, number = moment.split(":")
     *owners, name = path.split(".")
     owner: Any = importlib.import_module(module)
-    for each in owners:
-        owner = getattr(owner, each)
+    for attribute in owners:
+        owner = getattr(owner, attribute)
     original: Callable[..., Any] = getattr(owner, name)
     calls = itertools.count(1)
 

@@ -71,12 +71,12 @@ class Counts:
     overcharged_bytes: int = 0
 
     def add(self, other: dict[str, int]) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + int(other[one.name]))
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name) + int(other[entry.name]))
 
     @property
     def cells(self) -> str:
-        return " | ".join(f"{getattr(self, one.name):,}" for one in fields(self))
+        return " | ".join(f"{getattr(self, entry.name):,}" for entry in fields(self))
 
 
 def read_log(lines: Iterable[str]) -> dict[tuple[str, str], Counts]:
@@ -94,12 +94,12 @@ def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
     Raises:
         ValueError: faults of the matrix were not tried; names all of them.
     """
-    wanted = [(group, what) for group, whats in MATRIX.items() for what in whats]
-    if missing := [f"{group}: {what}" for group, what in wanted if (group, what) not in counted]:
+    faults = [(group, what) for group, whats in MATRIX.items() for what in whats]
+    if missing := [f"{group}: {what}" for group, what in faults if (group, what) not in counted]:
         raise ValueError("never tried: " + "; ".join(missing))
     whole = Counts()
-    for one in wanted:
-        whole.add(vars(counted[one]))
+    for case in faults:
+        whole.add(vars(counted[case]))
     parts = [
         _HEAD,
         f"\n{_when(form)}\n\n**{whole.survived:,} survived of {whole.tried:,} tried.** ",
@@ -130,10 +130,10 @@ def _when(form: str) -> str:
         f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} "
         "GiB of memory"
     )
-    asked = subprocess.run(
+    result = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
-    commit = asked.stdout.strip() or "unknown"
+    commit = result.stdout.strip() or "unknown"
     return (
         f"{form}, {datetime.now(UTC):%Y-%m-%d}, commit {commit}, Python "
         f"{platform.python_version()}, {machine}."
@@ -146,15 +146,15 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--soak", action="store_true", help="the log is one of the long form")
-    given = parser.parse_args()
-    with given.log.open(encoding="utf-8") as log:
+    options = parser.parse_args()
+    with options.log.open(encoding="utf-8") as log:
         counted = read_log(log)
     try:
-        text = page(counted, form="The long form" if given.soak else "The short form")
+        text = page(counted, form="The long form" if options.soak else "The short form")
     except ValueError as error:
         sys.exit(str(error))
-    given.page.write_text(text, encoding="utf-8")
-    print(f"{given.page} is written")
+    options.page.write_text(text, encoding="utf-8")
+    print(f"{options.page} is written")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def test_post_signed_by_another_wallet_is_not_paid_twice(new_world, monkeypatch,
     assert archived.state is ChunkState.LOCATED
     assert archived.owner == world.address  # its transaction was sent again and is in a block
     posts = [
-        one for one in world.network.state()["files"] if one["merkle"] == archived.merkle_root.hex()
+        file
+        for file in world.network.state()["files"]
+        if file["merkle"] == archived.merkle_root.hex()
     ]
     assert len(posts) == 1
     assert world.query("SELECT outcome FROM transactions") == [("included",)]

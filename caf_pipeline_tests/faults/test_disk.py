@@ -157,10 +157,10 @@ def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
     (name,) = world.plan()
     with fault(GROUP, f"staging removed before {step}") as case:
         with world.run_context() as context:
-            for each in CHUNK_STEPS:
-                if each.__name__ == step:
+            for chunk_step in CHUNK_STEPS:
+                if chunk_step.__name__ == step:
                     shutil.rmtree(world.staging, ignore_errors=True)
-                each(context, name)
+                chunk_step(context, name)
         world.finish()
         case.check(world)
 
@@ -189,10 +189,10 @@ def test_staging_disk_becomes_read_only_before_a_step(fault, staged_on, step):
     (name,) = world.plan()
     with fault(GROUP, f"staging made read-only before {step}") as case:
         with world.run_context() as context:
-            for each in CHUNK_STEPS:
-                if each.__name__ == step:
+            for chunk_step in CHUNK_STEPS:
+                if chunk_step.__name__ == step:
                     break
-                each(context, name)
+                chunk_step(context, name)
         disk.read_only()
         fails_clearly(run_here(world, name), StagingError, 8)
         disk.writable()

@@ -130,8 +130,8 @@ class Failures:
         self.s3_behaves()
         self.s3.meanwhile(lambda: released.wait(STANDSTILL_SECONDS))
         wait_for(lambda: self._started() and slots(self.instance, S3_POOL))
-        for one in self.daemons:
-            os.killpg(one.pid, signal.SIGKILL)
+        for process in self.daemons:
+            os.killpg(process.pid, signal.SIGKILL)
         released.set()
         assert slots(self.instance, S3_POOL)
         self.s3_misbehaves()
@@ -201,8 +201,8 @@ def failures(world, unruly_s3, described, tmp_path, monkeypatch):
 
 def slots(instance: DagsterInstance, pool: str) -> list[Any]:
     """Return the holders of pool slots, and those that wait."""
-    found = instance.event_log_storage.get_concurrency_info(pool)
-    return [*found.claimed_slots, *found.pending_steps]
+    usage = instance.event_log_storage.get_concurrency_info(pool)
+    return [*usage.claimed_slots, *usage.pending_steps]
 
 
 def located(world: World) -> int:

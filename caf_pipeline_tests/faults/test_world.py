@@ -122,7 +122,7 @@ def test_a_file_left_in_staging_is_complained_of(located):
 def test_a_traceback_of_a_run_is_complained_of(located):
     run = located.start("src-00000000-00001")
     run.wait()
-    with open(f"{run.order.answer}.err", "a") as said:
-        said.write("Traceback")
+    with open(f"{run.order.answer}.err", "a") as errors:
+        errors.write("Traceback")
     with pytest.raises(AssertionError, match="Traceback"):
         located.check()

@@ -297,24 +297,24 @@ class World:
 
     def examine(self) -> Verdict:
         """Examine everything after the last run; see `Verdict`."""
-        found = _Findings()
+        findings = _Findings()
         with self.run_context("the examination") as context:
             listed = [obj for page in context.objects.list_pages() for obj in page]
-            self._look_for_lost(listed, found)
-            self._look_at_plans(context, found)
-            self._read_back(context, listed, found)
-            self._look_at_chunks(context, found)
-            self._look_at_the_network(context, found)
-            self._look_at_what_is_left(context, found)
-        self._look_at_runs(found)
+            self._look_for_lost(listed, findings)
+            self._look_at_plans(context, findings)
+            self._read_back(context, listed, findings)
+            self._look_at_chunks(context, findings)
+            self._look_at_the_network(context, findings)
+            self._look_at_what_is_left(context, findings)
+        self._look_at_runs(findings)
         numbers = (
-            found.objects,
-            found.size_bytes,
-            found.lost,
-            found.double,
-            found.overcharged_bytes,
+            findings.objects,
+            findings.size_bytes,
+            findings.lost,
+            findings.double,
+            findings.overcharged_bytes,
         )
-        return Verdict(*numbers, complaints=found.complaints)
+        return Verdict(*numbers, complaints=findings.complaints)
 
     def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
         """Each object is located in one chunk in good standing, or skipped with a reason."""
@@ -396,7 +396,7 @@ class World:
         chunks = context.ledger.chunks.list(SOURCE, [ChunkState.LOCATED])
         state = self.network.state()
         expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
-        files = Counter(one["merkle"] for one in state["files"] if one["owner"] == self.address)
+        files = Counter(file["merkle"] for file in state["files"] if file["owner"] == self.address)
         posts = Counter({root: state["posts_by_root"].get(root, 0) for root in files | expected})
         for what, counted in (("files", files), ("posts", posts)):
             if counted != expected:
@@ -413,8 +413,8 @@ class World:
 
     def _look_at_what_is_left(self, context: RunContext, found: _Findings) -> None:
         """Nothing is staged, reserved, claimed or pending, and only this process holds leases."""
-        if left := sorted(path.name for path in context.staging().iterdir()):
-            found.complain(f"left in staging: {', '.join(left)}")
+        if names := sorted(path.name for path in context.staging().iterdir()):
+            found.complain(f"left in staging: {', '.join(names)}")
         for table in ("staging_reservations", "claims", "pending_locations"):
             ((count,),) = self.query(f"SELECT count(*) FROM {table}")
             if count:

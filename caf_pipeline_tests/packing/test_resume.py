@@ -101,9 +101,17 @@ def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
     assert second.part.read_bytes() == first.part.read_bytes()
     manifest = ChunkFile(StagedSource(first.part), "it").manifest(packed.tail_start)
     members = {row["start_byte"]: row["key"] for row in manifest.rows(("key", "start_byte"))}
-    told = {members[one.start_byte]: (one.first_ms, one.last_ms) for one in manifest.logs()}
+    log_times = {
+        members[archive.start_byte]: (archive.first_ms, archive.last_ms)
+        for archive in manifest.logs()
+    }
     times = (1_700_000_000_000, 1_700_001_009_500)
-    assert told == {"a001-log": times, "a010": (None, None), "b-large": times, "d": (None, None)}
+    assert log_times == {
+        "a001-log": times,
+        "a010": (None, None),
+        "b-large": times,
+        "d": (None, None),
+    }
 
 
 def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
@@ -387,17 +395,17 @@ def safe_bytes(context, name):
     packer = pack_chunk.packer_of(
         context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number)
     )
-    left, _ = find_resumable_part(leftovers(context, name))
-    journal = Journal.open(left.path.with_suffix(".journal"), packer.opening)
+    part, _ = find_resumable_part(leftovers(context, name))
+    journal = Journal.open(part.path.with_suffix(".journal"), packer.opening)
     try:
         return max(
-            said.durable_bytes
-            for _, said in journal.checkpoints()
-            if said.durable_bytes <= left.size_bytes
+            checkpoint.durable_bytes
+            for _, checkpoint in journal.checkpoints()
+            if checkpoint.durable_bytes <= part.size_bytes
         )
     finally:
         journal.close()
-        left.close()
+        part.close()
 
 
 @pytest.mark.thorough
@@ -435,8 +443,8 @@ def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
 
 def woken(process):
     os.kill(process.pid, signal.SIGCONT)
-    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    return said.strip()
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    return output.strip()
 
 
 @pytest.mark.thorough
@@ -462,18 +470,18 @@ def test_suspended_run_shares_no_byte_with_next_packing(tmp_path, database, data
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
     (chunk,) = plan(context).chunks
     process = paused(tmp_path, database_url, chunk.name)
-    said = []
+    outputs = []
     original = source.read
 
     def read(obj, start_byte, end_byte):
-        if not said:
-            said.append("")
-            said.append(woken(process))
+        if not outputs:
+            outputs.append("")
+            outputs.append(woken(process))
         return original(obj, start_byte, end_byte)
 
     source.read = read
     archive_chunk(context, chunk.name)
-    assert said[1] == "LeaseLost"
+    assert outputs[1] == "LeaseLost"
     ends_right(context, chunk.name)
 
 
@@ -484,17 +492,17 @@ def test_suspended_run_removes_no_file_of_the_next(tmp_path, database, database_
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
     name = broken_chunk(context)
     process = paused(tmp_path, database_url, name, pause_at="taking over")
-    original, said = source.read, []
+    original, outputs = source.read, []
 
     def read(obj, start_byte, end_byte):
-        if not said:
-            said.append("")  # several threads fetch
-            said.append(woken(process))
+        if not outputs:
+            outputs.append("")  # several threads fetch
+            outputs.append(woken(process))
         return original(obj, start_byte, end_byte)
 
     source.read = read
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
-    assert said[1] == "LeaseLost"
+    assert outputs[1] == "LeaseLost"
     assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_000_000
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
@@ -564,8 +572,8 @@ def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, 
 
     name = broken_chunk(context)
     monkeypatch.setattr("fcntl.flock", refused)
-    (left,) = context.staging().glob("*.part")
-    inode = left.stat().st_ino
+    (part,) = context.staging().glob("*.part")
+    inode = part.stat().st_ino
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_000_000
     assert staged_path(context, name).stat().st_ino != inode
@@ -636,8 +644,8 @@ def test_finished_packing_with_damaged_record_resumes_without_get(context):
 def test_leftovers_name_every_file_of_the_folder(context):
     name = broken_chunk(context)
     (context.staging() / "notes.txt").write_bytes(b"mine")
-    found = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(context)}
-    assert found == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
+    files = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(context)}
+    assert files == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
 
 
 # --- flipped bytes of a sealed chunk --------------------------------------------------------------

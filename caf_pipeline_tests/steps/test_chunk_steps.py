@@ -90,9 +90,9 @@ def test_member_with_other_bytes_in_store_is_named(context):
     data = bytearray(file.read_bytes())
     data[location.row.start_byte] ^= 1
     file.write_bytes(data)
-    found = fetch_members(context, location.chunk, members=100)
-    assert found.tried == context.ledger.chunks.get(location.chunk).member_count
-    assert [said.partition(" ")[0] for said in found.mismatched] == ["key-003"]
+    fetched = fetch_members(context, location.chunk, members=100)
+    assert fetched.tried == context.ledger.chunks.get(location.chunk).member_count
+    assert [text.partition(" ")[0] for text in fetched.mismatched] == ["key-003"]
 
 
 def test_members_are_fetched_without_the_manifest(context):
@@ -503,12 +503,12 @@ def test_unlisted_skipped_object_is_history_until_listed_again(tmp_path, ledger)
         listed = (b"bad\xff", b"huge", b"other\xff")
 
         def objects(self):
-            one = super().object("a")
+            obj = super().object("a")
             sizes = {b"huge": 1 << 52}
             return [
-                one,
+                obj,
                 *(
-                    replace(one, key=key, size_bytes=sizes.get(key, 1))
+                    replace(obj, key=key, size_bytes=sizes.get(key, 1))
                     for key in sorted(self.listed)
                 ),
             ]
@@ -551,12 +551,12 @@ def test_window_of_keys_makes_incomplete_snapshot(context):
 
 
 def test_run_plans_its_own_snapshot_despite_a_later_one(tmp_path, source, ledger):
-    one, other, third = (
+    first, other, third = (
         a_run_context(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3")
     )
-    own = inventories.take_inventory(one, after=b"key-010", until=b"key-019")
+    own_snapshot = inventories.take_inventory(first, after=b"key-010", until=b"key-019")
     later = inventories.take_inventory(other, after=b"key-020", until=b"key-029")
-    assert inventories.snapshot_to_plan(one).name == own.name
+    assert inventories.snapshot_to_plan(first).name == own_snapshot.name
     assert inventories.snapshot_to_plan(third).name == later.name
 
 

@@ -188,10 +188,10 @@ def test_unlisted_or_silent_copy_counts_as_missing(context, store):
 
 
 def test_what_is_sent_is_told_of(context):
-    told = []
-    object.__setattr__(context, "upload_progress", told.append)
+    sizes = []
+    object.__setattr__(context, "upload_progress", sizes.append)
     chunk = uploaded_chunk(context)
-    assert sum(told) == 3 * chunk.stored_size_bytes
+    assert sum(sizes) == 3 * chunk.stored_size_bytes
 
 
 def test_verified_chunk_is_located_without_file_and_store(context, store):

@@ -102,9 +102,14 @@ def test_object_archived_since_listing_is_neither_gone_nor_older(context, bucket
         context, inventories.take_inventory(context, until=b"z")
     )  # as the sensor lists a part of the bucket
     archive_chunk(context, planned.chunks[0].name)
-    found = planning.account_for(context, whole)
+    accounting = planning.account_for(context, whole)
     content = context.ledger.chunks.account("src").content
-    assert (found.current, found.older, found.gone, content.uncounted_objects) == (1, 0, 0, 2)
+    assert (accounting.current, accounting.older, accounting.gone, content.uncounted_objects) == (
+        1,
+        0,
+        0,
+        2,
+    )
 
 
 @pytest.mark.thorough
@@ -113,12 +118,12 @@ def test_deleted_key_reports_when_it_was_last_listed(context, bucket):
     bucket.put("other", B)
     archive_everything(context)
     next_second()  # S3 has whole seconds: an object is never listed before its time
-    seen = inventories.take_inventory(context)
-    planning.cut_plan(context, seen)
+    snapshot = inventories.take_inventory(context)
+    planning.cut_plan(context, snapshot)
     next_second()
     bucket.delete("k")
     plan(context)
-    assert current(context)[1].last_seen == seen.taken_at
+    assert current(context)[1].last_seen == snapshot.taken_at
 
 
 @pytest.mark.thorough
@@ -193,13 +198,23 @@ def test_pending_or_skipped_current_content_is_reported(context, bucket):
     next_second()
     bucket.put("k", B, **SHA256)
     (name,) = [chunk.name for chunk in plan(context).chunks]
-    body, said = current(context)
-    assert (body, said.is_current, said.chunk, said.state) == (A, False, name, "planned")
+    body, currency = current(context)
+    assert (body, currency.is_current, currency.chunk, currency.state) == (
+        A,
+        False,
+        name,
+        "planned",
+    )
     next_second()
     bucket.put("k", b"third", **SHA256)
     archive_chunk(context, name)
-    body, said = current(context)
-    assert (body, said.is_current, said.chunk, said.state) == (A, False, None, SkipReason.CHANGED)
+    body, currency = current(context)
+    assert (body, currency.is_current, currency.chunk, currency.state) == (
+        A,
+        False,
+        None,
+        SkipReason.CHANGED,
+    )
 
 
 @pytest.mark.thorough
@@ -540,9 +555,9 @@ class BucketMachine(RuleBasedStateMachine):
         answer = self.bucket.client.list_object_versions(Bucket=self.bucket.name)
         versions = [*answer.get("Versions", []), *answer.get("DeleteMarkers", [])]
         if versions:
-            one = versions[which % len(versions)]
+            version = versions[which % len(versions)]
             self.bucket.client.delete_object(
-                Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"]
+                Bucket=self.bucket.name, Key=version["Key"], VersionId=version["VersionId"]
             )
 
     @precondition(lambda self: self.kind != "unversioned")
@@ -552,11 +567,11 @@ class BucketMachine(RuleBasedStateMachine):
             "Versions", []
         )
         if versions:
-            one = versions[which % len(versions)]
-            found = self.bucket.client.get_object(
-                Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"]
+            version = versions[which % len(versions)]
+            answer = self.bucket.client.get_object(
+                Bucket=self.bucket.name, Key=version["Key"], VersionId=version["VersionId"]
             )
-            self.put(one["Key"], found["Body"].read(), found["Metadata"])
+            self.put(version["Key"], answer["Body"].read(), answer["Metadata"])
 
     @precondition(lambda self: self.switches)
     @rule()
@@ -577,7 +592,7 @@ class BucketMachine(RuleBasedStateMachine):
             versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get(
                 "Versions", []
             )
-            self.archived |= {one["Key"] for one in versions}
+            self.archived |= {version["Key"] for version in versions}
         self.compare()
         if self.context.all_versions:
             self.compare_versions()
@@ -591,9 +606,9 @@ class BucketMachine(RuleBasedStateMachine):
             listed.update({obj.key.decode(): obj for obj in page})
         for key in KEYS:
             if key in listed:
-                body, said = current(self.context, key)
+                body, currency = current(self.context, key)
                 answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=key)
-                assert (body, said.is_current) == (answer["Body"].read(), True)
+                assert (body, currency.is_current) == (answer["Body"].read(), True)
                 assert headers_of(self.context, key)[1] == answer["Metadata"]
                 self.archived.add(key)
             elif key in self.archived:
@@ -611,29 +626,29 @@ class BucketMachine(RuleBasedStateMachine):
     def compare_versions(self):
         client, name = self.bucket.client, self.bucket.name
         versions = client.list_object_versions(Bucket=name).get("Versions", [])
-        for one in versions:
-            key, size, etag = one["Key"], one["Size"], one["ETag"].strip('"')
-            answer = client.get_object(Bucket=name, Key=key, VersionId=one["VersionId"])
+        for version in versions:
+            key, size, etag = version["Key"], version["Size"], version["ETag"].strip('"')
+            answer = client.get_object(Bucket=name, Key=key, VersionId=version["VersionId"])
             rows, _ = self.context.ledger.lookup.versions("src", key, 1000)
-            if one["VersionId"] == "null":
+            if version["VersionId"] == "null":
                 (row, *_) = [
                     row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)
                 ]
             else:
-                (row,) = [row for row in rows if row.object_version == one["VersionId"]]
-            found = fetch(
+                (row,) = [row for row in rows if row.object_version == version["VersionId"]]
+            reader = fetch(
                 self.context.ledger.lookup, self.context.store, "src", key, row.object_version
             )
-            assert b"".join(found.pieces) == answer["Body"].read()
+            assert b"".join(reader.pieces) == answer["Body"].read()
         account = self.context.ledger.chunks.account("src")
         if account.content:
             content = account.content
             counted = content.current_objects + content.older_objects + content.gone_objects
             assert counted + content.uncounted_objects == account.located_objects
             markers = client.list_object_versions(Bucket=name).get("DeleteMarkers", [])
-            older = sum(not one["IsLatest"] for one in versions)
+            older = sum(not version["IsLatest"] for version in versions)
             assert content.beside == VersionCounts(
-                older, len(markers), sum(one["IsLatest"] for one in markers)
+                older, len(markers), sum(version["IsLatest"] for version in markers)
             )
 
     def teardown(self):

@@ -221,9 +221,9 @@ def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
 
     listed = ListedKeys(keys, on_page=grow)
     snapshot = take_inventory(a_listing_context(tmp_path, listed.serve(scripted_s3, page_keys=10)))
-    found = keys_of(snapshot)
-    assert set(HEX) <= set(found) <= keys
-    assert all(one < two for one, two in pairwise(found))
+    listed_keys = keys_of(snapshot)
+    assert set(HEX) <= set(listed_keys) <= keys
+    assert all(first < second for first, second in pairwise(listed_keys))
     assert any("start-after" in request.query for request in listed.pages[: len(listed.pages) // 2])
 
 
@@ -333,9 +333,9 @@ def test_listing_from_future_clock_is_removed(interrupted, tmp_path):
     listed, objects = interrupted
     [name] = left_in(tmp_path)
     record = tmp_path / "inventories" / "src" / name / "listing.json"
-    said = json.loads(record.read_text())
+    described = json.loads(record.read_text())
     record.write_text(
-        json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
+        json.dumps(described | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
     )
     take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40

@@ -56,9 +56,9 @@ HISTORIES = {
 def expected(history) -> list[tuple[bytes, str, bool, bool]]:
     """Return key, version id and both flags of all versions, as a snapshot has them."""
     rows = [
-        (key, one, at == 0, one.startswith("d"))
+        (key, version, at == 0, version.startswith("d"))
         for key, versions in history.items()
-        for at, one in enumerate(versions)
+        for at, version in enumerate(versions)
     ]
     return sorted(rows)
 
@@ -151,9 +151,9 @@ def test_interrupted_listing_resumes_at_key_boundaries(
         take_inventory(context)
     scripted_s3.answer = listed
     snapshot = take_inventory(context)
-    wanted = expected(history)
+    complete = expected(history)
     assert rows_of(snapshot) == [
-        row for row in wanted if versions == "all" or (row[2] and not row[3])
+        row for row in complete if versions == "all" or (row[2] and not row[3])
     ]
     assert snapshot.beside == counts_of(history)
     assert left_in(tmp_path) == []
@@ -266,16 +266,19 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     source = {"bucket": "b", "public": True, "versions": "all"}
     context = with_ledger(tmp_path, objects, ledger, sources={"src": source})
-    found, after = 0, b""
+    new_objects, after = 0, b""
     for _ in range(len(history) + 1):
         look = inventories.scan_for_new(context, after=after, max_pages=2)
-        found += look.new_objects
+        new_objects += look.new_objects
         assert look.all_new == bool(look.new_objects)  # delete markers are never archived
         if look.next_after is None:
             break
         assert look.next_after > after
         after = look.next_after
-    assert (look.next_after, found) == (None, sum(not marker for *_, marker in expected(history)))
+    assert (look.next_after, new_objects) == (
+        None,
+        sum(not marker for *_, marker in expected(history)),
+    )
 
 
 DELETED = {f"{number:03}".encode(): ["d2", "v1"] for number in range(50)} | {b"z": ["v1"]}
@@ -306,8 +309,8 @@ def test_scan_of_noticed_keys_ends_in_time_at_deleted_keys(scripted_s3, tmp_path
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     named = [ObjectEvent(key, "") for key in (b"001", b"z")]
     ledger.notices.take_messages("src", [QueueMessage("m", "", b"", named, "")])
-    found = scan_noticed(context, after=b"", max_pages=20, enough=lambda: True)
-    assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
+    scan = scan_noticed(context, after=b"", max_pages=20, enough=lambda: True)
+    assert (scan.to_plan, scan.until, len(listed.pages)) == (True, b"001", 1)
 
 
 def test_reachability_of_bucket_with_deleted_keys_costs_one_request(scripted_s3, tmp_path, ledger):

@@ -72,9 +72,9 @@ def test_rewritten_object_is_archived_whatever_its_listed_time(
     monkeypatch.setattr(source, "objects", lambda: listed)
     assert len(archive_everything(context)) == 1
     (location,) = [
-        one
-        for one in context.ledger.lookup.versions("src", "key-000", 5)[0]
-        if one.object_version != first.object_version
+        version
+        for version in context.ledger.lookup.versions("src", "key-000", 5)[0]
+        if version.object_version != first.object_version
     ]
     assert location.object_version == f"{first.object_version}:{year:04}-02-03T00:00:00.000000Z"
     assert context.ledger.chunks.account("src").located_objects == 31
@@ -87,12 +87,13 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(run_context, sou
     context = run_context(target_size=100_000)
     report = plan(context)
     assert [
-        len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans
+        len([chunk for chunk in report.chunks if chunk.plan == plan_record.name])
+        for plan_record in report.plans
     ] == [2] * 7 + [1]
     assert max(chunk.number for chunk in report.chunks) == 2
     last = planning.last_plan(context)
     assert (last.record.name, last.record.object_count) == (
-        ", ".join(one.name for one in report.plans),
+        ", ".join(plan_record.name for plan_record in report.plans),
         30,
     )
     assert (last.record.object_bytes, last.chunks) == (30 * 40_000, {ChunkState.PLANNED: 15})
@@ -180,8 +181,8 @@ def test_future_object_waits_max_wait_from_first_plan(
     let_pass(days=6)
     assert abs(plan(context).waiting.until - (until - timedelta(days=6))) < soon
     let_pass(days=1)
-    found = preview_plan(context, inventories.take_inventory(context))
-    assert (found.estimate.chunks, found.waiting) == (1, None)
+    preview = preview_plan(context, inventories.take_inventory(context))
+    assert (preview.estimate.chunks, preview.waiting) == (1, None)
     assert [archive_chunk(context, chunk.name) for chunk in plan(context).chunks]
     assert (ledger.chunks.account("src").located_objects, ledger.chunks.account("src").waiting) == (
         2,
@@ -251,12 +252,12 @@ def test_waiting_does_not_count_as_skip_later(run_context, source):
 def due_again(context, key):
     """Return the seconds until a skipped object may be planned again."""
     with connected(context.ledger.database) as connection:
-        found = connection.execute(
+        seconds = connection.execute(
             "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = "
             "%(key)s",
             {"key": key},
         )
-        return float(found.scalar_one())
+        return float(seconds.scalar_one())
 
 
 def test_a_snapshot_of_some_keys_says_nothing_of_the_others(run_context, source):
@@ -266,8 +267,13 @@ def test_a_snapshot_of_some_keys_says_nothing_of_the_others(run_context, source)
         del source.bodies[key]
     source.bodies["key-004"] = b"another content"
     snapshot = inventories.take_inventory(context, after=b"key-002", until=b"key-010")
-    found = planning.account_for(context, snapshot)
-    assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
+    accounting = planning.account_for(context, snapshot)
+    assert (accounting.objects, accounting.current, accounting.older, accounting.gone) == (
+        6,
+        5,
+        1,
+        2,
+    )
 
 
 def test_fewer_whole_than_partial_snapshots_are_kept(run_context, source, monkeypatch):

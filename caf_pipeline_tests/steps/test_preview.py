@@ -43,13 +43,13 @@ def previewed(context):
 
 
 def test_preview_has_same_chunks_and_objects_as_plan(context):
-    found = previewed(context)
+    result = previewed(context)
     made = plan(context)
-    assert found.estimate.chunks == len(made.chunks) > 1
-    assert found.estimate.statistics == preview.estimate_report(context, made).statistics
-    assert found.estimate.statistics.objects == made.plan.object_count == 31
-    assert found.estimate.expected_bytes == sum(chunk.expected_size_bytes for chunk in made.chunks)
-    assert found.estimate.fill == made.chunks[0].object_bytes / (1 << 20)
+    assert result.estimate.chunks == len(made.chunks) > 1
+    assert result.estimate.statistics == preview.estimate_report(context, made).statistics
+    assert result.estimate.statistics.objects == made.plan.object_count == 31
+    assert result.estimate.expected_bytes == sum(chunk.expected_size_bytes for chunk in made.chunks)
+    assert result.estimate.fill == made.chunks[0].object_bytes / (1 << 20)
 
 
 def test_preview_of_unknown_source_leaves_it_unknown(context, ledger):
@@ -80,29 +80,29 @@ def test_preview_claims_nothing_and_leaves_only_inventory(context):
 def test_preview_reports_why_store_would_refuse_chunks(tmp_path, source, ledger, error):
     class Asked(DirectoryStore):
         def admit(self, **given):
-            asked.append(given)
+            requests.append(given)
             if error:
                 raise error
 
-    asked = []
+    requests = []
     context = a_run_context(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
-    found = previewed(context)
-    largest = asked[0]["stored_size_bytes"]
-    assert asked == [
+    result = previewed(context)
+    largest = requests[0]["stored_size_bytes"]
+    assert requests == [
         {
             "public": False,
             "stored_size_bytes": largest,
-            "waiting_bytes": found.estimate.expected_bytes - largest,
+            "waiting_bytes": result.estimate.expected_bytes - largest,
         }
     ]
     refused = error is not None and error.permanent
-    assert found.warning.endswith("it is not public; make it so" if refused else "")
-    assert bool(found.warning) is bool(refused)
+    assert result.warning.endswith("it is not public; make it so" if refused else "")
+    assert bool(result.warning) is bool(refused)
     plan(context)
     source.bodies["new"] = b"new"
     previewed(context)
     total = sum(chunk.expected_size_bytes for chunk in ledger.chunks.list("src"))
-    assert asked[-1]["waiting_bytes"] == total
+    assert requests[-1]["waiting_bytes"] == total
 
 
 def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
@@ -115,18 +115,18 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
     )
     source.bodies["new"] = b"new"
     source.bodies["bad\x00key"] = b"x"
-    found = previewed(context)
-    assert (found.located, found.claimed, found.estimate.statistics.objects) == (
+    result = previewed(context)
+    assert (result.located, result.claimed, result.estimate.statistics.objects) == (
         members,
         31 - members,
         1,
     )
-    assert found.skipped == {"access_denied": 1, "unsupported_key": 1}
-    last = found.difference
+    assert result.skipped == {"access_denied": 1, "unsupported_key": 1}
+    last = result.difference
     assert (last.plan, last.objects, last.chunks) == (
-        found.previous.record.name,
+        result.previous.record.name,
         1 - 31,
-        found.estimate.chunks - 2,
+        result.estimate.chunks - 2,
     )
 
 
@@ -147,9 +147,9 @@ def test_returning_object_that_is_skipped_counts_once(context, source, monkeypat
     plan(context)
     source.bodies[key] = body
     inventory = inventories.take_inventory(context)
-    found = preview.preview_plan(context, inventory)
+    result = preview.preview_plan(context, inventory)
     planning.cut_plan(context, inventory)
-    assert found.skipped == planning.account_for(context, inventory).skipped == {reason: 1}
+    assert result.skipped == planning.account_for(context, inventory).skipped == {reason: 1}
 
 
 def test_archiving_since_inventory_does_not_change_its_preview(context, source):
@@ -159,9 +159,9 @@ def test_archiving_since_inventory_does_not_change_its_preview(context, source):
     source.bodies["key-000"] = b"another content"
     source.bodies["later"] = b"later"
     archive_everything(context)
-    found, account = preview.preview_plan(context, earlier), planning.account_for(context, earlier)
+    result, account = preview.preview_plan(context, earlier), planning.account_for(context, earlier)
     assert (account.objects, account.located) == (32, 32)
-    assert (found.located, found.claimed, found.estimate.statistics.objects) == (
+    assert (result.located, result.claimed, result.estimate.statistics.objects) == (
         account.located,
         account.claimed,
         0,
@@ -171,9 +171,9 @@ def test_archiving_since_inventory_does_not_change_its_preview(context, source):
 def test_many_chunks_are_previewed_as_several_plans(context, source, monkeypatch):
     monkeypatch.setattr(preview, "MAX_CHUNKS", 1)
     monkeypatch.setattr(cutting, "MAX_CHUNKS", 1)
-    found = previewed(context)
+    result = previewed(context)
     made = plan(context)
-    assert found.plans == len(made.plans) == found.estimate.chunks == 2
+    assert result.plans == len(made.plans) == result.estimate.chunks == 2
 
 
 class SlowStore(DirectoryStore):
@@ -191,10 +191,10 @@ def test_smaller_chunks_for_slow_store_define_fill(tmp_path, source, ledger):
     for chunk in plan(context).chunks:
         chunk_steps.withdraw(context, chunk.name)
     store.fitting = 1 << 18
-    found = previewed(context).estimate
+    result = previewed(context).estimate
     made = preview.estimate_report(context, plan(context))
-    assert (found.target_bytes, made.target_bytes) == (1 << 18, 1 << 18)
-    assert found.fill == made.fill > 0.7
+    assert (result.target_bytes, made.target_bytes) == (1 << 18, 1 << 18)
+    assert result.fill == made.fill > 0.7
 
 
 @pytest.mark.thorough
@@ -246,9 +246,9 @@ def test_capped_part_size_raises_number_of_requests(tmp_path, source, ledger, mo
     source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
     packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
     context = a_run_context(tmp_path, source, ledger, packing=packing)
-    found = previewed(context)
+    result = previewed(context)
     archive_everything(context)
-    assert found.estimate.requests == len(source.reads) == 31 + 2 + 3
+    assert result.estimate.requests == len(source.reads) == 31 + 2 + 3
 
 
 class PricedStore(DirectoryStore):
@@ -286,10 +286,13 @@ def test_waiting_tail_is_no_part_of_estimate(tmp_path, source, ledger):
         "min_chunk_size": "512KiB",
         "max_wait": "3660d",
     }
-    found = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described}))
-    assert (found.waiting.objects + found.estimate.statistics.objects, found.estimate.chunks) == (
+    result = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described}))
+    assert (
+        result.waiting.objects + result.estimate.statistics.objects,
+        result.estimate.chunks,
+    ) == (
         31,
         1,
     )
-    assert found.claimed == 0
-    assert found.as_json()["waiting"]["objects"] == found.waiting.objects
+    assert result.claimed == 0
+    assert result.as_json()["waiting"]["objects"] == result.waiting.objects

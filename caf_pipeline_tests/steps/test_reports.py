@@ -121,14 +121,14 @@ def test_unplanned_source_is_previewed_from_its_report(context, new_bucket, repo
 
 
 def test_bucket_of_report_is_asked_once_for_versioning(context, new_bucket, reports, monkeypatch):
-    asked, keeps_versions = [], Listing.keeps_versions
+    calls, keeps_versions = [], Listing.keeps_versions
     monkeypatch.setattr(
-        Listing, "keeps_versions", lambda listing: asked.append(1) or keeps_versions(listing)
+        Listing, "keeps_versions", lambda listing: calls.append(1) or keeps_versions(listing)
     )
     new_bucket.put("a", A)
     reports.write()
     inventories.take_report(context)
-    assert asked == [1]
+    assert calls == [1]
 
 
 def test_nothing_but_the_snapshot_is_left_on_the_disk(context, new_bucket, reports):
@@ -160,8 +160,12 @@ def test_key_missing_in_later_report_is_gone(context, new_bucket, reports):
     archive_report(context)
     written(reports, LONG_AGO + DAY, kept=LONG_AGO - DAY)
     assert archive_report(context).exceptions == 1
-    said = current(context)[1]
-    assert (said.is_current, said.gone_at, said.last_seen) == (False, LONG_AGO + DAY, LONG_AGO)
+    currency = current(context)[1]
+    assert (currency.is_current, currency.gone_at, currency.last_seen) == (
+        False,
+        LONG_AGO + DAY,
+        LONG_AGO,
+    )
     assert current(context, "kept")[1].is_current
 
 

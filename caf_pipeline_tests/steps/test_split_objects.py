@@ -131,10 +131,10 @@ def test_preview_gives_minimum_number_of_plans(context, source, monkeypatch, cap
     source.bodies |= {"huge-2": os.urandom(400_000), "huge-3": os.urandom(400_000)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 7)
-    found = preview_plan(context, inventories.take_inventory(context))
-    plans._print_preview(found)
+    result = preview_plan(context, inventories.take_inventory(context))
+    plans._print_preview(result)
     made = plan(context)
-    assert (found.estimate.chunks, found.plans, len(made.plans)) == (len(made.chunks), 2, 3)
+    assert (result.estimate.chunks, result.plans, len(made.plans)) == (len(made.chunks), 2, 3)
     assert "plans     at least 2, since" in capsys.readouterr().out
 
 
@@ -143,10 +143,10 @@ def test_preview_of_several_plans_gives_fill(context, source, monkeypatch):
     source.bodies |= {f"small-{number}": os.urandom(60_000) for number in range(9)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 5)
-    found = preview_plan(context, inventories.take_inventory(context)).estimate
+    estimate = preview_plan(context, inventories.take_inventory(context)).estimate
     made = plan(context)
     assert len(made.plans) > 2
-    assert found.fill == preview.estimate_report(context, made).fill
+    assert estimate.fill == preview.estimate_report(context, made).fill
 
 
 def parts_of(context):
@@ -184,7 +184,7 @@ def is_nowhere(context):
         and bool(settled) <= bool(held)
         and not any(row["key"] == b"huge" for row in rows)
         and not ledger.content.located_versions("src", ["huge"])
-        and "huge" not in [one.row.key for one in list_objects(ledger.lookup, "src")]
+        and "huge" not in [entry.row.key for entry in list_objects(ledger.lookup, "src")]
         and ledger.chunks.account("src").located_objects == whole
     )
 
@@ -201,15 +201,15 @@ def test_object_larger_than_chunk_is_split_and_reads_back(context, source, tmp_p
     save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == HUGE
     location = context.ledger.lookup.locate("src", "huge")
-    assert [one.chunk for one in location.ranges] == parts
+    assert [entry.chunk for entry in location.ranges] == parts
     assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (
         0,
         len(HUGE),
         b"",
     )
-    assert {one.row.key: one.size_bytes for one in list_objects(context.ledger.lookup, "src")} == {
-        key: len(body) for key, body in source.bodies.items()
-    }
+    assert {
+        entry.row.key: entry.size_bytes for entry in list_objects(context.ledger.lookup, "src")
+    } == {key: len(body) for key, body in source.bodies.items()}
     assert {chunk.state for chunk in context.ledger.chunks.list("src")} == {ChunkState.LOCATED}
 
 
@@ -239,13 +239,13 @@ def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
     scans, register = [], ledger_plans.register_parts
 
     def counted(connection, *arguments):
-        seen = (
+        statement = (
             "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = "
             "'object_parts'"
         )
-        before = connection.exec_driver_sql(seen).scalar_one()
+        before = connection.exec_driver_sql(statement).scalar_one()
         register(connection, *arguments)
-        scans.append(connection.exec_driver_sql(seen).scalar_one() - before)
+        scans.append(connection.exec_driver_sql(statement).scalar_one() - before)
 
     monkeypatch.setattr(ledger_plans, "register_parts", counted)
     source.bodies["another"] = os.urandom(1_000_000)
@@ -287,9 +287,14 @@ def test_unlisted_headers_do_not_exclude_a_part(context, source):
 
 def test_a_preview_counts_objects_that_are_split_and_their_parts(context, source):
     preview = preview_plan(context, inventories.take_inventory(context))
-    seen = preview.estimate.statistics
-    assert (seen.split_objects, seen.parts, seen.objects, preview.estimate.chunks) == (1, 4, 4, 5)
-    assert seen.size_bytes == sum(map(len, source.bodies.values()))
+    statistics = preview.estimate.statistics
+    assert (
+        statistics.split_objects,
+        statistics.parts,
+        statistics.objects,
+        preview.estimate.chunks,
+    ) == (1, 4, 4, 5)
+    assert statistics.size_bytes == sum(map(len, source.bodies.values()))
     assert (preview.claimed, preview.located, preview.skipped) == (0, 0, {})
     assert (preview.as_json()["split_objects"], preview.as_json()["parts"]) == (1, 4)
     assert plan(context).plan.object_count == 4
@@ -391,7 +396,7 @@ def test_replanned_content_is_located_by_new_parts_only(context, source):
         archive_chunk(context, chunk.name)
         assert is_nowhere(context)
     archive_chunk(context, again.chunks[-1].name)
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [
+    assert [part.chunk for part in context.ledger.lookup.locate("src", "huge").ranges] == [
         chunk.name for chunk in again.chunks
     ]
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
@@ -400,13 +405,13 @@ def test_replanned_content_is_located_by_new_parts_only(context, source):
 @pytest.mark.parametrize("step", CHUNK_STEPS[:3])
 def test_packed_unposted_part_is_withdrawn_with_the_others(context, source, step):
     plan(context)
-    one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=step)
+    first, other = parts_of(context)[:2]
+    archive_chunk(context, first, until=step)
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
     del source.unavailable["huge"]
-    archive_chunk(context, one)
-    assert context.ledger.chunks.get(one).state is ChunkState.WITHDRAWN
+    archive_chunk(context, first)
+    assert context.ledger.chunks.get(first).state is ChunkState.WITHDRAWN
     assert not list(context.staging().iterdir())
     assert is_nowhere(context)
 
@@ -414,12 +419,12 @@ def test_packed_unposted_part_is_withdrawn_with_the_others(context, source, step
 @pytest.mark.parametrize("step", CHUNK_STEPS[3:6])
 def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
-    one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=step)
+    first, other = parts_of(context)[:2]
+    archive_chunk(context, first, until=step)
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
-    archive_chunk(context, one)
-    assert context.ledger.chunks.get(one).state is ChunkState.LOCATED
+    archive_chunk(context, first)
+    assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
     assert is_nowhere(context)
     del source.bodies["huge"]
     del source.unavailable["huge"]
@@ -457,23 +462,23 @@ def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
     data = bytearray(file.read_bytes())
     data[location.end_byte - 1] ^= 1
     file.write_bytes(data)
-    (said,) = fetch_members(context, location.chunk).mismatched
-    assert said.startswith("part 3 of huge")
+    (mismatch,) = fetch_members(context, location.chunk).mismatched
+    assert mismatch.startswith("part 3 of huge")
 
 
 def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
     archive_everything(context)
-    one = context.ledger.lookup.locate("src", "huge").ranges[3]
-    file = context.store.folder / "chunks" / f"{one.posting.merkle_root.hex()}.caf"
+    damaged = context.ledger.lookup.locate("src", "huge").ranges[3]
+    file = context.store.folder / "chunks" / f"{damaged.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
-    data[one.start_byte] ^= 1
+    data[damaged.start_byte] ^= 1
     file.write_bytes(data)
-    with pytest.raises(IntegrityError, match=one.chunk):
+    with pytest.raises(IntegrityError, match=damaged.chunk):
         save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found = fetch(context.ledger.lookup, context.store, "src", "huge")
+    reader = fetch(context.ledger.lookup, context.store, "src", "huge")
     with pytest.raises(IntegrityError):
-        next(found.pieces)
+        next(reader.pieces)
 
 
 TELL = "UPDATE file_locations SET {} WHERE part = 2"
@@ -513,16 +518,16 @@ def test_incomplete_parts_are_no_object(context):
 
 def test_chunk_with_other_part_than_planned_is_not_sealed(context):
     plan(context)
-    one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=chunk_steps.pack_chunk)
+    first, other = parts_of(context)[:2]
+    archive_chunk(context, first, until=chunk_steps.pack_chunk)
     archive_chunk(context, other, until=chunk_steps.seal_chunk)
     part = chunk_steps.open_chunk(context, context.ledger.chunks.get(other)).manifest().part()
-    with chunk_steps.lease_chunk(context, one) as lease:
+    with chunk_steps.lease_chunk(context, first) as lease:
         with pytest.raises(CafError, match="planned"):
-            context.ledger.moves.seal(lease, one, seal_facts(1), [], [], part=part)
+            context.ledger.moves.seal(lease, first, seal_facts(1), [], [], part=part)
         with pytest.raises(CafError, match="0 locations"):
-            context.ledger.moves.seal(lease, one, seal_facts(1), [], [])
-    assert context.ledger.chunks.get(one).state is ChunkState.PACKING
+            context.ledger.moves.seal(lease, first, seal_facts(1), [], [])
+    assert context.ledger.chunks.get(first).state is ChunkState.PACKING
 
 
 def test_a_missing_object_is_named_as_not_archived(context):
@@ -643,11 +648,11 @@ def pass_windows(context, names, count=3):
 @pytest.mark.thorough
 def test_a_provider_that_lies_in_one_part_is_passed_over(several):
     archive_everything(several)
-    for at, one in enumerate(several.ledger.lookup.locate("src", "huge").ranges):
+    for at, part in enumerate(several.ledger.lookup.locate("src", "huge").ranges):
         provider = ("anna", "bert", "carl", "anna")[at]
-        file = several.store.file(provider, one.posting)
+        file = several.store.file(provider, part.posting)
         data = bytearray(file.read_bytes())
-        data[one.end_byte - 1] ^= 1
+        data[part.end_byte - 1] ^= 1
         file.write_bytes(data)
     assert b"".join(fetch(several.ledger.lookup, several.store, "src", "huge").pieces) == HUGE
 
@@ -658,12 +663,12 @@ def test_split_object_is_safe_once_every_chunk_is(several, tmp_path):
     parts = parts_of(several)
     several.store.window = several.store.now = 1
     pass_windows(several, [name for name in names if name != parts[2]])
-    found, why = safe_keys(several, tmp_path)
+    safe, why = safe_keys(several, tmp_path)
     assert why == {"huge": "one_window"}
-    assert found.safe_objects == 3
+    assert safe.safe_objects == 3
     pass_windows(several, names)
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.everything_is_safe, found.safe_objects) == ({}, True, 4)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.everything_is_safe, safe.safe_objects) == ({}, True, 4)
 
 
 @pytest.mark.thorough
@@ -673,19 +678,19 @@ def test_one_unsafe_or_contradicting_part_makes_object_unsafe(
 ):
     names = archive_everything(several)
     pass_windows(several, names)
-    one = several.ledger.lookup.locate("src", "huge").ranges[part]
+    location = several.ledger.lookup.locate("src", "huge").ranges[part]
     with connected(several.ledger.database) as connection:
         connection.execute(
             "UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = "
             "%(part)s",
             {"part": part + 1},
         )
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects) == ({"huge": "disagrees"}, 3)
-    several.store.file("bert", one.posting).unlink()
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects) == ({"huge": "disagrees"}, 3)
+    several.store.file("bert", location.posting).unlink()
     several.store.window = several.store.now = several.store.now + 1
-    found, why = safe_keys(several, tmp_path)
-    assert (found.safe_objects, set(why)) == (3, {"huge"})
+    safe, why = safe_keys(several, tmp_path)
+    assert (safe.safe_objects, set(why)) == (3, {"huge"})
 
 
 @pytest.mark.thorough
@@ -695,15 +700,15 @@ def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
         archive_chunk(several, name)
     names = [chunk.name for chunk in several.ledger.chunks.list("src", [ChunkState.LOCATED])]
     pass_windows(several, names)
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects, found.gone) == ({"huge": "claimed"}, 3, 0)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects, safe.gone) == ({"huge": "claimed"}, 3, 0)
     several.objects.unavailable["huge"] = SkipReason.CHANGED, 0
     archive_chunk(several, parts_of(several)[-1])
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects, found.gone) == ({"huge": "skipped"}, 3, 0)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects, safe.gone) == ({"huge": "skipped"}, 3, 0)
     del several.objects.bodies["huge"]
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects, found.gone) == ({}, 3, 0)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects, safe.gone) == ({}, 3, 0)
 
 
 @pytest.fixture
@@ -726,7 +731,7 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
         assert outcome.finding.kind is FileKind.CHUNK
     assert rows_of(context.ledger) == rows_of(several.ledger)
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(
+    assert [part.chunk for part in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(
         several
     )
     assert not plan(context).plan
@@ -769,7 +774,7 @@ def test_parts_of_two_plans_are_never_mixed(several, lost):
     for chunk in again.chunks[:3]:
         archive_chunk(several, chunk.name)
     list(rebuild(context))
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [
+    assert [part.chunk for part in context.ledger.lookup.locate("src", "huge").ranges] == [
         chunk.name for chunk in again.chunks
     ]
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE

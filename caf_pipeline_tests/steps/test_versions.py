@@ -149,7 +149,9 @@ def test_older_version_stays_old_after_latest_claim_is_released(run_context, buc
 def test_every_version_has_row_and_is_read_by_id(context, bucket):
     bodies = {bucket.put("k", body)["VersionId"]: body for body in (b"one", b"two", b"", b"one")}
     archive_everything(context)
-    assert {one: body_of(context, "k", one) for one in versions_of(context)} == bodies
+    assert {
+        version_id: body_of(context, "k", version_id) for version_id in versions_of(context)
+    } == bodies
     assert current(context) == (b"one", context.ledger.lookup.locate("src", "k").currency)
     assert context.ledger.lookup.locate("src", "k").row.object_version == list(bodies)[-1]
 
@@ -228,10 +230,10 @@ def test_deleted_key_is_gone_but_versions_are_readable(context, bucket):
     second = bucket.put("k", B)["VersionId"]
     bucket.delete("k")
     archive_everything(context)
-    body, said = current(context)
-    assert (said.is_current, said.gone_at is not None) == (False, True)
+    body, currency = current(context)
+    assert (currency.is_current, currency.gone_at is not None) == (False, True)
     assert body in {A, B}
-    assert [body_of(context, "k", one) for one in (first, second)] == [A, B]
+    assert [body_of(context, "k", version_id) for version_id in (first, second)] == [A, B]
     account_for_plan(context, plan(context))
     assert context.ledger.chunks.account("src").content.gone_objects == 2
 
@@ -264,8 +266,8 @@ def test_filters_act_on_each_version(run_context, bucket):
         True,
     )
     assert (current(context)[0], current(context)[1].is_current) == (A, True)
-    body, said = current(context, "other")
-    assert (body, said.is_current, said.gone_at) == (
+    body, currency = current(context, "other")
+    assert (body, currency.is_current, currency.gone_at) == (
         B,
         False,
         None,
@@ -349,8 +351,8 @@ def test_unarchived_latest_version_leaves_no_older_one_current(context, bucket):
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=latest)
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
-    body, said = current(context)
-    assert (body, said.is_current) == (A, False)
+    body, currency = current(context)
+    assert (body, currency.is_current) == (A, False)
     next_second()  # the inventory may lack objects of its own second
     archive_everything(context)
     assert (current(context)[0], current(context)[1].is_current) == (A, True)
@@ -539,23 +541,23 @@ def test_archived_version_may_be_deleted_by_own_id_only(run_context, bucket, tmp
     gone = bucket.put("gone", A)["VersionId"]
     bucket.delete("gone")
     archive_everything(run_context("current", store=store))
-    safe, rest, found = decided(run_context("current", store=store), tmp_path)
+    safe, rest, assessment = decided(run_context("current", store=store), tmp_path)
     assert (safe, rest) == ({("k", latest)}, {})
-    assert found.snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
+    assert assessment.snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
     context = run_context(store=store)
-    safe, rest, found = decided(context, tmp_path)
+    safe, rest, assessment = decided(context, tmp_path)
     assert (safe, rest) == (
         {("k", latest)},
         {("k", older): "not_planned", ("gone", gone): "not_planned"},
     )
     archive_everything(context)
     newest = bucket.put("k", b"newest")["VersionId"]
-    safe, rest, found = decided(context, tmp_path)
+    safe, rest, assessment = decided(context, tmp_path)
     assert (safe, rest) == (
         {("k", older), ("k", latest), ("gone", gone)},
         {("k", newest): "changed"},
     )
-    assert (found.gone, found.everything_is_safe) == (0, False)
+    assert (assessment.gone, assessment.everything_is_safe) == (0, False)
 
 
 # --- what is refused ------------------------------------------------------------------------------
