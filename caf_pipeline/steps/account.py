@@ -135,11 +135,13 @@ class ChunkAuditor:
         ).as_py()
         if first >= 0:
             return (
-                f"the plan has {planned['key'][first].as_py()!r} where the chunk has "
+                f"the plan has {planned['key'][first].as_py()!r}, but the chunk has "
                 f"{batch['key'][first].as_py()!r}"
             )
         if planned.num_rows < batch.num_rows:
-            return f"{batch['key'][planned.num_rows].as_py()!r} is in the chunk and not in the plan"
+            return (
+                f"{batch['key'][planned.num_rows].as_py()!r} is in the chunk, but not in the plan"
+            )
         return ""
 
     def _contradicts_index(self, batch: pa.RecordBatch) -> str:

@@ -54,7 +54,7 @@ def fetch_members(context: RunContext, name: str, *, members: int = 20) -> Fetch
     """Fetch random members through the store, as a user would, and compare their SHA-256."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state in CLAIMING:
-        return FetchedMembers(0, [f"none: the chunk is {chunk.state}, and not located"])
+        return FetchedMembers(0, [f"none: the chunk is {chunk.state}, not located"])
     if not chunk.member_count or chunk.state is ChunkState.WITHDRAWN:
         return FetchedMembers(0, [])
     rows = context.ledger.chunks.some_members(name, members)

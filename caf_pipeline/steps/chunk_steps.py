@@ -125,8 +125,8 @@ def load_batch(context: RunContext, name: str) -> Chunk:
             raise CafError(
                 f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger "
                 f"{chunk.object_count}",
-                hint=f"the folder {chunk.plan_folder} was replaced; restore it, or withdraw the "
-                "chunk",
+                hint=f"the files in {chunk.plan_folder} have changed; restore them, or withdraw "
+                "the chunk",
             )
         if read_packed(context, name) is None:
             _require_admitted(
@@ -217,7 +217,7 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
     finished = read_packed(context, chunk.name)
     if finished is None:
         raise StagingError(
-            f"the packed file of chunk {chunk.name} is gone or damaged",
+            f"the packed file of chunk {chunk.name} is missing or damaged",
             hint="run the partition again to pack it",
         )
     packed, file = finished
