@@ -345,7 +345,7 @@ class Packer:
         log = False
         if opened:
             headers = opened.headers
-            checks = self._go_on(planned, fetch, sink, opened)
+            checks = self._resume_member(planned, fetch, sink, opened)
             row = _member_row(
                 planned, headers or ObjectHeaders(), start_byte, end_byte
             ) | _s3_column(checks.s3)
@@ -390,7 +390,7 @@ class Packer:
         self._progress(1, planned.size_bytes - self._reported_bytes)
         return True
 
-    def _go_on(
+    def _resume_member(
         self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject
     ) -> "_MemberChecks":
         """Return the checksums of a partly staged object, computed over its staged bytes."""

@@ -116,7 +116,7 @@ def load_batch(context: RunContext, name: str) -> Chunk:
         CafError: the plan's files differ from the ledger.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, name)
+        chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
         refuse_unknown(context)
@@ -138,20 +138,20 @@ def load_batch(context: RunContext, name: str) -> Chunk:
 def pack_chunk(context: RunContext, name: str) -> Chunk:
     """Pack the chunk into a staged file, unless that is done and the file is still there."""
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, name)
+        chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(
                 f"chunk {name} is not loaded yet", hint="run the partition from its first step"
             )
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
             pack_or_resume(context, lease, chunk)
-        return _restored(context, lease, chunk)
+        return _with_staged_file(context, lease, chunk)
 
 
 def seal_chunk(context: RunContext, name: str) -> SealReport:
     """Check the packed file, sample it, and move the chunk from packing to sealed or empty."""
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, name)
+        chunk = _workable_or_withdrawn(context, lease, name)
         manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
             if read_packed(context, name) is None:
@@ -287,8 +287,10 @@ def post_file(context: RunContext, name: str) -> Chunk:
         StoreError: see `ChunkStore.post`.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _restored(context, lease, _wanted(context, lease, name), before_post=True)
-        chunk = _reached(chunk, ChunkState.SEALED)
+        chunk = _with_staged_file(
+            context, lease, _workable_or_withdrawn(context, lease, name), before_post=True
+        )
+        chunk = _require_reached(chunk, ChunkState.SEALED)
         if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
             refuse_unknown(context)
         if chunk.state is ChunkState.SEALED:
@@ -354,7 +356,9 @@ def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
 def upload_chunk(context: RunContext, name: str) -> UploadReport:
     """Upload the stored bytes, which moves the chunk from posted to uploading."""
     with lease_chunk(context, name) as lease:
-        chunk = _reached(_restored(context, lease, _workable(context, name)), ChunkState.POSTED)
+        chunk = _require_reached(
+            _with_staged_file(context, lease, _require_workable(context, name)), ChunkState.POSTED
+        )
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
             chunk = _move(context, lease, chunk, ChunkState.UPLOADING)
@@ -402,7 +406,7 @@ def verify_stored(context: RunContext, name: str) -> VerifyReport:
         IntegrityError: fewer than required, and a copy has other bytes.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _workable(context, name)
+        chunk = _require_workable(context, name)
         if chunk.state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
             return VerifyReport(chunk, [], 0)
         posting = posting_of(chunk)
@@ -437,7 +441,7 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
     )
 
 
-def _restored(
+def _with_staged_file(
     context: RunContext, lease: Lease, chunk: Chunk, *, before_post: bool = False
 ) -> Chunk:
     """Return the chunk with a whole staged file, if it still needs one, by packing it again.
@@ -531,7 +535,7 @@ def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
 def load_locations(context: RunContext, name: str) -> Chunk:
     """Turn the rows of the seal into locations, and move the chunk from verified to located."""
     with lease_chunk(context, name) as lease:
-        chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
+        chunk = _require_reached(_require_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
             context.ledger.moves.load_locations(lease, name)
             context.ended(ChunkState.LOCATED)
@@ -541,7 +545,7 @@ def load_locations(context: RunContext, name: str) -> Chunk:
 def release_staging(context: RunContext, name: str) -> Chunk:
     """Remove a located or empty chunk from staging, except what the store wants kept."""
     with lease_chunk(context, name):
-        chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
+        chunk = _require_reached(_require_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
             release_located(context, name)
         elif chunk.state is ChunkState.EMPTY:
@@ -621,12 +625,12 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
             ) from error
 
 
-def _wanted(context: RunContext, lease: Lease, name: str) -> Chunk:
+def _workable_or_withdrawn(context: RunContext, lease: Lease, name: str) -> Chunk:
     """Return the workable chunk; withdraw an unposted part of an object that was given up.
 
     A posted part continues, since it is paid for. It is never read.
     """
-    chunk = _workable(context, name)
+    chunk = _require_workable(context, name)
     if chunk.part_abandoned and chunk.state in (
         ChunkState.PLANNED,
         ChunkState.PACKING,
@@ -637,7 +641,7 @@ def _wanted(context: RunContext, lease: Lease, name: str) -> Chunk:
     return chunk
 
 
-def _workable(context: RunContext, name: str) -> Chunk:
+def _require_workable(context: RunContext, name: str) -> Chunk:
     """Return the chunk; raise if no run may work on it.
 
     Steps ignore a withdrawn part of a split object, which is not a failure.
@@ -664,7 +668,7 @@ def _workable(context: RunContext, name: str) -> Chunk:
     return chunk
 
 
-def _reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
+def _require_reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
     if chunk.state in CLAIMING and not has_reached(chunk.state, milestone):
         raise CafError(
             f"chunk {chunk.name} is {chunk.state}, not {milestone} yet",

@@ -50,7 +50,7 @@ MAX_RESUMED_AGE: Final = timedelta(days=1)
 PAGES_BEFORE_A_SPLIT: Final = 2
 """Pages of a range before it is split, plus one for each useless split."""
 
-SAMPLED: Final = 10
+SAMPLE_EVERY: Final = 10
 """One of so many keys shows which characters occur: a hundred of a page."""
 
 PIECE_OBJECTS: Final = ROWS_PER_GROUP
@@ -115,7 +115,7 @@ class _Range:
     following: bytes | None = None
     ended: bool = False
     pages: int = 0
-    splits_in_vain: int = 0
+    useless_splits: int = 0
     split_from: "_Range | None" = None
 
 
@@ -451,16 +451,16 @@ class ParallelListing:
 
     def _work(self) -> None:
         try:
-            while (key_range := self._next()) is not None:
+            while (key_range := self._next_range()) is not None:
                 with translate_errors(self.folder.path):
-                    self._list(key_range)
+                    self._list_range(key_range)
                 with self._changed:
                     self._active.remove(key_range)
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             self._fail(error)
 
-    def _next(self) -> _Range | None:
+    def _next_range(self) -> _Range | None:
         with self._changed:
             while self._failure is None:
                 if self._waiting:
@@ -481,7 +481,7 @@ class ParallelListing:
         return [
             key_range
             for key_range in self._active
-            if key_range.pages >= PAGES_BEFORE_A_SPLIT + key_range.splits_in_vain
+            if key_range.pages >= PAGES_BEFORE_A_SPLIT + key_range.useless_splits
             and not key_range.ended
         ]
 
@@ -494,7 +494,7 @@ class ParallelListing:
                 key_range.until,
                 alphabet=self._alphabet,
                 prefix=self.context.source_settings.prefix,
-                jump=key_range.splits_in_vain % 2 == 1,
+                jump=key_range.useless_splits % 2 == 1,
             )
             if at is not None:
                 behind = _Range(at, key_range.until, last=at, split_from=key_range)
@@ -502,18 +502,18 @@ class ParallelListing:
                 return behind
         return None
 
-    def _list(self, key_range: _Range) -> None:
+    def _list_range(self, key_range: _Range) -> None:
         with _PieceWriter(
             self.folder, key_range.after, all_versions=self.context.all_versions
         ) as writer:
             for page in self._pages(key_range.after):
-                objects = self._take(key_range, page)
+                objects = self._take_page(key_range, page)
                 if objects:
                     writer.add(objects)
                 if key_range.ended or self._failure is not None:
                     break
             else:
-                self._end(key_range, None)
+                self._end_range(key_range, None)
             if self._failure is not None and not isinstance(self._failure, Exception):
                 return  # an interrupt: another process may use the folder already
             if key_range.ended:
@@ -521,7 +521,7 @@ class ParallelListing:
             else:
                 writer.close()
 
-    def _take(self, key_range: _Range, page: Sequence[S3Object]) -> Sequence[S3Object]:
+    def _take_page(self, key_range: _Range, page: Sequence[S3Object]) -> Sequence[S3Object]:
         """Return a page's objects in the range, which may have been split meanwhile."""
         with self._changed:
             within = (
@@ -532,27 +532,27 @@ class ParallelListing:
             objects = page[:within]
             if objects:
                 if key_range.split_from is not None:
-                    key_range.split_from.splits_in_vain = 0
+                    key_range.split_from.useless_splits = 0
                     key_range.split_from = None
                 key_range.first = key_range.first or objects[0].key
                 key_range.last = objects[-1].key
                 key_range.pages += 1
                 kept, _ = drop_old_versions(objects, all_versions=self.context.all_versions)
                 self.listed += len(kept)
-                self._alphabet.update(*(text_of(obj.key) for obj in objects[::SAMPLED]))
+                self._alphabet.update(*(text_of(obj.key) for obj in objects[::SAMPLE_EVERY]))
             if within < len(page):
-                self._end(key_range, page[within].key)
+                self._end_range(key_range, page[within].key)
             elif isinstance(page, LastPage):  # at once, so that no thread splits off an empty range
-                self._end(key_range, None)
+                self._end_range(key_range, None)
             self._changed.notify_all()
             self._start()
             return objects
 
-    def _end(self, key_range: _Range, following: bytes | None) -> None:
+    def _end_range(self, key_range: _Range, following: bytes | None) -> None:
         with self._changed:
             key_range.following, key_range.ended = following, True
             if key_range.split_from is not None:
-                key_range.split_from.splits_in_vain += 1
+                key_range.split_from.useless_splits += 1
 
     # --- order ------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The steps after an inventory: find what is current, cut chunks, account for all objects.
 
-    inventories.take_inventory → state_current → cut_plan → account_for
+    inventories.take_inventory → record_current → cut_plan → account_for
 
 A plan is written to a folder, then registered with its claims in one transaction. After a crash
 between the two, the next plan removes the folder.
@@ -120,7 +120,7 @@ class CurrentContent:
     exceptions: int
 
 
-def state_current(
+def record_current(
     context: RunContext,
     lease: Lease,
     snapshot: Snapshot,
@@ -243,7 +243,7 @@ def cut_plan(
         _remove_unregistered(context)
         previous = last_plan(context)
         with _workspace(context, _CUTTING) as outer:
-            current = state_current(context, lease, snapshot, outer)
+            current = record_current(context, lease, snapshot, outer)
             more = True
             while more:
                 with _workspace(context, _CUTTING) as folder:

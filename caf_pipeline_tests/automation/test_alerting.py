@@ -154,7 +154,7 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
             "text": body["text"],
         }
     ]
-    assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source` says why")
+    assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source`")
     assert "rcpt TO:<ops@example.org>" in mail_server.got
     assert any(line.startswith("1 chunk of my-source parked") for line in mail_server.got)
     assert reported_checks(pipeline) == {

@@ -255,7 +255,7 @@ class Journal:
             return f"its journal is of another {names}" if fields else ""
         if entry.user_data != _USER_DATA.pack(number, self._mark):
             return f"its entry {number} is missing or of another journal"
-        if not isinstance(record, Checkpoint) or not _is_sound(record, previous):
+        if not isinstance(record, Checkpoint) or not _is_consistent(record, previous):
             return f"its entry {number} contradicts earlier entries"
         return ""
 
@@ -294,7 +294,7 @@ class Journal:
         return self._position.end
 
 
-def _is_sound(checkpoint: Checkpoint, previous: Checkpoint | None) -> bool:
+def _is_consistent(checkpoint: Checkpoint, previous: Checkpoint | None) -> bool:
     position = previous.boundary if previous else HEAD_SIZE_BYTES
     for outcome in checkpoint.outcomes:
         if isinstance(outcome, PackedMember):
