@@ -671,7 +671,7 @@ def _require_workable(context: RunContext, name: str) -> Chunk:
 def _require_reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
     if chunk.state in CLAIMING and not has_reached(chunk.state, milestone):
         raise CafError(
-            f"chunk {chunk.name} is {chunk.state}, not {milestone} yet",
+            f"chunk {chunk.name} is {chunk.state}, and not {milestone} yet",
             hint="run its partition from caf_chunk on",
         )
     return chunk

@@ -49,7 +49,7 @@ class Comparison:
     Attributes:
         requests: HEADs, one for each object.
         equal: objects with the archived bytes and headers.
-        other_headers: objects with the archived bytes only.
+        other_headers: objects with the archived bytes but other headers.
         without_checksum: objects whose bytes could not be compared.
         not_compared: objects that are skipped for now.
     """
