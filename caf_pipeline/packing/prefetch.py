@@ -1,8 +1,8 @@
 """Runs many GETs concurrently and returns their bodies in order.
 
-A small object takes one GET; a large one is read in ranges. A window of bytes limits the GETs that
-run or wait for the writer, and so the memory. The writer starts the smallest GETs itself, since
-passing them to a thread and back costs more than processing them.
+A small object takes one GET; a large one is read in ranges. A window of bytes limits pending GETs,
+and so the memory. The writer starts the smallest GETs itself, since passing them to a thread and
+back costs more than processing them.
 """
 
 import hashlib

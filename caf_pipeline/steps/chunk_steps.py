@@ -111,9 +111,8 @@ def load_batch(context: RunContext, name: str) -> Chunk:
     """Compare the chunk's plan with the ledger, then move it from planned to packing.
 
     Raises:
-        StoreError: the store would not take a chunk of this size (see `ChunkStore.admit`).
-        StoredAlready: the store has posts of the source that are missing from the ledger.
-        CafError: the plan's files differ from the ledger.
+        StoreError: the store would not take the chunk (see `ChunkStore.admit`).
+        StoredAlready: the store has posts of the source that the ledger lacks.
     """
     with lease_chunk(context, name) as lease:
         chunk = _workable_or_withdrawn(context, lease, name)
@@ -403,7 +402,7 @@ def verify_stored(context: RunContext, name: str) -> VerifyReport:
 
     Raises:
         NotProven: fewer correct copies than required.
-        IntegrityError: fewer than required, and a copy has other bytes.
+        IntegrityError: the same, and a copy has other bytes.
     """
     with lease_chunk(context, name) as lease:
         chunk = _require_workable(context, name)

@@ -241,9 +241,9 @@ def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenRep
 
 
 def find_new_report(context: RunContext) -> str:
-    """Return the newest complete report that is newer than all planned inventories, or "".
+    """Return the name of the newest complete report, or "" if it is not newer than what is planned.
 
-    The manifest decides, since a folder may be named after another time. Raises like
+    The manifest's time counts, since a folder may be named after another. Raises like
     `ObjectSource.open_report`.
     """
     planned = context.ledger.content.last_inventory(context.source)
@@ -293,7 +293,10 @@ def snapshot_to_plan(context: RunContext) -> Snapshot:
 
 
 def latest_whole_snapshot(context: RunContext, *, hint: str) -> Snapshot:
-    """Return the latest snapshot of the whole source. Raises like `snapshot_to_plan`."""
+    """Return the latest snapshot of the whole source; the error if there is none has `hint`.
+
+    Raises like `snapshot_to_plan`.
+    """
     snapshot = latest_snapshot(context, complete=True)
     if snapshot is None:
         raise NotLocated(f"there is no whole inventory of '{context.source}' yet", hint=hint)

@@ -65,10 +65,11 @@ def drain_queue(
 def scan_noticed(
     context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool]
 ) -> NoticedScan | None:
-    """List up to `max_pages` pages from the first noticed key after `after`; None without one.
+    """List up to `max_pages` pages from the first noticed key after `after`.
 
-    Behind the last key, the scan starts over. If there is nothing to plan, the scanned keys are
-    forgotten. `enough` and the counting of pages are as in `inventories.scan_for_new`.
+    Returns None if no key is noticed. Behind the last key, the scan starts over. If there is
+    nothing to plan, the scanned keys are forgotten. `enough` and the counting of pages are as in
+    `inventories.scan_for_new`.
     """
     noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_PER_SCAN)
     noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_PER_SCAN)
