@@ -53,7 +53,8 @@ StagedKind = Literal[
 
 _OF_AN_EPOCH: Final = ("part", "journal", "copy", "manifest", "packed", "json", "download")
 _NAMES: Final = re.compile(
-    rf"(?P<chunk>[a-z0-9-]{{1,50}})\.(?:(?P<epoch>[0-9]{{1,19}})\.(?P<kind>{'|'.join(_OF_AN_EPOCH)})"
+    r"(?P<chunk>[a-z0-9-]{1,50})\."
+    rf"(?:(?P<epoch>[0-9]{{1,19}})\.(?P<kind>{'|'.join(_OF_AN_EPOCH)})"
     r"|(?P<record>packed\.json)|(?P<sealed>caf))"
 )
 
