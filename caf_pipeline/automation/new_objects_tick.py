@@ -232,7 +232,7 @@ class NewObjectsTick:
         What is new is planned at once; if all of it is, or it is too soon, with what follows.
         """
         look = partial(
-            inventories.look_for_new,
+            inventories.scan_for_new,
             after=at.after,
             max_pages=self._its.watch_pages,
             enough=partial(self._is_enough, ENOUGH),
@@ -278,7 +278,7 @@ class NewObjectsTick:
             return SensorResult([request], cursor=NewObjectsCursor(after).written())
         while not enough():
             look = partial(
-                notices.look_at_noticed,
+                notices.scan_noticed,
                 after=after,
                 max_pages=pages_of_events(self._its),
                 enough=enough,
@@ -310,9 +310,9 @@ class NewObjectsTick:
                 f"{counted(apart, 'message')} of the queue set apart: `caf queue {self.source}` "
                 "shows why."
             )
-        if drained.left:
+        if drained.rest:
             self.notes.append(
-                f"{counted(drained.left, 'message')} left in the queue: too many are set apart "
+                f"{counted(drained.rest, 'message')} left in the queue: too many are set apart "
                 "already."
             )
 

@@ -35,7 +35,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Chunk, StoragePlanRow
 from caf_pipeline.run_wiring import jackal_of, open_jackal
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
-from caf_pipeline.steps.inventories import last_whole
+from caf_pipeline.steps.inventories import latest_whole_snapshot
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
 from caf_pipeline.store.jackal.chain_diff import ChainDiff, compare
@@ -316,7 +316,9 @@ def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[
             waiting
         )
     with opened_run_context(settings, ledger, source) as context:
-        snapshot = last_whole(context, hint=f"caf run {source} takes one; or give a size")
+        snapshot = latest_whole_snapshot(
+            context, hint=f"caf run {source} takes one; or give a size"
+        )
     left = max(0, snapshot.object_bytes - ledger.chunks.account(source).located_bytes)
     return left, -(-left // _usual_chunk_bytes(settings, source))
 

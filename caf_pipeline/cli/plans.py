@@ -90,7 +90,7 @@ def plan(
         opened_run_context(settings, ledger, source, register=False) as context,
     ):
         if last_inventory:
-            snapshot = inventories.last_whole(
+            snapshot = inventories.latest_whole_snapshot(
                 context, hint="run it without --last-inventory: it takes an inventory then"
             )
         elif report or (context.source_settings.inventory and not list_bucket):
@@ -99,7 +99,7 @@ def plan(
                 note(taken.warning)
         else:
             snapshot = inventories.take_inventory(context, to_plan=False)
-        if warning := inventories.nothing_found(context, snapshot):
+        if warning := inventories.empty_inventory_warning(context, snapshot):
             note(warning)
         preview = preview_plan(context, snapshot)
     if json:

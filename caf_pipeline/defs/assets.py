@@ -177,7 +177,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
                 filter(
                     None,
                     [
-                        inventories.nothing_found(run_context, snapshot),
+                        inventories.empty_inventory_warning(run_context, snapshot),
                         report.warning if report else "",
                     ],
                 )

@@ -46,11 +46,11 @@ from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, verify_snapshot
 from caf_pipeline.ledger.records import Chunk, RemoteChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import RemoteSource
-from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
+from caf_pipeline.packing.samples import CopyFinding, check_copy, described, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps.inventories import last_whole
+from caf_pipeline.steps.inventories import latest_whole_snapshot
 from caf_pipeline.steps.planning import export_standing
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -153,9 +153,9 @@ def adopt_files(context: RunContext, paths: Iterable[Path], terms: Terms) -> Ite
 
     May be ended at any moment.
 
-    Raises: NotLocated: as `last_whole`. HeldByOther: a plan of it is cut, or another adoption goes
-        on. StoreUnreachable: the chain does not answer. StagingError: no room. IntegrityError: the
-        inventory is damaged.
+    Raises: NotLocated: as `latest_whole_snapshot`. HeldByOther: a plan of it is cut, or another
+        adoption goes on. StoreUnreachable: the chain does not answer. StagingError: no room.
+        IntegrityError: the inventory is damaged.
     """
     with _adopter(context, terms) as adopter:
         for path in paths:
@@ -185,7 +185,7 @@ def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
         "are "
         "objects, and plans nothing"
     )
-    snapshot = last_whole(context, hint=takes_one)
+    snapshot = latest_whole_snapshot(context, hint=takes_one)
     staging = context.staging()
     with (
         context.lease(plan_lease(context.source)) as lease,
@@ -416,7 +416,7 @@ class _Adopter:
                 _Post(
                     posted,
                     samples,
-                    [look_at_copy(store, posted.posting, copy, samples) for copy in copies],
+                    [check_copy(store, posted.posting, copy, samples) for copy in copies],
                 )
             )
         best = max(found, key=lambda one: len(one.right))

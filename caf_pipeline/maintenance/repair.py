@@ -34,7 +34,7 @@ from caf_pipeline.maintenance.scrub import (
 )
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
-from caf_pipeline.packing.staging import download, let_go, staged_has_root, staged_path
+from caf_pipeline.packing.staging import download, release_located, staged_has_root, staged_path
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk, put_staged, repeat_packing, to_store
 from caf_pipeline.store.protocol import Copy, Lease, PostRecord
@@ -162,7 +162,9 @@ def _finish(
     if chunk.state is ChunkState.DAMAGED:
         _require_proven(context, chunk, posting, checks)
         context.ledger.moves.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
-    let_go(context, chunk.name)  # also of what a repair left that broke off after its last move
+    release_located(
+        context, chunk.name
+    )  # also of what a repair left that broke off after its last move
     return RepairReport(
         context.ledger.chunks.get(chunk.name), origin, copies, posted_again, described(findings)
     )

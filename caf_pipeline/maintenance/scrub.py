@@ -19,7 +19,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
-from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
+from caf_pipeline.packing.samples import CopyFinding, check_copy, described
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import Lease, PostRecord, Sample
@@ -255,9 +255,9 @@ def look_at_copies(
         if is_small(chunk):
             findings.append(look_at_whole_copy(context, lease, chunk, posting, copy))
             continue
-        finding = look_at_copy(context.store, posting, copy, samples)
+        finding = check_copy(context.store, posting, copy, samples)
         if finding.good and an_object is not None:
-            finding = look_at_copy(context.store, posting, copy, [an_object])
+            finding = check_copy(context.store, posting, copy, [an_object])
             if finding.fault:
                 finding = look_at_whole_copy(context, lease, chunk, posting, copy)
         findings.append(finding)

@@ -1,5 +1,4 @@
-"""One chunk into staging: its objects fetched side by side, written as one CAF file and into its
-Merkle root, sampled.
+"""Packing writes one chunk into staging: it fetches objects and builds one CAF file.
 
-States and claims are `steps.chunk_steps`; where chunks are kept is `store`.
+`steps.chunk_steps` decides when a chunk is packed. `store` keeps finished chunks.
 """

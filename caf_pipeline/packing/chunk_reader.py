@@ -1,4 +1,4 @@
-"""A chunk that exists, staged or stored: its index and manifest, by range reads."""
+"""Reads the index and manifest of a staged or stored chunk by range reads."""
 
 import io
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from caf_pipeline.store.protocol import ChunkReader, PostRecord
 from caf_pipeline.system.quantities import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
-"""One range read serves the small reads that a Parquet reader does for its footer and pages."""
+"""Bytes of one range read. It serves the many small reads of the Parquet reader."""
 
 
 SKIP_COLUMNS: Final = ("key", *IDENTITY_COLUMNS, "skip_reason", "skip_detail", "last_modified")
@@ -43,21 +43,19 @@ class StagedSource:
         self._path = path
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes of the range; fewer where the file ends before."""
+        """Return the bytes of the range, or fewer if the file ends earlier."""
         with self._path.open("rb") as file:
             file.seek(start_byte)
             return file.read(end_byte - start_byte)
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes and the file's size."""
+        """Return the last bytes and the size of the file."""
         total = self._path.stat().st_size
         return self.read(max(total - size_bytes, 0), total), total
 
 
 class RemoteSource:
-    """A stored chunk, or one provider's copy of it, as a `RangeSource`; stored bytes are the
-    CAF.
-    """
+    """A stored chunk as a `RangeSource`, read from any provider or from `provider` only."""
 
     def __init__(
         self, store: ChunkReader, posting: PostRecord, provider: str | None = None
@@ -73,14 +71,12 @@ class RemoteSource:
         )
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes and the chunk's size."""
+        """Return the last bytes and the size of the chunk."""
         total = self._posting.stored_size_bytes
         return self.read(max(total - size_bytes, 0), total), total
 
 
 class _MemberFile(io.RawIOBase):
-    """One member as a read-only file, for the Parquet reader."""
-
     def __init__(self, source: RangeSource, member: Member) -> None:
         self._source = source
         self._member = member
@@ -112,7 +108,7 @@ class _MemberFile(io.RawIOBase):
 
 
 def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
-    """Yield the rows of a manifest, with `SKIP_COLUMNS`, that tell of skipped objects."""
+    """Yield the skipped objects in a batch of manifest rows with `SKIP_COLUMNS`."""
     for row in batch.filter(pc.is_valid(batch["skip_reason"])).to_pylist():
         yield Skip(
             key=row["key"],
@@ -126,12 +122,10 @@ def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
 
 
 class ChunkFile:
-    """A chunk's members and manifest.
+    """A chunk's members and manifest. The index is read on first use, which may take seconds.
 
-    Its index is read when it is first asked for: that of a million members takes seconds.
-
-    Raises MalformedArchive where it is no chunk of this pipeline, StagingError where a staged file
-    cannot be read.
+    Methods raise MalformedArchive if the file is not a chunk of this pipeline, and StagingError if
+    a staged file cannot be read.
     """
 
     def __init__(self, source: RangeSource, name: str) -> None:
@@ -140,14 +134,14 @@ class ChunkFile:
 
     @cached_property
     def reader(self) -> CafReader:
-        """The file by its index."""
+        """The CAF file with its index."""
         with self._reading():
             return CafReader.open(self._source, name=self.name)
 
     def manifest(self, start_byte: int | None = None) -> OpenedManifest:
-        """Open the manifest, whose rows are in plan order.
+        """Open the manifest. Its rows are in plan order.
 
-        Where the seal kept its `start_byte`, no index is read.
+        If `start_byte` is set, as the seal records it, the index is not read.
         """
         if start_byte is None:
             member = self.manifest_member()
@@ -170,54 +164,45 @@ class ChunkFile:
                 f"the staged chunk {self.name} cannot be read: {error.strerror}"
             ) from error
 
-    def misplaced(self, member: str, start_byte: int, end_byte: int, size_bytes: int) -> str:
-        """Say how the index contradicts the manifest's range of a member; "" where both agree."""
+    def range_fault(self, member: str, start_byte: int, end_byte: int, size_bytes: int) -> str:
+        """Compare a manifest's range of a member with the index; return "" if they agree."""
         if member not in self.reader:
-            return f"the manifest names member {member[:60]!r}, which the index does not have"
-        found = self.reader[member]
-        if (found.start_byte, found.end_byte) != (
-            start_byte,
-            end_byte,
-        ) or end_byte - start_byte != size_bytes:
-            return f"the index has member {member[:60]!r} at another range than the manifest"
+            return f"the manifest names member {member[:60]!r}, which is missing from the index"
+        indexed = self.reader[member]
+        same_range = (indexed.start_byte, indexed.end_byte) == (start_byte, end_byte)
+        if not same_range or end_byte - start_byte != size_bytes:
+            return f"index and manifest have different ranges for member {member[:60]!r}"
         return ""
 
-    def miscounted(self, members: int) -> str:
-        """Say how the number of members that the manifest describes differs from the index's; ""
-        where it does not.
-        """
-        ours = 2  # the head and the manifest
-        if len(self.reader) == members + ours:
+    def member_count_fault(self, members: int) -> str:
+        """Compare the number of manifest members with the index; return "" if they agree."""
+        objects = len(self.reader) - 2  # without the head and the manifest
+        if objects == members:
             return ""
-        return (
-            f"the index has {counted(len(self.reader), 'member')}, the manifest describes "
-            f"{members} beside our own two"
-        )
+        return f"the index has {counted(objects, 'object')}, the manifest describes {members}"
 
     def head_member(self) -> Member:
-        """Return the member that is our head."""
-        for member in self._ours(HEAD_MEMBER):
+        """Return the head member. It begins the file."""
+        for member in self._members_named(HEAD_MEMBER):
             if (member.start_byte, member.end_byte) == (0, HEAD_SIZE_BYTES):
                 return member
-        raise self._not_ours(f"begin with a member {HEAD_MEMBER}")
+        raise self._foreign(f"begin with a member {HEAD_MEMBER}")
 
     def manifest_member(self) -> Member:
-        """Return the member that is our manifest: the last body of the file, and never empty."""
-        for member in self._ours(MANIFEST_MEMBER):
+        """Return the manifest member. It is the last body of the file and never empty."""
+        for member in self._members_named(MANIFEST_MEMBER):
             if member.end_byte == self.reader.data_size_bytes and member.size_bytes:
                 return member
-        raise self._not_ours(f"end with a member {MANIFEST_MEMBER}")
+        raise self._foreign(f"end with a member {MANIFEST_MEMBER}")
 
-    def _ours(self, name: str) -> Iterator[Member]:
-        """Yield the members called `name`, and `name` with '~' appended, which ours is called where
-        an object has its name.
-        """
-        for given_way in range(MAX_KEY_BYTES):
-            if name + "~" * given_way in self.reader:
-                yield self.reader[name + "~" * given_way]
+    def _members_named(self, name: str) -> Iterator[Member]:
+        """Yield members with this name and any number of `~`, as ours if an object has the name."""
+        for count in range(MAX_KEY_BYTES):
+            if name + "~" * count in self.reader:
+                yield self.reader[name + "~" * count]
 
-    def _not_ours(self, what: str) -> MalformedArchive:
+    def _foreign(self, missing: str) -> MalformedArchive:
         return MalformedArchive(
-            f"{self.name} does not {what}",
+            f"{self.name} does not {missing}",
             hint="it is a CAF file, but not a chunk of this pipeline",
         )

@@ -1,17 +1,17 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into
-the index and the manifest. Objects that cannot be archived are skipped with their reason; where the
-next member no longer fits, the chunk closes and the rest goes back to be planned. What an earlier
-run packed, by its journal, is gone through first, and packing goes on behind it; what comes out is
-the same, byte for byte. Source: "A chunk" and the table of skips in docs/design.md.
+One pass over the ordered bodies fills sink, index and manifest. Objects that cannot be archived are
+skipped with a reason. When the next member does not fit, the chunk closes and the remaining objects
+are released for the next plan. A resumed packing gives the same bytes.
+
+Source: docs/design.md, which lists the reasons of skips.
 """
 
 import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,16 @@ from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.inventory.checksums import Digest, new_crc64nvme, new_digest
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.manifest import (
+    LOG_BYTES,
+    PART_COLUMNS,
+    ChunkIdentity,
+    ManifestWriter,
+    head_bytes,
+)
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import SealRecord
-from caf_pipeline.packing.inspectors import HEAD_BYTES, MemberInspector, inspectors_of
 from caf_pipeline.packing.journal.format import (
     Journal,
     Opening,
@@ -35,7 +40,7 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
     opening_of,
 )
-from caf_pipeline.packing.journal.replay import ObjectQueue, Outcomes, Reached, replay
+from caf_pipeline.packing.journal.replay import ObjectQueue, Outcomes, ReplayState, replay
 from caf_pipeline.packing.journal.writer import (
     CheckpointPace,
     Checkpoints,
@@ -44,8 +49,9 @@ from caf_pipeline.packing.journal.writer import (
     part_of,
     window_of,
 )
+from caf_pipeline.packing.log_times import HEAD_BYTES, add_log_times, is_log
 from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_differs
-from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
+from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_errors
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectSource
 from caf_pipeline.system.hashes import RunningHash
@@ -53,18 +59,20 @@ from caf_pipeline.system.hashes import RunningHash
 _COPY_BYTES: Final = 1 << 20
 
 _TWO_ENTRIES_BYTES: Final = 2 * (6 * 1024 + 128) + FOOTER_SIZE_BYTES
-"""More than two entries of an index and the footer take: a key has up to 1,024 bytes, and `\\u0000`
-stands for one of them.
+r"""Upper bound of two index entries and the footer.
+
+A key has up to 1,024 bytes, and `\u0000` stands for a single byte.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedChunk(SealRecord):
-    """What packing made, to be sealed once its samples are taken, and how it was made.
+    """A packed file, not yet sampled, and how it was made.
 
-    Attributes: fetched_bytes: what came over the network. resumed_bytes: of the file that an
-        earlier run had packed. not_resumed: why nothing, or not all, of what an earlier run left
-        was resumed; "" where nothing was wrong with it.
+    Attributes:
+        fetched_bytes: bytes received over the network.
+        resumed_bytes: bytes of the file that an earlier run had packed.
+        not_resumed: why an earlier run's file was not resumed completely, or "".
     """
 
     fetched_bytes: int
@@ -76,15 +84,15 @@ class PackedChunk(SealRecord):
 class Packer:
     """Packs one chunk.
 
-    Args: limit_bytes: the finished file is not larger. give_up_on: asked when an object could not
-        be read in this run; True skips it as unreadable, else the run fails. progress: told objects
-        and bytes as they are done, bytes part by part, and taken back with the sign reversed where
-        an
-            object is skipped after all; may raise to end the packing.
-        pace: of the journal's checkpoints; by default as the settings allow.
+    Args:
+        limit_bytes: upper limit of the finished file.
+        give_up_on: called if an object cannot be read. True skips the object; False fails the run.
+        progress: called with the objects and bytes done since the last call. Bytes are negative if
+            a counted object is skipped after all. May raise to end the packing.
+        pace: of the journal; derived from the settings by default.
 
     Attributes:
-        kept_bytes: after a failure: so much of the staged file stays to be resumed. 0: nothing.
+        kept_bytes: after a failure, the bytes of the staged file that can be resumed.
     """
 
     def __init__(
@@ -108,19 +116,19 @@ class Packer:
         self._limit_bytes = limit_bytes
         self._give_up_on = give_up_on
         self._progress = progress
-        self._told_bytes = 0  # of the object under way
+        self._reported_bytes = 0  # of the current object
         self._pace = pace or pace_of(settings)
         self._index = IndexBuilder()
         self._member_count = 0
         self._member_bytes = 0
         self._skipped_count = 0
-        self._checkpoints: Checkpoints  # of the packing under way
+        self._checkpoints: Checkpoints
         self._open: OpenObject | None = None
         self.kept_bytes = 0
 
     @property
     def opening(self) -> Opening:
-        """What a journal must be of, to be resumed."""
+        """The opening that a journal must have to be resumed."""
         return opening_of(
             self._chunk,
             self._identity,
@@ -132,33 +140,37 @@ class Packer:
     def pack(
         self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal
     ) -> PackedChunk:
-        """Write the chunk to `part`, which is closed, and its manifest to `spool`; both stay on
-        success.
+        """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
 
-        Args:
-            objects: of the chunk, in plan order.
-            part: what is right of it, by the journal, stays.
-            spool: a file that does not exist.
-            journal: of the part.
+        `objects` are in plan order. `part` is new, or is resumed with its `journal`.
 
-        Raises: StagingError: the disk is full. ObjectReadFailed, SourceError: the run cannot go on.
-            Files are left for the
-                caller to keep or remove; the part is cut to what the journal holds.
+        Raises:
+            StagingError: the disk is full.
+            ObjectReadFailed, SourceError: the run cannot continue. The part keeps what the journal
+                holds; the caller keeps or removes the files.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
-        self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
+        self.kept_bytes = part.size_bytes  # a failure before the cut keeps the whole file
         with (
             StagingSink(part, proof_type=self._proof_type) as sink,
             ManifestWriter(spool, self._identity) as manifest,
         ):
             reached, fault = self._begin(queue, sink, manifest, journal)
-            with self._journaled(journal, sink, reached), self._fetching(queue, reached) as fetch:
+            opened = reached.open
+            begin_at = reached.end.offset - opened.mark.offset if opened else 0
+            with (
+                self._journaled(journal, sink, reached),
+                self._fetch(queue, begin_at) as fetch,
+            ):
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
-                self._add_all(fetch, sink, manifest)
-                tail_start, tail = sink.size_bytes, hashlib.sha256()
-                self._add_manifest(manifest, sink, spool, tail)
-                self._add_index(sink, tail)
+                while (planned := fetch.next_object()) is not None and self._add(
+                    planned, fetch, sink, manifest
+                ):
+                    self._checkpoints.reached()
+                self._checkpoints.save()  # a kill from here on costs no GET
+                tail_start = sink.size_bytes
+                tail_sha256 = self._add_tail(manifest, sink, spool)
                 root = sink.finish()
         self.kept_bytes = sink.size_bytes
         return PackedChunk(
@@ -176,16 +188,14 @@ class Packer:
             resumed_bytes=reached.end.offset,
             not_resumed=fault,
             tail_start=tail_start,
-            tail_sha256=tail.digest(),
+            tail_sha256=tail_sha256,
         )
 
-    # --- what is there already
-    # --------------------------------------------------------------------------------
+    # --- what is there already --------------------------------------------------------------------
 
     def _begin(
         self, queue: ObjectQueue, sink: StagingSink, manifest: ManifestWriter, journal: Journal
-    ) -> tuple[Reached, str]:
-        """Go through what an earlier run left, or write the head; return as `replay`."""
+    ) -> tuple[ReplayState, str]:
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
         reached, fault = replay(
@@ -205,38 +215,30 @@ class Packer:
     def _take_outcomes(
         self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter
     ) -> None:
-        """Account for what an earlier run did, as if it were done now."""
         size_bytes = 0
         for planned, outcome in outcomes:
             if isinstance(outcome, SkippedObject):
                 self._count_skip(planned, outcome.reason, outcome.detail, manifest)
             else:
-                row = _member_row(
-                    planned,
-                    outcome.headers or ObjectHeaders(),
-                    outcome.start_byte,
-                    outcome.end_byte,
-                )
+                start_byte, end_byte = outcome.start_byte, outcome.end_byte
+                headers = outcome.headers or ObjectHeaders()
+                row = _member_row(planned, headers, start_byte, end_byte)
                 sums = {
                     "sha256": outcome.sha256,
                     "crc64nvme": outcome.crc64nvme,
                     "s3_checksum": outcome.s3_checksum,
                 }
                 self._count_member(planned, row | sums, manifest)
-                for inspector in self._inspectors_of_staged(
-                    planned, sink, outcome.start_byte, outcome.end_byte
-                ):
-                    inspector.inspect(
-                        manifest, outcome.start_byte, outcome.end_byte, sink.read_staged
-                    )
+                if _is_staged_log(planned, sink, start_byte, end_byte):
+                    add_log_times(manifest, start_byte, end_byte, sink.read_staged)
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
-    def _journaled(self, journal: Journal, sink: StagingSink, reached: Reached) -> Iterator[None]:
-        """Keep the journal; after a failure, save what may be saved and cut the staged file to it,
-        never by its name.
-        """
+    def _journaled(
+        self, journal: Journal, sink: StagingSink, reached: ReplayState
+    ) -> Iterator[None]:
+        """Keep the journal. After a failure, save a last checkpoint and cut the part to it."""
         checkpoints = self._checkpoints = Checkpoints(
             journal,
             sink,
@@ -247,22 +249,14 @@ class Packer:
         try:
             yield
         except BaseException as error:
-            # A disk that is full takes no more; a run that lost the lease writes nothing that the
-            # next run would wait for.
+            # A full disk takes no checkpoint, and without the lease another run may be waiting.
             checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
-            with contextlib.suppress(
-                OSError
-            ):  # the error that ended the packing is the one to tell
+            with contextlib.suppress(OSError):  # report the error that ended the packing instead
                 os.ftruncate(sink.part.descriptor, checkpoints.resumable_bytes)
             raise
-        finally:  # also where a second Ctrl-C ends the saving
+        finally:  # even if a second Ctrl-C interrupts the save
             self.kept_bytes = checkpoints.resumable_bytes
             checkpoints.close()
-
-    def _fetching(self, queue: ObjectQueue, reached: Reached) -> OrderedFetch:
-        return self._fetch(
-            queue, reached.end.offset - reached.open.mark.offset if reached.open else 0
-        )
 
     def _fetch(self, objects: Iterable[PlannedObject], begin_at: int = 0) -> OrderedFetch:
         settings = self._settings
@@ -279,9 +273,7 @@ class Packer:
     def find_unreadable(self, objects: Iterable[PlannedObject]) -> Iterator[PlannedObject]:
         """Read objects without packing them, and yield those that cannot be read.
 
-        Memory is that of one more window.
-
-        Raises what else `ObjectSource.read` raises, and what `progress` raises.
+        Uses the memory of one more window.
         """
         with self._fetch(objects) as fetch:
             while (planned := fetch.next_object()) is not None:
@@ -300,16 +292,7 @@ class Packer:
                 except ObjectReadFailed:
                     yield planned
 
-    # --- objects
-    # --------------------------------------------------------------------------------
-
-    def _add_all(self, fetch: OrderedFetch, sink: StagingSink, manifest: ManifestWriter) -> None:
-        """Add objects until all are done or the next does not fit."""
-        while (planned := fetch.next_object()) is not None and self._add(
-            planned, fetch, sink, manifest
-        ):
-            self._checkpoints.reached()
-        self._checkpoints.save()  # so that a kill from here on costs no GET
+    # --- objects ----------------------------------------------------------------------------------
 
     def _add(
         self,
@@ -318,13 +301,10 @@ class Packer:
         sink: StagingSink,
         manifest: ManifestWriter,
     ) -> bool:
-        """Add one object, or its skip; return False, with nothing added, where it no longer
-        fits.
-        """
+        """Add one object or its skip. Returns False, with nothing added, if it does not fit."""
         opened, self._open = self._open, None
-        self._told_bytes = 0
-        # The checksums of a part are computed from the written bytes. Those of a small object come
-        # with its GET.
+        self._reported_bytes = 0
+        # A small object arrives with its checksums. Those of a larger one are computed by part.
         in_pieces = planned.part is not None or planned.size_bytes > part_of(self._settings)
         mark = opened.mark if opened else sink.mark() if in_pieces else None
         try:
@@ -338,13 +318,13 @@ class Packer:
         else:
             if added or self._member_count or self._skipped_count:
                 return added
-            reason, detail = SkipReason.TOO_LARGE, "with its metadata it is larger than a chunk"
+            reason, detail = SkipReason.TOO_LARGE, "object and metadata are larger than a chunk"
         if mark:
             sink.roll_back(mark)
         self._count_skip(planned, reason, detail, manifest)
         self._checkpoints.done(planned, SkippedObject(reason, detail))
         self._checkpoints.rolled_back()
-        self._progress(1, -self._told_bytes)
+        self._progress(1, -self._reported_bytes)
         return True
 
     def _add_member(
@@ -362,22 +342,22 @@ class Packer:
         checks: _MemberChecks | None = None
         headers: ObjectHeaders | None = None
         row: dict[str, Any] = {}
-        inspectors: Sequence[MemberInspector] = ()
+        log = False
         if opened:
             headers = opened.headers
-            checks = self._go_on(planned, fetch, sink, opened)
+            checks = self._resume_member(planned, fetch, sink, opened)
             row = _member_row(
                 planned, headers or ObjectHeaders(), start_byte, end_byte
             ) | _s3_column(checks.s3)
-            inspectors = self._inspectors_of_staged(planned, sink, start_byte, sink.size_bytes)
+            log = _is_staged_log(planned, sink, start_byte, sink.size_bytes)
         for part, sums in fetch.parts(planned):
             if not row:
                 checks = _checks_of(planned, fetch) if mark else None
                 row = _member_row(planned, part.headers, start_byte, end_byte)
                 row |= _s3_column(checks.s3 if checks else part.checksum)
-                inspectors = inspectors_of(planned, part.body)
-                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row)
-                manifest_bytes += sum(inspector.manifest_bytes for inspector in inspectors)
+                log = is_log(planned, part.body)
+                log_bytes = LOG_BYTES if log else 0
+                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row) + log_bytes
                 if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
                     return False
                 headers = part.headers if part.headers != ObjectHeaders() else None
@@ -391,33 +371,29 @@ class Packer:
             if sink.size_bytes < end_byte:
                 self._checkpoints.reached()
             size_bytes = memoryview(part.body).nbytes
-            self._told_bytes += size_bytes
-            self._progress(
-                0, size_bytes
-            )  # a large object must not go on while everything is paused
+            self._reported_bytes += size_bytes
+            self._progress(0, size_bytes)  # also pauses in the middle of a large object
         if checks:
             row |= self._compared(planned, checks, mark, sink)._asdict()
         if sink.size_bytes != end_byte:
+            received, expected = sink.size_bytes - start_byte, end_byte - start_byte
             raise ObjectReadFailed(
-                f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of "
-                f"{end_byte - start_byte}"
+                f"{planned.object.key!r} returned {received} bytes instead of {expected}"
             )
         self._count_member(planned, row, manifest)
-        for inspector in inspectors:
-            inspector.inspect(manifest, start_byte, end_byte, sink.read_staged)
+        if log:
+            add_log_times(manifest, start_byte, end_byte, sink.read_staged)
         member = PackedMember(
             start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers
         )
         self._checkpoints.done(planned, member)
-        self._progress(1, planned.size_bytes - self._told_bytes)
+        self._progress(1, planned.size_bytes - self._reported_bytes)
         return True
 
-    def _go_on(
+    def _resume_member(
         self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject
     ) -> "_MemberChecks":
-        """Return the checks of an object that is partly staged, with all that is staged of it in
-        them.
-        """
+        """Return the checksums of a partly staged object, computed over its staged bytes."""
         checks = _checks_of(planned, fetch, opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
             size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
@@ -428,22 +404,13 @@ class Packer:
     def _compared(
         self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink
     ) -> BodySums:
-        """Return an object's checksums; if S3's own differs, nothing of it may be resumed."""
         try:
             return checks.compared(planned)
-        except ObjectReadFailed:
+        except ObjectReadFailed:  # nothing of the object may be resumed
             if mark:
                 sink.roll_back(mark)
                 self._checkpoints.rolled_back()
             raise
-
-    def _inspectors_of_staged(
-        self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
-    ) -> Sequence[MemberInspector]:
-        """Return the inspectors of a member that is staged up to `end_byte`."""
-        return inspectors_of(
-            planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte))
-        )
 
     def _count_member(
         self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter
@@ -466,38 +433,34 @@ class Packer:
         ):
             return True
         index = self._index.size_with(member, start_byte, end_byte)
-        ours = IndexBuilder()  # the manifest's entry, counted at the place where it would end
-        last = ours.size_with(self._chunk.manifest_member, end_byte, end_byte + manifest_bytes)
-        entry_bytes = last - ours.index_size_bytes + 1
+        # The size of the manifest's entry depends on where the manifest would end.
+        empty = IndexBuilder()
+        last = empty.size_with(self._chunk.manifest_member, end_byte, end_byte + manifest_bytes)
+        entry_bytes = last - empty.index_size_bytes + 1
         return (
             end_byte + manifest_bytes + index + entry_bytes + FOOTER_SIZE_BYTES <= self._limit_bytes
         )
 
-    # --- manifest and index
-    # --------------------------------------------------------------------------------
+    # --- manifest and index -----------------------------------------------------------------------
 
-    def _add_manifest(
-        self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: RunningHash
-    ) -> None:
-        try:
+    def _add_tail(self, manifest: ManifestWriter, sink: StagingSink, spool: Path) -> bytes:
+        tail = hashlib.sha256()
+        with staging_errors(spool):
             manifest.close()
             start_byte = sink.size_bytes
             with spool.open("rb") as file:
                 while piece := file.read(_COPY_BYTES):
                     tail.update(piece)
                     sink.write(piece)
-        except OSError as error:
-            raise staging_error(spool, error) from error
         self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
-
-    def _add_index(self, sink: StagingSink, tail: RunningHash) -> None:
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)
             sink.write(piece)
+        return tail.digest()
 
 
 class _MemberChecks:
-    """The running checksums of a member that comes in several parts, and S3's own of the object."""
+    """Running checksums of a member that arrives in parts, and S3's own checksum."""
 
     def __init__(
         self, s3: Checksum | None, *, compare: bool, sha256: RunningHash | None = None
@@ -508,18 +471,16 @@ class _MemberChecks:
         self._digest: Digest | None = new_digest(s3.algorithm) if s3 and compare else None
 
     def update(self, body: Buffer) -> None:
-        """Take the next part's body."""
         self.sha256.update(body)
         self.update_crcs(body)
 
     def update_crcs(self, body: Buffer) -> None:
-        """Take bytes for all but the SHA-256, which has them already."""
+        """Add bytes to all checksums but the SHA-256."""
         self._crc64nvme.update(body)
         if self._digest:
             self._digest.update(body)
 
     def compared(self, planned: PlannedObject) -> BodySums:
-        """Return the checksums, or raise ObjectReadFailed if S3's own differs."""
         if self.s3 and self._digest and self._digest.digest() != self.s3.digest:
             raise checksum_differs(planned.object, self.s3.algorithm)
         return BodySums(self.sha256.digest(), self._crc64nvme.digest())
@@ -531,6 +492,13 @@ def _checks_of(
     return _MemberChecks(
         fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256
     )
+
+
+def _is_staged_log(
+    planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
+) -> bool:
+    head = sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte))
+    return is_log(planned, head)
 
 
 def _s3_column(checksum: Checksum | None) -> dict[str, str | None]:
@@ -569,6 +537,6 @@ def _member_row(
 
 
 def remove_staged(*paths: Path) -> None:
-    """Remove files of a packing that failed; those that are not there are no error."""
+    """Remove files; missing files are not an error."""
     for path in paths:
         path.unlink(missing_ok=True)

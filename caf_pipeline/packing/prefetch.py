@@ -1,9 +1,8 @@
-"""Many GETs side by side, their bodies in order.
+"""Runs many GETs concurrently and returns their bodies in order.
 
-Small objects are one GET each, large ones ranges of `part_size` bytes. As many are under way or
-waiting for the writer as fit into a window of bytes, so that memory does not depend on the sizes or
-the number of objects. The smallest are begun by the writer itself: handing one to a thread and back
-costs more than all that is done with its bytes.
+A small object takes one GET; a large one is read in ranges. A window of bytes limits pending GETs,
+and so the memory. The writer starts the smallest GETs itself, since passing them to a thread and
+back costs more than processing them.
 """
 
 import hashlib
@@ -23,23 +22,20 @@ from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource, PendingRead
 
 MIN_UNIT_BYTES: Final = 4096
-"""What an empty object counts in the window: its headers, futures and buffers, so that a million of
-them are not under way.
-"""
+"""Bytes that an empty object counts in the window, for its headers, futures and buffers."""
 
 CHECKSUM_ATTEMPTS: Final = 3
-"""GETs of one body whose checksum differs, before it is said to be unreadable in this run."""
+"""GETs of one body whose checksum differs before the object counts as unreadable."""
 
 
-BEGUN_BYTES: Final = 64 << 10
-"""Objects up to this size are begun by the writer.
+SMALL_OBJECT_BYTES: Final = 64 << 10
+"""The writer itself starts GETs of objects up to this size.
 
-SHA-256 and S3's checksum of so much take 0.1 ms; what is larger is hashed in threads, beside the
-writer.
+Hashing so many bytes takes 0.1 ms. Larger bodies are hashed in threads beside the writer.
 """
 
-BEGUN_AHEAD: Final = 4
-"""Objects begun for each of the GETs side by side, so that these go on while the writer is busy."""
+SMALL_GETS_PER_THREAD: Final = 4
+"""Small GETs started per thread, so that they continue while the writer is busy."""
 
 
 class BodySums(NamedTuple):
@@ -50,12 +46,12 @@ class BodySums(NamedTuple):
 
 
 Fetched = tuple[ObjectPart, BodySums | None]
-"""A part, and the checksums of the object if the part is all of it."""
+"""A part, with the object's checksums if the part is the whole object."""
 
 
 @dataclass(slots=True)
 class _Unit:
-    """One GET under way: in a thread, or begun by the writer. `weight` counts in the window."""
+    """A pending GET, in a thread or started by the writer. `weight` counts in the window."""
 
     planned: PlannedObject
     weight: int
@@ -63,16 +59,13 @@ class _Unit:
     begun: PendingRead | None = None
 
     def cancel(self) -> None:
-        """Cancel the GET; what was read of it is dropped."""
-        for one in (self.future, self.begun):
-            if one:
-                one.cancel()
+        for request in (self.future, self.begun):
+            if request:
+                request.cancel()
 
 
 class OrderedFetch:
-    """Fetches objects in the given order. Iterate with `next_object`, then `parts` of that
-    object.
-    """
+    """Fetches objects in order. Call `next_object`, then iterate over its `parts`."""
 
     def __init__(
         self,
@@ -85,16 +78,16 @@ class OrderedFetch:
         compare_checksums: bool = True,
         begin_at: int = 0,
     ) -> None:
-        """Fetch `objects` in their order, the first from its byte `begin_at` on."""
+        """Fetch `objects` in order, starting at byte `begin_at` of the first."""
         self._source = source
-        self._wanted = _units(objects, part_bytes, begin_at)
+        self._units = _split_units(objects, part_bytes, begin_at)
         self._window_bytes = window_bytes
         self._compare_checksums = compare_checksums
-        self._under_way: deque[_Unit] = deque()
+        self._pending: deque[_Unit] = deque()
         self._weight = 0
         self._next: tuple[PlannedObject, int, int] | None = None
         self._begun = 0
-        self._begun_at_most = BEGUN_AHEAD * threads
+        self._max_begun = SMALL_GETS_PER_THREAD * threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
         self.fetched_bytes = 0
 
@@ -107,27 +100,26 @@ class OrderedFetch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for unit in self._under_way:
+        for unit in self._pending:
             unit.cancel()
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def next_object(self) -> PlannedObject | None:
         """Return the object whose parts come next, or None at the end.
 
-        Parts of an object before it are dropped.
+        Remaining parts of earlier objects are dropped.
         """
         self._fill()
-        return self._under_way[0].planned if self._under_way else None
+        return self._pending[0].planned if self._pending else None
 
     def parts(self, planned: PlannedObject) -> Generator[Fetched]:
-        """Yield the object's parts in order, each with the checksums of the whole object if the
-        part is all of it.
+        """Yield the object's parts, with its checksums if a part is the whole object.
 
-        Raises what `ObjectSource.read` raises; after that, and after leaving early, the rest of the
-        object is dropped.
+        After an error or an early stop, the rest of the object is dropped. Raises like
+        `ObjectSource.read`.
         """
         try:
-            while self._under_way and self._under_way[0].planned is planned:
+            while self._pending and self._pending[0].planned is planned:
                 unit = self._next_unit()
                 result = self._result(unit)
                 self.fetched_bytes += memoryview(result[0].body).nbytes
@@ -136,27 +128,24 @@ class OrderedFetch:
                 del result
                 self._fill()
         finally:
-            self._drop(planned)
+            while self._pending and self._pending[0].planned is planned:
+                self._next_unit().cancel()
+            while (following := self._peek()) and following[0] is planned:
+                self._next = None
 
     def _peek(self) -> tuple[PlannedObject, int, int] | None:
         if self._next is None:
-            self._next = next(self._wanted, None)
+            self._next = next(self._units, None)
         return self._next
 
-    def _drop(self, planned: PlannedObject) -> None:
-        while self._under_way and self._under_way[0].planned is planned:
-            self._next_unit().cancel()
-        while (wanted := self._peek()) and wanted[0] is planned:
-            self._next = None
-
     def _fill(self) -> None:
-        while wanted := self._peek():
-            planned, start_byte, end_byte = wanted
+        while unit := self._peek():
+            planned, start_byte, end_byte = unit
             weight = max(end_byte - start_byte, MIN_UNIT_BYTES)
-            if self._under_way and self._weight + weight > self._window_bytes:
+            if self._pending and self._weight + weight > self._window_bytes:
                 return
-            is_small = end_byte - start_byte == planned.object.size_bytes <= BEGUN_BYTES
-            if is_small and self._begun >= self._begun_at_most:
+            is_small = end_byte - start_byte == planned.object.size_bytes <= SMALL_OBJECT_BYTES
+            if is_small and self._begun >= self._max_begun:
                 return
             begun = self._source.begin(planned.object) if is_small else None
             future = (
@@ -164,13 +153,13 @@ class OrderedFetch:
                 if begun is None
                 else None
             )
-            self._under_way.append(_Unit(planned, weight, future, begun))
+            self._pending.append(_Unit(planned, weight, future, begun))
             self._begun += begun is not None
             self._weight += weight
             self._next = None
 
     def _next_unit(self) -> _Unit:
-        unit = self._under_way.popleft()
+        unit = self._pending.popleft()
         self._weight -= unit.weight
         self._begun -= unit.begun is not None
         return unit
@@ -179,31 +168,22 @@ class OrderedFetch:
         part = unit.begun.part() if unit.begun else None
         if part and not (self._compare_checksums and _differing(part)):
             return part, _sums_of(part.body)
-        return (unit.future or self._read_again(unit)).result()
-
-    def _read_again(self, unit: _Unit) -> "Future[Fetched]":
-        """Read in threads what was begun and failed: this one, and side by side with it those
-        behind it that failed as well.
-        """
-        future = self._in_thread(unit.planned.object)
-        for other in self._under_way:
-            if other.begun and other.begun.has_failed():
-                other.future, other.begun = self._in_thread(other.planned.object), None
-                self._begun -= 1
-        return future
-
-    def _in_thread(self, obj: S3Object) -> "Future[Fetched]":
-        return self._pool.submit(self._read, obj, 0, obj.size_bytes)
+        if unit.begun:  # it failed: retry in threads, with others that have failed
+            failed = [other for other in self._pending if other.begun and other.begun.has_failed()]
+            self._begun -= len(failed)
+            for other in (unit, *failed):
+                obj = other.planned.object
+                other.future = self._pool.submit(self._read, obj, 0, obj.size_bytes)
+                other.begun = None
+        assert unit.future
+        return unit.future.result()
 
     def s3_checksum(self, planned: PlannedObject) -> Checksum | None:
         """Return S3's own checksum of the full object, if it has one."""
         return self._source.full_object_checksum(planned.object)
 
     def is_comparable(self, planned: PlannedObject) -> bool:
-        """Return whether S3's checksum covers the packed bytes, and the settings want it compared.
-
-        S3 has none of a part.
-        """
+        """Return whether to compare S3's checksum. It never covers a part of a split object."""
         return self._compare_checksums and not planned.part
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
@@ -225,7 +205,7 @@ def _sums_of(body: Buffer) -> BodySums:
 
 
 def _differing(part: ObjectPart) -> str:
-    """Return the algorithm of S3's checksum where the body has another, else ""."""
+    """Return the algorithm of S3's checksum if the body does not match it, else ""."""
     digest = new_digest(part.checksum.algorithm) if part.checksum else None
     if part.checksum is None or digest is None:
         return ""
@@ -234,14 +214,14 @@ def _differing(part: ObjectPart) -> str:
 
 
 def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:
-    """Return the error for a body that is not what S3's own checksum says."""
+    """Return the error for a body that does not match S3's own checksum."""
     return ObjectReadFailed(
-        f"the bytes of {obj.key!r} do not have the {algorithm} that S3 keeps of them",
-        hint="something between S3 and here changes bytes, or the object is damaged in S3",
+        f"the bytes of {obj.key!r} do not match the {algorithm} checksum in S3",
+        hint="a proxy changes bytes, or the object is damaged in S3",
     )
 
 
-def _units(
+def _split_units(
     objects: Iterable[PlannedObject], part_bytes: int, begin_at: int
 ) -> Iterator[tuple[PlannedObject, int, int]]:
     for planned in objects:

@@ -1,10 +1,10 @@
-"""Read-back samples: taken from a chunk when it is sealed, compared with what each copy gives.
+"""Read-back samples: taken when a chunk is sealed, then compared with each stored copy.
 
 Source: promise 1 in docs/design.md.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,9 +17,7 @@ from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord, Sample
 from caf_pipeline.system.quantities import counted
 
 SAMPLE_COUNT: Final = 16
-"""Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in
-all.
-"""
+"""Samples of a chunk: its first and last bytes and 14 others, about 1 MiB in all."""
 
 SAMPLE_BYTES: Final = 64 * 1024
 
@@ -29,11 +27,10 @@ class CopyFinding:
     """The result of reading samples from one copy.
 
     Attributes:
-        copy: the copy, as the store lists it.
-        fault: what is wrong with its bytes, or that it does not have them; "" where nothing is.
-        unanswered: why it could not be asked; "" where it answered.
-        samples: how many were compared.
-        whole: whether all of its bytes were asked for, not samples.
+        fault: what is wrong with its bytes, or "".
+        unanswered: why the provider could not be asked, or "".
+        samples: number of samples compared.
+        whole: whether the whole copy was read.
     """
 
     copy: Copy
@@ -44,14 +41,14 @@ class CopyFinding:
 
     @property
     def good(self) -> bool:
-        """Whether every sample was read and is what was sealed."""
+        """True if every sample was read and matches the seal."""
         return not self.fault and not self.unanswered
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
     """Read the samples of stored bytes.
 
-    Their places are a function of the root: taking them again gives the same.
+    Their positions depend only on the root and the size, so the same file gives the same samples.
     """
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
@@ -65,7 +62,7 @@ def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list
 
 
 def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
-    """Tell whether a staged file has these samples; raises FileNotFoundError where it is gone."""
+    """Return whether a staged file has these samples; raise FileNotFoundError if it is missing."""
     source = StagedSource(path)
     return all(
         hashlib.sha256(source.read(sample.offset, sample.offset + sample.length)).digest()
@@ -74,21 +71,23 @@ def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
     )
 
 
-def look_at_copy(
+def check_copy(
     store: ChunkReader, posting: PostRecord, copy: Copy, samples: Sequence[Sample]
 ) -> CopyFinding:
-    """Read samples from one copy and compare them, up to the first that differs."""
+    """Read samples from one copy and compare them. Stops at the first that differs."""
     for number, sample in enumerate(samples):
         end = sample.offset + sample.length
         try:
-            read = _digest(store.read(posting, sample.offset, end, provider=copy.provider))
+            digest = hashlib.sha256()
+            for piece in store.read(posting, sample.offset, end, provider=copy.provider):
+                digest.update(piece)
         except (StoreError, IntegrityError) as error:
             if error.permanent:
                 return CopyFinding(copy, fault=str(error), samples=number)
             if lost := lost_range(store, posting, copy.provider, sample.offset, end):
                 return CopyFinding(copy, fault=lost, samples=number)
             return CopyFinding(copy, unanswered=str(error), samples=number)
-        if read != sample.sha256:
+        if digest.digest() != sample.sha256:
             return CopyFinding(
                 copy, fault=f"differs at bytes {sample.offset} to {end}", samples=number + 1
             )
@@ -98,42 +97,35 @@ def look_at_copy(
 def lost_range(
     store: ChunkReader, posting: PostRecord, provider: str, start_byte: int, end_byte: int
 ) -> str:
-    """Say that a provider lost a range, which it just failed to give; "" if that is not known."""
+    """Return a message if the provider has lost a range that it failed to send, else ""."""
     if not store.has_lost(posting, start_byte, end_byte, provider=provider):
         return ""
     return f"it answers other requests, but sends nothing of bytes {start_byte} to {end_byte}"
 
 
 def described(findings: Sequence[CopyFinding]) -> str:
-    """Say of each copy what it gave: "right at A, B; C: differs at bytes 0 to 10; D does not
-    answer: …".
-    """
+    """Summarize findings: "right at A, B; C: differs at bytes 0 to 10; D does not answer: …"."""
     right = [finding.copy.provider for finding in findings if finding.good]
-    said = [f"right at {', '.join(right)}"] if right else []
-    said += [f"{finding.copy.provider}: {finding.fault}" for finding in findings if finding.fault]
-    said += [
+    parts = [f"right at {', '.join(right)}"] if right else []
+    parts += [f"{finding.copy.provider}: {finding.fault}" for finding in findings if finding.fault]
+    parts += [
         f"{finding.copy.provider} does not answer: {finding.unanswered}"
         for finding in findings
         if finding.unanswered
     ]
-    return "; ".join(said) or "no copy is listed"
+    return "; ".join(parts) or "no copy is listed"
 
 
 def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int) -> CafError:
-    """Return the error of a chunk of which fewer than `required` copies were found right."""
+    """Return the error for a chunk with fewer than `required` correct copies."""
     right = sum(1 for finding in findings if finding.good)
-    of = f"{right} of {counted(required, 'copy', 'copies')}"
-    message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
-    again = "run the partition, or 'caf repair', again"
+    copies = f"{right} of {counted(required, 'copy', 'copies')}"
+    message = (
+        f"chunk {chunk.name} has only {copies} that are listed and correct ({described(findings)})"
+    )
+    again = "run the partition or 'caf repair' again"
     if any(finding.fault for finding in findings):
         return IntegrityError(
-            message, hint=f"do not use the copies that differ; {again}: the chunk is uploaded again"
+            message, hint=f"do not use the copies that differ; {again} to upload the chunk again"
         )
-    return NotProven(message, hint=f"{again}: the chunk is uploaded to the providers that lack it")
-
-
-def _digest(pieces: Iterator[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
+    return NotProven(message, hint=f"{again} to upload the chunk to the providers that lack it")

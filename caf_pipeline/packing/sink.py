@@ -1,13 +1,11 @@
-"""The one sink through which a chunk's stored bytes go: into the staged file and into the Merkle
-root.
+"""Writes a chunk's stored bytes to the staged file and computes their Merkle root.
 
-Stored bytes are the CAF itself; encryption would come before this sink. The root is computed on a
-thread of its own, a bounded distance behind the file. What is in the file already, from a packing
-that ended early, is read again instead of written. As long as a file is written it is locked, so
-that another process knows whether its writer still lives. Source: "Room to leave" in
-docs/design.md.
+Stored bytes are the CAF file itself. A thread computes the root, a bounded distance behind the
+file. To resume a packing, the sink reads existing bytes back. A file is locked while it is written,
+so other processes know whether its writer is alive.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -25,22 +23,19 @@ from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import StagingError
 from caf_pipeline.system.atomic_files import WRITE_BYTES
 
-GATHER_BYTES: Final = 1 << 20
-"""Small writes are gathered to this size: a write and a hash call each 16 KiB would cost more than
-the work itself.
-"""
+BUFFER_BYTES: Final = 1 << 20
+"""Bytes buffered before a write. A write and a hash call for each 16 KiB cost more."""
 
-BEHIND_BYTES: Final = 16 << 20
-"""How far the root may be behind the file; bounds what is in memory between the two."""
+MAX_UNHASHED_BYTES: Final = 16 << 20
+"""Bytes that the root may be behind the file; bounds the memory between the two."""
 
-_REREAD_BYTES: Final = 4 << 20  # of one read of what is staged already
+_REREAD_BYTES: Final = 4 << 20
 
 
 class PartFile:
-    """A staged file open for writing, and locked by this process for as long as it is open.
+    """A staged file, open for writing and locked by this process until it is closed.
 
-    The lock is of the open file, not of its name: it ends with the process, and a process that
-    sleeps keeps it.
+    The lock belongs to the open file, not to its name. A suspended process keeps it.
     """
 
     def __init__(self, path: Path, descriptor: int, *, locked: bool) -> None:
@@ -50,34 +45,32 @@ class PartFile:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Create `path`, which must not exist; raises StagingError."""
-        try:
+        """Create `path`; raise StagingError if that fails or `path` exists."""
+        with staging_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise staging_error(path, error) from error
         return cls(path, descriptor, locked=_lock(descriptor))
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file that is there; `locked` tells whether no other process has it.
+        """Open an existing file; raise OSError if that fails.
 
-        Raises OSError.
+        `locked` is False if another process holds the lock.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         return cls(path, descriptor, locked=_lock(descriptor))
 
     @property
     def size_bytes(self) -> int:
-        """The file's length."""
+        """The length of the file."""
         return os.fstat(self.descriptor).st_size
 
     @property
     def allocated_bytes(self) -> int:
-        """What the file takes on the disk."""
+        """The space that the file takes on the disk."""
         return os.fstat(self.descriptor).st_blocks * 512  # stat(2): always of 512 bytes
 
     def is_named(self) -> bool:
-        """Tell whether the name still belongs to this file."""
+        """Return whether `path` still names this file."""
         try:
             return os.path.samestat(
                 self.path.stat(follow_symlinks=False), os.fstat(self.descriptor)
@@ -86,19 +79,17 @@ class PartFile:
             return False
 
     def rename(self, path: Path) -> None:
-        """Give the file another name; raises OSError."""
+        """Rename the file; raise OSError if that fails."""
         os.rename(self.path, path)
         self.path = path
 
     def cut(self, size_bytes: int) -> None:
-        """Make the file so long, durably, and give back what was reserved beyond; never by its
-        name. Raises OSError.
-        """
+        """Truncate the file by its descriptor and fsync it; raise OSError if that fails."""
         os.ftruncate(self.descriptor, size_bytes)
         os.fsync(self.descriptor)
 
     def close(self) -> None:
-        """Give the file and its lock back."""
+        """Close the file, which ends the lock."""
         os.close(self.descriptor)
 
 
@@ -113,22 +104,20 @@ def _lock(descriptor: int) -> bool:
             errno.EOPNOTSUPP,
             errno.ENOSYS,
         ):
-            return False  # taken, or a file system without locks, where it counts as taken
+            return False  # locked by another process, or a file system without locks
         raise
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place to come back to: the offset, and the tree of the bytes before it, which the hashing
-    thread hands out.
-    """
+    """A position to return to, and the tree of the bytes before it."""
 
     offset: int
     _tree: "Future[MerkleTree]"
 
     def tree(self) -> MerkleTree:
-        """Wait for the tree of the bytes before the offset, and return a copy of it."""
+        """Wait for the hashing thread; return a copy of the tree before the offset."""
         return self._tree.result().copy()
 
     def closed_state(self) -> bytes:
@@ -137,24 +126,19 @@ class Mark:
 
 
 class StagingSink:
-    """An append-only staged file with the Merkle root over it.
-
-    Raises StagingError where the disk is full or the file cannot be written; the file is left for
-    the caller to remove.
-    """
+    """Appends bytes to a part and to its Merkle tree, or reads back what the part already has."""
 
     def __init__(self, part: PartFile, *, proof_type: int) -> None:
         """Begin at the start of a file."""
         self.part = part
         self.size_bytes = 0
         self._tree = MerkleTree(proof_type)
-        self._gathered: list[Buffer] = []
-        self._gathered_bytes = 0
-        self._behind: deque[tuple[int, Future[None]]] = deque()
-        self._behind_bytes = 0
-        self._block = memoryview(
-            b""
-        )  # read again and not yet hashed, from `size_bytes - _block_taken` on
+        self._buffered: list[Buffer] = []
+        self._buffered_bytes = 0
+        self._unhashed: deque[tuple[int, Future[None]]] = deque()
+        self._unhashed_bytes = 0
+        # Read back and not yet hashed. Its first byte is at `size_bytes - _block_taken`.
+        self._block = memoryview(b"")
         self._block_taken = 0
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="merkle")
 
@@ -167,75 +151,69 @@ class StagingSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._hasher.shutdown(cancel_futures=True)
+        self.part.close()
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve the space of the finished file on the disk."""
-        if not hasattr(os, "posix_fallocate"):  # macOS; there a full disk shows while writing
-            return
-        try:
-            os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
-        except OSError as error:
-            raise staging_error(self.part.path, error, size_bytes) from error
+        """Reserve disk space for the finished file."""
+        if hasattr(os, "posix_fallocate"):  # on macOS, a full disk fails a write
+            with staging_errors(self.part.path, size_bytes):
+                os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
 
-    # --- what is written
-    # --------------------------------------------------------------------------------
+    # --- what is written --------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
-        """Append bytes. The buffer is kept until it is written: it may not change afterwards."""
+        """Append bytes. The caller must not change the buffer afterwards."""
         size_bytes = memoryview(data).nbytes
         self.size_bytes += size_bytes
-        self._gathered.append(data)
-        self._gathered_bytes += size_bytes
-        if self._gathered_bytes >= GATHER_BYTES:
+        self._buffered.append(data)
+        self._buffered_bytes += size_bytes
+        if self._buffered_bytes >= BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was gathered to the operating system, and to the hashing thread."""
-        if not self._gathered_bytes:
+        """Pass buffered bytes to the operating system and to the hashing thread."""
+        if not self._buffered_bytes:
             return
-        data = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
-        self._gathered, self._gathered_bytes = [], 0
+        data = self._buffered[0] if len(self._buffered) == 1 else b"".join(self._buffered)
+        self._buffered, self._buffered_bytes = [], 0
         view = memoryview(data).cast("B")
         self._hash(view)
-        try:
+        with staging_errors(self.part.path):
             written = 0
             while written < len(view):
                 written += os.write(self.part.descriptor, view[written : written + WRITE_BYTES])
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
-        self._stay_close()
+        self._limit_unhashed()
 
     def read_staged(self, start_byte: int, end_byte: int) -> bytes:
-        """Return bytes that were written, or read again, before `size_bytes`."""
+        """Return bytes that lie before `size_bytes`."""
         self.flush()
-        try:
-            data = os.pread(self.part.descriptor, end_byte - start_byte, start_byte)
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
-        return data
+        with staging_errors(self.part.path):
+            return os.pread(self.part.descriptor, end_byte - start_byte, start_byte)
 
     def finish(self) -> bytes:
-        """Write out everything, cut the file to its size, fsync it, and return the Merkle root."""
+        """Write all bytes, truncate the file to its size, fsync it, and return the Merkle root."""
         self._settle()
-        try:
+        with staging_errors(self.part.path):
             self.part.cut(self.size_bytes)
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
         return self._tree.root()
 
-    # --- what is there already
-    # --------------------------------------------------------------------------------
+    # --- what is there already --------------------------------------------------------------------
 
     def reread(self, end_byte: int) -> Iterator[memoryview]:
-        """Yield what the file holds up to `end_byte`, and count it as written; less where the file
-        cannot give so much.
+        """Yield existing bytes up to `end_byte` and count them as written.
+
+        Stops early if the file is shorter or cannot be read.
         """
         while self.size_bytes < end_byte:
             if self._block_taken == len(self._block):
                 self._hash_block()
-                self._block = self._read_block()
-                if not self._block:
+                try:
+                    block = os.pread(self.part.descriptor, _REREAD_BYTES, self.size_bytes)
+                except OSError:  # a bad sector: resume only what precedes it
+                    block = b""
+                self._block = memoryview(block)
+                if not block:
                     return
             taken = min(end_byte - self.size_bytes, len(self._block) - self._block_taken)
             piece = self._block[self._block_taken : self._block_taken + taken]
@@ -243,84 +221,74 @@ class StagingSink:
             self.size_bytes += taken
             yield piece
 
-    def _read_block(self) -> memoryview:
-        try:
-            return memoryview(os.pread(self.part.descriptor, _REREAD_BYTES, self.size_bytes))
-        except OSError:  # a bad place on the disk: what is before it is all there is
-            return memoryview(b"")
-
     def _hash_block(self) -> None:
         if self._block_taken:
             self._hash(self._block[: self._block_taken])
-            self._stay_close()
+            self._limit_unhashed()
         self._block = self._block[self._block_taken :]
         self._block_taken = 0
 
     def cut(self) -> None:
-        """Cut the file to what was read again, durably, and append from there on."""
+        """Truncate the file, durably, to the bytes that were read back; append after them."""
         self._settle()
         self._block = memoryview(b"")
-        try:
+        with staging_errors(self.part.path):
             self.part.cut(self.size_bytes)
             os.lseek(self.part.descriptor, self.size_bytes, os.SEEK_SET)
-        except OSError as error:
-            raise staging_error(self.part.path, error) from error
 
-    # --- places
-    # --------------------------------------------------------------------------------
+    # --- places -----------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """Return the present end as a place to come back to; what was gathered is flushed."""
+        """Flush, and return the current end as a mark for `roll_back`."""
         self.flush()
         self._hash_block()
         return Mark(self.size_bytes, self._hasher.submit(self._tree.copy))
 
     def roll_back(self, mark: Mark) -> None:
-        """Forget everything after the mark."""
-        self._gathered, self._gathered_bytes = [], 0
+        """Discard everything after the mark."""
+        self._buffered, self._buffered_bytes = [], 0
         self._block, self._block_taken = memoryview(b""), 0
         self._settle()
         os.lseek(self.part.descriptor, mark.offset, os.SEEK_SET)
         self.size_bytes = mark.offset
         self._tree = mark.tree()
 
-    def close(self) -> None:
-        """Give the file and the thread back."""
-        self._hasher.shutdown(cancel_futures=True)
-        self.part.close()
-
-    # --- the tree
-    # --------------------------------------------------------------------------------
+    # --- the tree ---------------------------------------------------------------------------------
 
     def _hash(self, view: memoryview) -> None:
-        self._behind.append((len(view), self._hasher.submit(self._tree.update, view)))
-        self._behind_bytes += len(view)
+        self._unhashed.append((len(view), self._hasher.submit(self._tree.update, view)))
+        self._unhashed_bytes += len(view)
 
-    def _stay_close(self) -> None:
-        while self._behind_bytes > BEHIND_BYTES:
-            self._wait_for_one()
+    def _limit_unhashed(self, max_bytes: int = MAX_UNHASHED_BYTES) -> None:
+        while self._unhashed_bytes > max_bytes:
+            size_bytes, future = self._unhashed.popleft()
+            future.result()
+            self._unhashed_bytes -= size_bytes
 
     def _settle(self) -> None:
         self.flush()
         self._hash_block()
-        while self._behind:
-            self._wait_for_one()
-
-    def _wait_for_one(self) -> None:
-        size_bytes, future = self._behind.popleft()
-        future.result()
-        self._behind_bytes -= size_bytes
+        self._limit_unhashed(0)
 
 
 def sync_data(descriptor: int) -> None:
-    """Make a file's bytes durable, and of what describes it what is needed to read them again."""
-    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has none
+    """Flush a file's data, and the metadata needed to read it, to the disk."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
+
+
+@contextlib.contextmanager
+def staging_errors(path: Path, size_bytes: int = 0) -> Iterator[None]:
+    """Translate the operating system's errors for a file in staging."""
+    try:
+        yield
+    except OSError as error:
+        raise staging_error(path, error, size_bytes) from error
 
 
 def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingError:
-    """Return a StagingError for what the operating system said of a file in staging."""
-    wanted = f" ({size_bytes} bytes are needed)" if size_bytes else ""
+    """Return the StagingError for an error of the operating system in staging."""
+    needed = f" ({size_bytes} bytes are needed)" if size_bytes else ""
     return StagingError(
-        f"the staging folder {path.parent} cannot take the chunk: {error.strerror}{wanted}",
+        f"the staging folder {path.parent} cannot take the chunk: {error.strerror}{needed}",
         hint="make room there, or set 'staging' to a folder on a larger disk",
     )

@@ -1,12 +1,10 @@
-"""Objects that cannot be read although their source answers: which they are, and after how many
-runs they are skipped.
+"""Finds objects that cannot be read although their source answers, and decides when to skip them.
 
-A run that meets such an object reads on, without writing, to find the others of its chunk, and
-counts all of them together. Only then does it fail. The journal still ends at the first, so that
-the order of the members is the plan's.
+A run that meets such an object reads the rest of the chunk without writing, counts all unreadable
+objects, and fails. The journal still ends at the first of them, which keeps the plan's order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, dropwhile, islice
 from pathlib import Path
 from typing import Final
@@ -19,29 +17,23 @@ from caf_pipeline.packing.packer import Packer
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.waits import UNANSWERED_SECONDS
 
-MOST_UNREADABLE: Final = 1_000
-"""Unreadable objects that one run looks for. Each costs all attempts of its request, some
-seconds.
-"""
+MAX_UNREADABLE: Final = 1_000
+"""Unreadable objects that one run looks for. Each costs several attempts, so some seconds."""
 
 SAMPLED_OBJECTS: Final = 8
-"""Other objects of the source's first page, and of the chunk, that are tried before the source
-counts as down.
-"""
+"""Other objects tried, of the first page and of the chunk, before the source counts as down."""
 
 SAMPLE_BYTES: Final = 64 << 10
 
 
 def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
-    """Count a run that failed on this object; return whether enough runs did to skip it as
-    unreadable.
+    """Count a failed read of this object; return whether enough runs failed to skip it.
 
-    If no run failed on the object before, the run reads the objects behind it in the chunk, too.
-    Objects that cannot be read are counted together. If an earlier run failed on the object, it has
-    read all of them: only objects that failed then are read again.
+    The first run that fails on an object reads all objects behind it and counts the unreadable
+    ones. Later runs read only those again.
 
-    Raises: SourceUnreachable: the source gives no object at all; nothing is counted. And as
-        `Packer.find_unreadable`.
+    Raises:
+        SourceUnreachable: the source returns no object at all; nothing is counted.
     """
     require_answers(context, chunk, planned.object)
     failures = context.ledger.read_failures.list(chunk.name)
@@ -55,8 +47,14 @@ def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: Plann
             if earlier
             else behind
         )
-        failed = [planned, *_unreadable_among(context, packer, suspects)]
-        require_answers(context, chunk, planned.object)  # it may have gone down meanwhile
+        with context.waits.waiting(
+            "the other objects of the chunk, which are read to find all that cannot be read",
+            ends_by="the run then fails, and counts them together",
+            grace=UNANSWERED_SECONDS,
+        ):
+            unreadable = islice(packer.find_unreadable(suspects), MAX_UNREADABLE - 1)
+            failed = [planned, *unreadable]
+        require_answers(context, chunk, planned.object)  # the source may have gone down meanwhile
         context.ledger.read_failures.count(
             chunk.name, [*map(_identity, failed)], context.holder.run
         )
@@ -64,10 +62,10 @@ def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: Plann
     return times >= context.settings.packing.unreadable_after
 
 
-def named_together(context: RunContext, chunk: Chunk, error: ObjectReadFailed) -> ObjectReadFailed:
-    """Return the error of a run that failed on an object; if it failed on several, their number is
-    in it.
-    """
+def combined_read_failure(
+    context: RunContext, chunk: Chunk, error: ObjectReadFailed
+) -> ObjectReadFailed:
+    """Return the error of a failed run, with the number of objects if there are several."""
     failures = context.ledger.read_failures.list(chunk.name).values()
     limit, run = context.settings.packing.unreadable_after, context.holder.run
     count = sum(failure.last_run == run and failure.times < limit for failure in failures)
@@ -79,16 +77,18 @@ def named_together(context: RunContext, chunk: Chunk, error: ObjectReadFailed) -
 
 
 def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None:
-    """Return if the source lists its objects and answers for an object other than `failed`.
+    """Return if the source lists its objects and returns an object other than `failed`.
 
-    A source that has no other object only has to list it.
+    A source without other objects only has to list.
 
     Raises:
-        SourceUnreachable: it does not. And as `ObjectSource.list_pages` and `read`.
+        SourceUnreachable: it does not.
     """
     page = next(iter(context.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None
-    for sample in chain(_sampled(page, len(page), failed), _sampled_of_chunk(chunk, failed)):
+    planned = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
+    of_chunk = _sampled((row.object for row in planned), chunk.object_count, failed)
+    for sample in chain(_sampled(page, len(page), failed), of_chunk):
         try:
             context.objects.read(sample, 0, min(sample.size_bytes, SAMPLE_BYTES))
         except ObjectUnavailable:
@@ -99,19 +99,12 @@ def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None
             return
     if error:
         raise SourceUnreachable(
-            f"{context.address} lists its objects, but none of the tried objects can be read: "
-            f"{error}",
-            hint="wait, and run the chunk again",
+            f"{context.address} lists its objects, but every read of a sample fails: {error}",
+            hint="wait, then run the chunk again",
         ) from error
 
 
-def _sampled_of_chunk(chunk: Chunk, failed: S3Object) -> Iterator[S3Object]:
-    objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
-    return _sampled((planned.object for planned in objects), chunk.object_count, failed)
-
-
 def _sampled(objects: Iterable[S3Object], count: int, failed: S3Object) -> Iterator[S3Object]:
-    """Yield a few of the objects, evenly spread."""
     spread = islice(objects, 0, None, max(count // SAMPLED_OBJECTS, 1))
     readable = (
         obj
@@ -119,17 +112,6 @@ def _sampled(objects: Iterable[S3Object], count: int, failed: S3Object) -> Itera
         if obj.key != failed.key and not obj.is_delete_marker and is_supported(obj.key)
     )
     return islice(readable, SAMPLED_OBJECTS)
-
-
-def _unreadable_among(
-    context: RunContext, packer: Packer, suspects: Iterable[PlannedObject]
-) -> Sequence[PlannedObject]:
-    with context.waits.waiting(
-        "the other objects of the chunk, which are read to find all that cannot be read",
-        ends_by="the run then fails, and counts them together",
-        grace=UNANSWERED_SECONDS,
-    ):
-        return list(islice(packer.find_unreadable(suspects), MOST_UNREADABLE - 1))
 
 
 def _identity(planned: PlannedObject) -> tuple[str, str]:

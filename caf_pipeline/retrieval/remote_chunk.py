@@ -490,8 +490,8 @@ def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
             _check_member(row, chunk_file, tally)
         else:
             _check_skip(row, tally)
-    if miscounted := chunk_file.miscounted(tally.members):
-        raise MalformedArchive(miscounted)
+    if member_count_fault := chunk_file.member_count_fault(tally.members):
+        raise MalformedArchive(member_count_fault)
     if not tally.members:
         raise MalformedArchive("it holds no object, and such a chunk is never posted")
     return tally
@@ -543,8 +543,8 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
     )
     if not isinstance(member, str):
         raise MalformedArchive(f"its manifest names no member for {key[:60]!r}")
-    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, _member_bytes(row)):
-        raise MalformedArchive(misplaced)
+    if fault := chunk_file.range_fault(member, start_byte, end_byte, _member_bytes(row)):
+        raise MalformedArchive(fault)
     if start_byte < tally.position or end_byte > tally.limit:
         raise MalformedArchive(f"the bytes of {key[:60]!r} are those of another member, too")
     if end_byte > tally.position:

@@ -1,5 +1,4 @@
-"""What a run does, in order: the plan of a source, the steps of one chunk, and the audit of each by
-other evidence.
+"""The work of a run, in order: planning a source, processing one chunk, and auditing both.
 
-What happens to a chunk after it is located is `maintenance`.
+`maintenance` covers chunks that are located.
 """

@@ -1,9 +1,8 @@
-"""What became of the objects that a plan put into a chunk: its manifest, held against its part of
-the plan and its index.
+"""Compares a chunk's manifest with its part of the plan and with its index.
 
-Both classes take the manifest in batches, in one pass, and may take the same one: memory is a batch
-of it and of the plan. Which steps do so, and when, is in `chunk_steps` and `audit`. Source: promise
-2 in docs/design.md.
+Both classes may share one pass over the manifest. Memory is one batch of manifest and plan.
+
+Source: promise 2 in docs/design.md.
 """
 
 from collections import Counter
@@ -48,8 +47,9 @@ _PLAN_SCHEMA: Final = pa.schema([PLAN_SCHEMA.field(name) for name in _PLAN_COLUM
 
 @dataclass(frozen=True, slots=True)
 class ChunkAccount:
-    """What became of the objects that the plan put into a chunk; `explanation` says where it does
-    not agree.
+    """The fate of the objects that the plan put into a chunk.
+
+    `explanation` describes the first contradiction; "" if there is none.
     """
 
     planned: int
@@ -60,20 +60,19 @@ class ChunkAccount:
 
     @property
     def agrees(self) -> bool:
-        """Whether each planned object is a member, skipped or released, exactly once."""
+        """True if each planned object is a member, skipped or released, exactly once."""
         return not self.explanation
 
 
 class ChunkAuditor:
-    """Holds a chunk against its part of the plan: the same objects in the same order, each at the
-    range that it claims.
+    """Compares a chunk with its part of the plan: the same objects, order and ranges.
 
-    Attributes: explanation: the first thing that does not agree in what was taken so far; "" where
-        all of it does.
+    Attributes:
+        explanation: the first contradiction so far; "" if there is none.
     """
 
     def __init__(self, chunk: Chunk, chunk_file: ChunkFile) -> None:
-        """Raise CafError where there is no readable plan."""
+        """Raise CafError if the plan cannot be read."""
         folder = Path(chunk.plan_folder)
         self.explanation = ""
         self._chunk = chunk
@@ -89,39 +88,37 @@ class ChunkAuditor:
         self._skipped = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take the next rows of the manifest, with `ACCOUNT_COLUMNS`; what follows a contradiction
-        is not looked at.
-        """
+        """Compare the next manifest rows, with `ACCOUNT_COLUMNS`, up to the first contradiction."""
         if not self.explanation:
-            self.explanation = self._of_another_object(batch) or self._misplaced(batch)
+            self.explanation = self._contradicts_plan(batch) or self._contradicts_index(batch)
             self._skipped += batch.num_rows - batch["skip_reason"].null_count
             self._members += batch["skip_reason"].null_count
 
     def finish(self, *, members: int, skipped: int, released: int) -> ChunkAccount:
-        """Return the account once all rows were taken, which is to be of these counts."""
-        left = self._planned - self._members - self._skipped
+        """Return the account after the last row, compared with these counts."""
+        released_count = self._planned - self._members - self._skipped
         if not self.explanation:
-            found = (
-                f"{counted(self._members, 'member')}, {self._skipped} skipped and {left} released"
-            )
             if self._planned != self._chunk.object_count:
+                planned = counted(self._chunk.object_count, "object")
+                self.explanation = f"{planned} planned, {self._planned} accounted for"
+            elif (self._members, self._skipped, released_count) != (members, skipped, released):
                 self.explanation = (
-                    f"{counted(self._chunk.object_count, 'object')} planned, "
-                    f"{self._planned} accounted for"
+                    f"the ledger has {counted(members, 'member')}, {skipped} skipped and "
+                    f"{released} released, the chunk {counted(self._members, 'member')}, "
+                    f"{self._skipped} skipped and {released_count} released"
                 )
-            elif (self._members, self._skipped, left) != (members, skipped, released):
-                expected = (
-                    f"{counted(members, 'member')}, {skipped} skipped and {released} released"
-                )
-                self.explanation = f"the ledger has {expected}, the chunk {found}"
             else:
-                self.explanation = self._chunk_file.miscounted(self._members)
+                self.explanation = self._chunk_file.member_count_fault(self._members)
         return ChunkAccount(
-            self._chunk.object_count, self._members, self._skipped, max(left, 0), self.explanation
+            self._chunk.object_count,
+            self._members,
+            self._skipped,
+            max(released_count, 0),
+            self.explanation,
         )
 
     def released(self) -> Iterator[tuple[str, str]]:
-        """Yield key and object version of the plan's objects that follow those taken so far."""
+        """Yield key and object version of the plan's objects behind those taken so far."""
         for rows in self._plan.rest():
             yield from zip(
                 rows["key"].cast(pa.string()).to_pylist(),
@@ -129,8 +126,7 @@ class ChunkAuditor:
                 strict=True,
             )
 
-    def _of_another_object(self, batch: pa.RecordBatch) -> str:
-        """Say which row is none of the plan at its place; "" where all are."""
+    def _contradicts_plan(self, batch: pa.RecordBatch) -> str:
         planned = self._plan.take(batch.num_rows)
         rows = batch.slice(0, planned.num_rows)
         same_key = pc.equal(rows["key"].cast(pa.binary()), planned["key"])
@@ -139,60 +135,60 @@ class ChunkAuditor:
         ).as_py()
         if first >= 0:
             return (
-                f"the plan has {planned['key'][first].as_py()!r} where the chunk has "
+                f"the plan has {planned['key'][first].as_py()!r}, but the chunk has "
                 f"{batch['key'][first].as_py()!r}"
             )
         if planned.num_rows < batch.num_rows:
-            return f"{batch['key'][planned.num_rows].as_py()!r} is in the chunk and not in the plan"
+            return (
+                f"{batch['key'][planned.num_rows].as_py()!r} is in the chunk, but not in the plan"
+            )
         return ""
 
-    def _misplaced(self, batch: pa.RecordBatch) -> str:
+    def _contradicts_index(self, batch: pa.RecordBatch) -> str:
         members = batch.filter(pc.is_null(batch["skip_reason"]))
         sizes = members["size_bytes"]
         planned = astuple(self._part) if self._part else (None,) * len(PART_COLUMNS)
         for name, value in zip(PART_COLUMNS, planned, strict=True):
-            if any(found != value for found in members[name].unique().to_pylist()):
-                return "the chunk has another part of the object than was planned"
+            if any(part != value for part in members[name].unique().to_pylist()):
+                return "the chunk has another part of the object than the plan"
         if self._part:
             sizes = pc.subtract(members["part_end_byte"], members["part_start_byte"])
         columns = (
             column.to_pylist()
             for column in (*(members[name] for name in ("member", "start_byte", "end_byte")), sizes)
         )
-        return next(filter(None, map(self._chunk_file.misplaced, *columns)), "")
+        return next(filter(None, map(self._chunk_file.range_fault, *columns)), "")
 
 
 class _PlanRows:
-    """A chunk's part of the plan, taken in pieces of any length."""
+    """A chunk's part of the plan, in pieces of any length."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
-        self._left = pa.RecordBatch.from_pylist([], _PLAN_SCHEMA)
+        self._remaining = pa.RecordBatch.from_pylist([], _PLAN_SCHEMA)
 
     def take(self, count: int) -> pa.Table:
-        """Return the next rows, fewer at the end."""
         taken = []
         for batch in self.rest():
             taken.append(batch.slice(0, count))
-            self._left = batch.slice(count)
+            self._remaining = batch.slice(count)
             count -= taken[-1].num_rows
             if not count:
                 break
         return pa.Table.from_batches(taken, _PLAN_SCHEMA)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows that are left."""
-        left, self._left = self._left, self._left.slice(0, 0)
-        yield left.select(_PLAN_COLUMNS)
+        remaining, self._remaining = self._remaining, self._remaining.slice(0, 0)
+        yield remaining.select(_PLAN_COLUMNS)
         for batch in self._batches:
             yield batch.select(_PLAN_COLUMNS)
 
 
 class ManifestReport:
-    """What is told of a chunk's manifest.
+    """Facts of a chunk's manifest for people.
 
     Attributes:
-        skipped: objects by the reason why they were skipped.
+        skipped: number of skipped objects, by reason.
         largest: keys and sizes of the largest members, the largest first.
     """
 
@@ -201,13 +197,13 @@ class ManifestReport:
         self.largest: list[tuple[str, int]] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take the next rows, with `REPORT_COLUMNS`."""
+        """Add the next rows, with `REPORT_COLUMNS`."""
         for reason in batch["skip_reason"].drop_null().value_counts():
             self.skipped[SkipReason(reason["values"].as_py())] += reason["counts"].as_py()
         members = pa.Table.from_batches([batch.filter(pc.is_null(batch["skip_reason"]))])
         order = [("size_bytes", "descending"), ("key", "descending")]
-        some = members.take(pc.select_k_unstable(members, LARGEST_SHOWN, order))
-        found = zip(some["key"].to_pylist(), some["size_bytes"].to_pylist(), strict=True)
+        top = members.take(pc.select_k_unstable(members, LARGEST_SHOWN, order))
+        largest = zip(top["key"].to_pylist(), top["size_bytes"].to_pylist(), strict=True)
         self.largest = sorted(
-            [*self.largest, *found], key=lambda one: (one[1], one[0]), reverse=True
+            [*self.largest, *largest], key=lambda member: (member[1], member[0]), reverse=True
         )[:LARGEST_SHOWN]

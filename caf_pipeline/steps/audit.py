@@ -1,7 +1,7 @@
-"""Checks of what was done, each from other evidence than the step that did it.
+"""Read-only checks of finished steps, each from evidence other than the step itself.
 
-`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `fetch_members`
-fetches some through the store and compares them with the rows. Both only read.
+`account_for_chunk` compares index and manifest with the plan. `fetch_members` fetches some members
+through the store and compares them with the rows.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.records import Chunk, Location, posting_of
+from caf_pipeline.ledger.records import Location, posting_of
 from caf_pipeline.retrieval.reader import Found, fetch
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, ChunkAccount, ChunkAuditor
@@ -19,19 +19,21 @@ from caf_pipeline.system.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class FetchedMembers:
-    """Members that were fetched through the store, and the keys of those whose bytes differ."""
+    """The number of members fetched, and the keys of those whose bytes differ."""
 
     tried: int
     mismatched: Sequence[str]
 
 
 def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
-    """Hold the chunk against its part of the plan: the same objects in the same order, each at the
-    range that it claims.
-    """
+    """Compare the chunk with its part of the plan: the same objects, order and ranges."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.EMPTY:
-        return _account_for_empty(chunk)
+        skipped, released = chunk.skipped_count, chunk.released_count
+        planned = counted(chunk.object_count, "object")
+        agrees = skipped + released == chunk.object_count
+        explanation = "" if agrees else f"{planned} planned, {skipped} skipped"
+        return ChunkAccount(chunk.object_count, 0, skipped, released, explanation)
     if chunk.state is ChunkState.WITHDRAWN:
         return ChunkAccount(chunk.object_count, 0, 0, chunk.object_count, "")
     try:
@@ -48,59 +50,33 @@ def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
     )
 
 
-def _account_for_empty(chunk: Chunk) -> ChunkAccount:
-    agrees = chunk.skipped_count + chunk.released_count == chunk.object_count
-    explanation = (
-        ""
-        if agrees
-        else f"{counted(chunk.object_count, 'object')} planned, {chunk.skipped_count} skipped"
-    )
-    return ChunkAccount(
-        chunk.object_count, 0, chunk.skipped_count, chunk.released_count, explanation
-    )
-
-
 def fetch_members(context: RunContext, name: str, *, members: int = 20) -> FetchedMembers:
-    """Fetch this many members (or all of fewer), chosen again each time, as a user would, and
-    compare their SHA-256.
-    """
+    """Fetch random members through the store, as a user would, and compare their SHA-256."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state in CLAIMING:
-        return FetchedMembers(0, [f"none: the chunk is {chunk.state}, and not located"])
+        return FetchedMembers(0, [f"none: the chunk is {chunk.state}, not located"])
     if not chunk.member_count or chunk.state is ChunkState.WITHDRAWN:
         return FetchedMembers(0, [])
-    try:
-        return _fetch_members(context, chunk, members)
-    except CafError as error:
-        if not error.permanent:
-            raise
-        return FetchedMembers(min(members, chunk.member_count), [f"all of {name} ({error})"])
-
-
-def _fetch_members(context: RunContext, chunk: Chunk, members: int) -> FetchedMembers:
-    rows = context.ledger.chunks.some_members(chunk.name, members)
+    rows = context.ledger.chunks.some_members(name, members)
     if not rows:
-        return FetchedMembers(0, [f"none: chunk {chunk.name} has no location"])
+        return FetchedMembers(0, [f"none: chunk {name} has no location"])
     mismatched = []
     for row in rows:
         try:
             if chunk.part:
-                found = Found(Location(row, chunk.name, posting_of(chunk)), context.store)
+                reader = Found(Location(row, chunk.name, posting_of(chunk)), context.store)
             else:
-                found = fetch(
+                reader = fetch(
                     context.ledger.lookup,
                     context.store,
                     context.source,
                     row.key,
                     row.object_version,
                 )
-            found.compare()
+            reader.compare()
         except CafError as error:
             if not error.permanent:
                 raise
-            mismatched.append(
-                f"part {chunk.part} of {row.key} ({error})"
-                if chunk.part
-                else f"{row.key} ({error})"
-            )
+            part = f"part {chunk.part} of " if chunk.part else ""
+            mismatched.append(f"{part}{row.key} ({error})")
     return FetchedMembers(len(rows), mismatched)

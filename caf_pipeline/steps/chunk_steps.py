@@ -1,11 +1,10 @@
 """The steps of one chunk, from its plan to its location rows.
 
-    load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored → load_locations
-    → release_staging
+    load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored
+    → load_locations → release_staging
 
-Each step takes the chunk's lease, looks at the ledger, does what is not yet done, and moves the
-chunk. Each may be run again at any time, also after a crash in its middle: what is done already is
-left as it is. While the operator has everything paused, a step waits with its lease held.
+Each step takes the chunk's lease, does what is left to do, and moves the chunk. Steps
+are idempotent and may run again after a crash. During a pause, a step waits and keeps its lease.
 """
 
 import time
@@ -42,23 +41,23 @@ from caf_pipeline.packing.chunk_reader import (
     StagedSource,
     skips_of,
 )
-from caf_pipeline.packing.pack_chunk import pack_again
+from caf_pipeline.packing.pack_chunk import pack_or_resume
 from caf_pipeline.packing.packer import remove_staged
-from caf_pipeline.packing.samples import look_at_copy, samples_of, staged_matches, too_few_copies
+from caf_pipeline.packing.samples import check_copy, samples_of, staged_matches, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
     give_final_name,
-    let_go,
+    packing_run,
     proof_type_of,
     read_packed,
     read_record,
+    release_located,
     remove_all,
     remove_packing,
     remove_unsealed,
     staged_has_root,
     staged_is_whole,
     staged_path,
-    was_packed_by,
 )
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
@@ -69,13 +68,12 @@ from caf_pipeline.system.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """A sealed (or empty) chunk.
+    """A sealed or empty chunk.
 
-    `fill` is its size over the source's target; rates in bytes a second of packing.
-
-    Attributes: resumed_bytes: of the chunk that an earlier run had packed. not_resumed: why
-        nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong
-        with it.
+    Attributes:
+        fill: size as a share of the source's target.
+        bytes_per_second: fetched bytes per second of packing.
+        resumed_bytes, not_resumed: see `PackedChunk`.
     """
 
     chunk: Chunk
@@ -90,7 +88,7 @@ class SealReport:
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """An uploaded chunk; 0 seconds where it was there already."""
+    """An uploaded chunk. `seconds` is 0 if an earlier run had uploaded it."""
 
     chunk: Chunk
     seconds: float
@@ -99,27 +97,25 @@ class UploadReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """A verified chunk, who has it right, and how many samples were compared with each."""
+    """A verified chunk, its correct copies, and the number of samples compared with each."""
 
     chunk: Chunk
     copies: Sequence[Copy]
     samples: int
 
 
-# --- caf_chunk
-# ------------------------------------------------------------------------------------------
+# --- caf_chunk ------------------------------------------------------------------------------------
 
 
 def load_batch(context: RunContext, name: str) -> Chunk:
-    """Take the chunk's part of the plan: planned → packing, after the plan's files were found to
-    hold what was claimed.
+    """Compare the chunk's plan with the ledger, then move it from planned to packing.
 
-    Raises: What `ChunkStore.admit` raises: the store would not take a chunk of the expected size,
-        so that it is not packed. StoredAlready: the store has posts of the source that the ledger
-        does not know.
+    Raises:
+        StoreError: the store would not take the chunk (see `ChunkStore.admit`).
+        StoredAlready: the store has posts of the source that the ledger lacks.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, _workable(context, name))
+        chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
         refuse_unknown(context)
@@ -128,90 +124,102 @@ def load_batch(context: RunContext, name: str) -> Chunk:
             raise CafError(
                 f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger "
                 f"{chunk.object_count}",
-                hint=f"the folder {chunk.plan_folder} is not the one that was written; restore it "
-                "or withdraw the chunk",
+                hint=f"the files in {chunk.plan_folder} have changed; restore them, or withdraw "
+                "the chunk",
             )
         if read_packed(context, name) is None:
-            try:
-                _ask_store(context, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED)
-            except ChunkTooLarge as error:
-                raise _withdrawn_as_too_large(context, lease, chunk, error) from error
-        context.ledger.moves.move(lease, name, chunk.state, ChunkState.PACKING)
-        return context.ledger.chunks.get(name)
+            _require_admitted(
+                context, lease, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED
+            )
+        return _move(context, lease, chunk, ChunkState.PACKING)
 
 
 def pack_chunk(context: RunContext, name: str) -> Chunk:
-    """Pack the chunk into a staged file, unless that is done; what was lost from staging since is
-    packed again.
-    """
+    """Pack the chunk into a staged file, unless that is done and the file is still there."""
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, _workable(context, name))
+        chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(
-                f"chunk {name} was not loaded yet", hint="run the partition from its first step"
+                f"chunk {name} is not loaded yet", hint="run the partition from its first step"
             )
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
-            pack_again(context, lease, chunk)
-        return _restored(context, lease, chunk)
+            pack_or_resume(context, lease, chunk)
+        return _with_staged_file(context, lease, chunk)
 
 
 def seal_chunk(context: RunContext, name: str) -> SealReport:
-    """Check the packed file, take its samples, give it its final name: packing → sealed, or →
-    empty.
-    """
+    """Check the packed file, sample it, and move the chunk from packing to sealed or empty."""
     with lease_chunk(context, name) as lease:
-        chunk = _wanted(context, lease, _workable(context, name))
+        chunk = _workable_or_withdrawn(context, lease, name)
         manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
             if read_packed(context, name) is None:
-                pack_again(context, lease, chunk)
+                pack_or_resume(context, lease, chunk)
             manifest = _seal(context, lease, chunk)
         elif has_reached(chunk.state, ChunkState.SEALED):
             for batch in open_chunk(context, chunk).manifest().batches(REPORT_COLUMNS):
                 manifest.take(batch)
-        remove_packing(context, name)  # also where a run was killed between the seal and this
-        return _seal_report(context, context.ledger.chunks.get(name), manifest)
-
-
-def _ask_store(
-    context: RunContext, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]
-) -> None:
-    """Raise what would keep the store from taking the chunk, beside the ledger's other chunks in
-    these states.
-    """
-    waiting_bytes = bytes_to_post(context.ledger, waiting_in, beside={chunk.name})
-    context.store.admit(
-        public=context.source_settings.public,
-        stored_size_bytes=size_bytes,
-        waiting_bytes=waiting_bytes,
+        remove_packing(context, name)  # even if a run was killed right after the seal
+        chunk = context.ledger.chunks.get(name)
+    record = read_record(context, name) or {}
+    seconds = float(record.get("seconds", 0))
+    return SealReport(
+        chunk=chunk,
+        fill=chunk.caf_size_bytes / context.source_settings.target_size
+        if chunk.member_count
+        else 0.0,
+        seconds=seconds,
+        bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
+        skipped=manifest.skipped,
+        largest=manifest.largest,
+        resumed_bytes=record.get("resumed_bytes", 0),
+        not_resumed=record.get("not_resumed", ""),
     )
+
+
+def _require_admitted(
+    context: RunContext,
+    lease: Lease,
+    chunk: Chunk,
+    size_bytes: int,
+    *,
+    waiting_in: Sequence[ChunkState],
+) -> None:
+    try:
+        context.store.admit(
+            public=context.source_settings.public,
+            stored_size_bytes=size_bytes,
+            waiting_bytes=bytes_to_post(context.ledger, waiting_in, beside={chunk.name}),
+        )
+    except ChunkTooLarge as error:
+        _withdraw(context, lease, chunk, reason=str(error))
+        raise ChunkTooLarge(
+            f"chunk {chunk.name} is withdrawn: {error}",
+            fitting_bytes=error.fitting_bytes,
+            hint=f"the next plan has its objects in chunks that fit ({error.fitting_bytes} bytes)",
+        ) from error
 
 
 def bytes_to_post(
     ledger: Ledger, states: Sequence[ChunkState], beside: Collection[str] = ()
 ) -> int:
-    """Return the stored bytes, or those expected, of one copy of all sources' chunks in these
-    states, but for some.
-    """
+    """Return the size of one copy of all sources' chunks in these states, without `beside`."""
     chunks = ledger.chunks.list(states=states)
     return sum(
-        one.stored_size_bytes or one.expected_size_bytes for one in chunks if one.name not in beside
+        chunk.stored_size_bytes or chunk.expected_size_bytes
+        for chunk in chunks
+        if chunk.name not in beside
     )
 
 
 def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
-    """Seal what was packed, with the rows of its manifest.
-
-    Raises:
-        IntegrityError: the packed file does not account for the plan; nothing was sealed.
-    """
-    found = read_packed(context, chunk.name)
-    if found is None:
+    finished = read_packed(context, chunk.name)
+    if finished is None:
         raise StagingError(
-            f"the packed file of chunk {chunk.name} is gone or damaged",
-            hint="run the partition again: it is packed again",
+            f"the packed file of chunk {chunk.name} is missing or damaged",
+            hint="run the partition again to pack it",
         )
-    packed, file = found
+    packed, file = finished
     samples = (
         samples_of(StagedSource(file), packed.caf_size_bytes, packed.merkle_root)
         if packed.member_count
@@ -250,98 +258,62 @@ def _accounted_skips(
     account: ChunkAuditor,
     report: ManifestReport,
 ) -> Iterator[Skip]:
-    """Yield the skips of a chunk that is to be sealed, while `account` and `report` take its
-    manifest.
-
-    Raises:
-        IntegrityError: the account does not agree; the ledger then writes nothing.
-    """
+    """Yield a chunk's skips; raise IntegrityError at the end if the account does not agree."""
     for batch in manifest.batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
         account.take(batch)
         report.take(batch)
         yield from skips_of(batch)
-    found = account.finish(
+    result = account.finish(
         members=seal.member_count, skipped=seal.skipped_count, released=seal.released_count
     )
-    if not found.agrees:
+    if not result.agrees:
         raise IntegrityError(
             f"the packed file of chunk {chunk} does not account for its part of the plan: "
-            f"{found.explanation}",
-            hint="withdraw the chunk; the next plan has its objects again",
+            f"{result.explanation}",
+            hint="withdraw the chunk; the next plan has its objects",
         )
 
 
-def _seal_report(context: RunContext, chunk: Chunk, manifest: ManifestReport) -> SealReport:
-    record = read_record(context, chunk.name) or {
-        "seconds": 0.0,
-        "fetched_bytes": 0,
-        "resumed_bytes": 0,
-        "not_resumed": "",
-    }
-    seconds = float(record["seconds"])
-    return SealReport(
-        chunk=chunk,
-        fill=chunk.caf_size_bytes / context.source_settings.target_size
-        if chunk.member_count
-        else 0.0,
-        seconds=seconds,
-        bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
-        skipped=manifest.skipped,
-        largest=manifest.largest,
-        resumed_bytes=record["resumed_bytes"],
-        not_resumed=record["not_resumed"],
-    )
-
-
-# --- stored_chunk
-# ------------------------------------------------------------------------------------------
+# --- stored_chunk ---------------------------------------------------------------------------------
 
 
 def post_file(context: RunContext, name: str) -> Chunk:
-    """Announce the chunk to the store: sealed → posting → posted.
+    """Announce the chunk to the store, which moves it from sealed to posting and posted.
 
-    Raises: ChunkTooLarge: no provider takes so much; the chunk is withdrawn, and the next plan has
-        its objects in smaller ones. And what else `ChunkStore.post` raises.
+    Raises:
+        ChunkTooLarge: no provider takes a chunk of this size. The chunk is withdrawn; the next plan
+            has its objects in smaller ones.
+        StoreError: see `ChunkStore.post`.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _reached(
-            _restored(
-                context, lease, _wanted(context, lease, _workable(context, name)), to_be_posted=True
-            ),
-            ChunkState.SEALED,
+        chunk = _with_staged_file(
+            context, lease, _workable_or_withdrawn(context, lease, name), before_post=True
         )
+        chunk = _require_reached(chunk, ChunkState.SEALED)
         if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
             refuse_unknown(context)
         if chunk.state is ChunkState.SEALED:
             chunk = _with_root_of_type(context, lease, chunk, context.store.proof_type)
-            try:
-                # Not beside those that are still packed: each would then wait for the others, and
-                # none be posted.
-                _ask_store(context, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
-            except ChunkTooLarge as error:
-                raise _withdrawn_as_too_large(context, lease, chunk, error) from error
-            context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
-            chunk = context.ledger.chunks.get(name)
+            # Chunks that are still packed do not count, or each would wait for the others.
+            _require_admitted(
+                context, lease, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING]
+            )
+            chunk = _move(context, lease, chunk, ChunkState.POSTING)
         if chunk.state is ChunkState.POSTING:
             return _post(context, lease, chunk)
         return chunk
 
 
 def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
-    """Return a sealed chunk with a root of this type, taken of its staged bytes, which stay what
-    they are.
-
-    Raises:
-        IntegrityError: the bytes are not those that were sealed; the next run packs them again.
-    """
+    """Return a sealed chunk with a root of this proof type, of the same bytes."""
     if chunk.proof_type == proof_type:
         return chunk
     path = staged_path(context, chunk.name)
     sealed, root = merkle_roots(path, proof_type_of(chunk), proof_type)
     if sealed != chunk.merkle_root:
         raise IntegrityError(
-            f"the staged file of chunk {chunk.name} is not what was sealed",
-            hint="run the partition again: it is packed again",
+            f"the staged file of chunk {chunk.name} does not match its seal",
+            hint="run the partition again to pack it",
         )
     context.ledger.moves.record_root(
         lease,
@@ -354,12 +326,7 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
 
 
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Return a chunk in `posting` with a root of the type that is set now, if it is known never to
-    have been posted.
-
-    What was posted goes on as it is. A staged file that is lost or damaged is packed to its root
-    first.
-    """
+    """Give a never posted chunk in `posting` a root of the proof type that is set now."""
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
     if (
@@ -369,27 +336,12 @@ def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk
         is not None
     ):
         return chunk
-    refuse_unknown(context)  # it gets another root
+    refuse_unknown(context)  # the chunk gets another root
     if not staged_has_root(context, chunk):
         remove_staged(staged_path(context, chunk.name))
         if not repeat_packing(context, lease, chunk):
             return chunk
     return _with_root_of_type(context, lease, chunk, context.store.proof_type)
-
-
-def _withdrawn_as_too_large(
-    context: RunContext, lease: Lease, chunk: Chunk, error: ChunkTooLarge
-) -> ChunkTooLarge:
-    """Withdraw a chunk that no provider takes, before it is posted; return the error that says
-    so.
-    """
-    _withdraw(context, lease, chunk, reason=str(error))
-    return ChunkTooLarge(
-        f"chunk {chunk.name} is withdrawn: {error}",
-        fitting_bytes=error.fitting_bytes,
-        hint=f"its objects are planned again, in chunks that fit ({error.fitting_bytes} bytes), by "
-        "the next plan",
-    )
 
 
 def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
@@ -401,14 +353,16 @@ def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
 
 
 def upload_chunk(context: RunContext, name: str) -> UploadReport:
-    """Bring the stored bytes to the store: posted → uploading."""
+    """Upload the stored bytes, which moves the chunk from posted to uploading."""
     with lease_chunk(context, name) as lease:
-        chunk = _reached(_restored(context, lease, _workable(context, name)), ChunkState.POSTED)
+        chunk = _require_reached(
+            _with_staged_file(context, lease, _require_workable(context, name)), ChunkState.POSTED
+        )
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
-            context.ledger.moves.move(lease, name, chunk.state, ChunkState.UPLOADING)
+            chunk = _move(context, lease, chunk, ChunkState.UPLOADING)
             started = time.monotonic()
-            put_staged(context, lease, context.ledger.chunks.get(name), posting_of(chunk))
+            put_staged(context, lease, chunk, posting_of(chunk))
             seconds = time.monotonic() - started
         chunk = context.ledger.chunks.get(name)
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
@@ -422,41 +376,36 @@ def put_staged(
     *,
     wrong: Collection[str] = (),
 ) -> None:
-    """Bring the chunk's staged file to the store, in any case to the providers in `wrong`.
+    """Upload the chunk's staged file; providers in `wrong` get it in any case.
 
-    A lost lease ends the upload.
-
-    Where providers say that it is not what was posted, and it is not, it is packed once more and
-    brought then.
+    If providers refuse the file and its root is indeed wrong, it is packed again. A lost lease ends
+    the upload.
     """
 
-    def told(size_bytes: int) -> None:
+    def progress(size_bytes: int) -> None:
         lease.check()
         context.upload_progress(size_bytes)
 
     try:
-        context.store.put(posting, staged_path(context, chunk.name), told, wrong=wrong)
+        context.store.put(posting, staged_path(context, chunk.name), progress, wrong=wrong)
     except RootRefused as error:
         if staged_has_root(context, chunk):
-            hint = (
-                "the staged file has the posted root, so that the providers are at fault; run "
-                "the chunk again later"
-            )
+            hint = "the staged file has the posted root; run the chunk again later"
             raise RootRefused(str(error), hint=hint) from error
         remove_staged(staged_path(context, chunk.name))
         _repeat_or_abandon(context, lease, chunk)
-        context.store.put(posting, staged_path(context, chunk.name), told, wrong=wrong)
+        context.store.put(posting, staged_path(context, chunk.name), progress, wrong=wrong)
 
 
 def verify_stored(context: RunContext, name: str) -> VerifyReport:
-    """Move a chunk from uploading to verified, once enough copies are listed and give all samples
-    back.
+    """Move a chunk to verified, once the required copies are listed and return all samples.
 
-    Raises: NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives
-        other bytes.
+    Raises:
+        NotProven: fewer correct copies than required.
+        IntegrityError: the same, and a copy has other bytes.
     """
     with lease_chunk(context, name) as lease:
-        chunk = _workable(context, name)
+        chunk = _require_workable(context, name)
         if chunk.state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
             return VerifyReport(chunk, [], 0)
         posting = posting_of(chunk)
@@ -465,7 +414,7 @@ def verify_stored(context: RunContext, name: str) -> VerifyReport:
             findings = []
             for copy in copies:
                 context.wait_while_paused(lease.check)
-                findings.append(look_at_copy(context.store, posting, copy, chunk.samples))
+                findings.append(check_copy(context.store, posting, copy, chunk.samples))
             copies = [finding.copy for finding in findings if finding.good]
             if len(copies) < context.store.required_copies:
                 raise too_few_copies(chunk, findings, context.store.required_copies)
@@ -479,7 +428,7 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
     if chunk.merkle_root is None or chunk.proof_type is None:
         raise CafError(
             f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root",
-            hint="withdraw it; it is planned again",
+            hint="withdraw the chunk; the next plan has its objects",
         )
     return ChunkToStore(
         name=chunk.name,
@@ -491,29 +440,33 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
     )
 
 
-def _restored(
-    context: RunContext, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False
+def _with_staged_file(
+    context: RunContext, lease: Lease, chunk: Chunk, *, before_post: bool = False
 ) -> Chunk:
-    """Return the chunk with its staged file whole, where the file is still needed; what was lost is
-    packed again.
+    """Return the chunk with a whole staged file, if it still needs one, by packing it again.
 
-    Before the post it may come out with other members. From then on a plain chunk repeats itself,
-    unless the source has changed; then it cannot be completed, and is abandoned.
+    Before the post it may get other members. After the post, a plain chunk packs to the same bytes,
+    unless its source has changed: then it is abandoned.
     """
     chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
-    if chunk.state not in needed or (
-        staged_is_whole(context, chunk)
-        and (not to_be_posted or _is_what_was_packed(context, chunk))
-    ):
+    if chunk.state not in needed:
         return chunk
-    if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
-        refuse_unknown(context)  # packed again it may have another root
+    is_sealed = chunk.state is ChunkState.SEALED
+    is_whole = staged_is_whole(context, chunk)
+    # A post costs money: first read a file that another run packed. Later, providers check it.
+    if is_whole and before_post and is_sealed:
+        is_whole = packing_run(context, chunk) == context.holder.run or staged_has_root(
+            context, chunk
+        )
+    if is_whole:
+        return chunk
+    if is_sealed or chunk.state is ChunkState.POSTING:
+        refuse_unknown(context)  # packing may give another root
     remove_staged(staged_path(context, chunk.name))
-    if chunk.state is ChunkState.SEALED:
-        context.ledger.moves.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-        chunk = context.ledger.chunks.get(chunk.name)
-        pack_again(context, lease, chunk)
+    if is_sealed:
+        chunk = _move(context, lease, chunk, ChunkState.PACKING)
+        pack_or_resume(context, lease, chunk)
         _seal(context, lease, chunk)
         remove_packing(context, chunk.name)
         return context.ledger.chunks.get(chunk.name)
@@ -523,33 +476,19 @@ def _restored(
     return chunk
 
 
-def _is_what_was_packed(context: RunContext, chunk: Chunk) -> bool:
-    """Tell whether the staged file has its root, where it is about to be posted, and paid for, on
-    another run's word.
-
-    A run that packed the file itself has just written it; after the post the provider's own root
-    says as much.
-    """
-    return (
-        chunk.state is not ChunkState.SEALED
-        or was_packed_by(context, chunk) == context.holder.run
-        or staged_has_root(context, chunk)
-    )
-
-
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
-    """Pack a posted chunk once more; where that is impossible, it cannot be completed.
+    """Pack a posted chunk again; abandon it if its objects have changed.
 
-    Where it was packed into another folder, its file may still be there, for another machine to go
-    on with.
+    If it was staged in another folder, another machine may still have the file: it is not
+    abandoned.
     """
     packed_into = next(
-        (one for one in context.ledger.staging.list() if one.chunk == chunk.name), None
+        (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
     )
     if repeat_packing(context, lease, chunk):
         path = staged_path(context, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
-            # The samples were taken of a file that was damaged between its packing and the seal.
+            # The file was damaged between packing and seal, and so were the samples.
             samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
             context.ledger.moves.record_samples(lease, chunk.name, samples)
         return
@@ -558,50 +497,44 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
             lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0
         )
         raise StoreError(
-            f"chunk {chunk.name} was posted, its objects have changed since, and its file is in "
-            f"{packed_into.folder},"
-            f" where this run does not look: its staging folder is {context.staging()}",
-            hint="go on where that folder is; if it is lost, run once with `staging` set to it, "
-            "which abandons the chunk",
+            f"chunk {chunk.name} was posted, and its objects have changed since; its file is in "
+            f"{packed_into.folder}, but this run's staging folder is {context.staging()}",
+            hint="run the chunk on the machine with that folder; if it is lost, run once with "
+            "`staging` set to it, which abandons the chunk",
         )
     message = (
-        f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its "
-        "objects "
+        f"chunk {chunk.name} was posted, its staged file is missing or damaged, and its objects "
         "have changed since"
     )
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
-        raise StoreError(message, hint="restore its staged file, or the object as it was")
-    context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
+        raise StoreError(message, hint="restore the staged file or the old objects")
+    _move(context, lease, chunk, ChunkState.ABANDONED)
     context.ledger.staging.release(chunk.name)
-    raise StoreError(
-        message, hint="it is abandoned; its objects are planned again by the next plan"
-    )
+    raise StoreError(message, hint="the chunk is abandoned; the next plan has its objects")
 
 
 def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
-    """Pack a sealed chunk once more from its source, into its place in staging.
+    """Pack a sealed chunk again from its source, into its place in staging.
 
-    Returns False, and leaves nothing, where its objects have changed: other bytes have another
-    root. Raises as `pack_again`.
+    Returns False, and leaves no file, if its objects have changed. Raises like `pack_or_resume`.
     """
-    pack_again(context, lease, chunk)
-    found = read_packed(context, chunk.name)
-    if found is None or found[0].merkle_root != chunk.merkle_root:
+    pack_or_resume(context, lease, chunk)
+    finished = read_packed(context, chunk.name)
+    if finished is None or finished[0].merkle_root != chunk.merkle_root:
         remove_unsealed(context, chunk.name)
         return False
-    give_final_name(context, chunk.name, found[1])
+    give_final_name(context, chunk.name, finished[1])
     remove_packing(context, chunk.name)
     return True
 
 
-# --- file_locations
-# ------------------------------------------------------------------------------------------
+# --- file_locations -------------------------------------------------------------------------------
 
 
 def load_locations(context: RunContext, name: str) -> Chunk:
-    """Move the rows that the seal wrote to the locations: verified → located."""
+    """Turn the rows of the seal into locations, and move the chunk from verified to located."""
     with lease_chunk(context, name) as lease:
-        chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
+        chunk = _require_reached(_require_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
             context.ledger.moves.load_locations(lease, name)
             context.ended(ChunkState.LOCATED)
@@ -609,32 +542,28 @@ def load_locations(context: RunContext, name: str) -> Chunk:
 
 
 def release_staging(context: RunContext, name: str) -> Chunk:
-    """Remove what a located or empty chunk still has in staging; what the store wants kept stays
-    while there is room.
-    """
+    """Remove a located or empty chunk from staging, except what the store wants kept."""
     with lease_chunk(context, name):
-        chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
+        chunk = _require_reached(_require_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
-            let_go(context, name)
+            release_located(context, name)
         elif chunk.state is ChunkState.EMPTY:
             remove_all(context, name)
         return chunk
 
 
-# --- an operator's turn
-# ------------------------------------------------------------------------------------------
+# --- an operator's turn ---------------------------------------------------------------------------
 
 
 def park(context: RunContext, name: str, reason: str) -> Chunk:
-    """Give a chunk up until an operator looks at it; its objects stay claimed."""
+    """Set a chunk aside for an operator; its objects stay claimed."""
     with lease_chunk(context, name, though_paused=True) as lease:
         chunk = context.ledger.chunks.get(name)
-        context.ledger.moves.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
-        return context.ledger.chunks.get(name)
+        return _move(context, lease, chunk, ChunkState.PARKED, reason=reason)
 
 
 def unpark(context: RunContext, name: str) -> Chunk:
-    """Let runs work on a parked chunk again, from the state that its copy has."""
+    """Return a parked chunk to the state that its copy has."""
     with lease_chunk(context, name, though_paused=True) as lease:
         chunk = context.ledger.chunks.get(name)
         context.ledger.moves.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
@@ -642,40 +571,44 @@ def unpark(context: RunContext, name: str) -> Chunk:
 
 
 def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
-    """Give a chunk up for good; its objects are planned again.
+    """Give up a chunk for good; its objects are planned again.
 
     Raises:
-        IllegalMove: it was posted, or it is not known yet whether it was.
+        IllegalMove: the chunk was posted, or may have been.
     """
     with lease_chunk(context, name, though_paused=True) as lease:
-        _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
-        return context.ledger.chunks.get(name)
+        return _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
 
 
-def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> None:
-    context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
+def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> Chunk:
+    chunk = _move(context, lease, chunk, ChunkState.WITHDRAWN, reason=reason)
     remove_all(context, chunk.name)
+    return chunk
 
 
-# --- what the steps share
-# ------------------------------------------------------------------------------------------
+# --- what the steps share -------------------------------------------------------------------------
 
 
 def open_chunk(context: RunContext, chunk: Chunk) -> ChunkFile:
-    """Open a chunk that is sealed or further: the staged file where it is whole, else the stored
-    one by range reads.
-    """
+    """Open a sealed chunk: the staged file if it is whole, else the stored one by range reads."""
     path = staged_path(context, chunk.name)
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
     return ChunkFile(RemoteSource(context.store, posting_of(chunk)), chunk.name)
 
 
+def _move(
+    context: RunContext, lease: Lease, chunk: Chunk, state: ChunkState, *, reason: str = ""
+) -> Chunk:
+    context.ledger.moves.move(lease, chunk.name, chunk.state, state, reason=reason)
+    return context.ledger.chunks.get(chunk.name)
+
+
 @contextmanager
 def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
-    """Hold the chunk's lease; the context begins when nothing is paused.
+    """Hold the chunk's lease, and enter once nothing is paused.
 
-    What the operating system refuses meanwhile, it refuses in staging.
+    An OSError inside becomes a StagingError.
     """
     with context.waits.on(name), context.lease(chunk_lease(name)) as lease:
         try:
@@ -683,7 +616,7 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
                 context.wait_while_paused(lease.check)
             yield lease
         except (OSError, StagingError) as error:
-            lease.check()  # whoever lost it finds files gone that are another run's by now
+            lease.check()  # after a lost lease, another run may have removed files
             if isinstance(error, StagingError):
                 raise
             raise staging_error(
@@ -691,38 +624,37 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
             ) from error
 
 
-def _wanted(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Return the chunk; withdrawn where it has a part of an object that another chunk gave up, and
-    nothing is posted yet.
+def _workable_or_withdrawn(context: RunContext, lease: Lease, name: str) -> Chunk:
+    """Return the workable chunk; withdraw an unposted part of an object that was given up.
 
-    What was posted goes on, since it is paid for, and is never given out.
+    A posted part continues, since it is paid for. It is never read.
     """
+    chunk = _require_workable(context, name)
     if chunk.part_abandoned and chunk.state in (
         ChunkState.PLANNED,
         ChunkState.PACKING,
         ChunkState.SEALED,
     ):
-        _withdraw(context, lease, chunk, reason="another part of its object cannot be archived")
-        return context.ledger.chunks.get(chunk.name)
+        reason = "another part of its object cannot be archived"
+        return _withdraw(context, lease, chunk, reason=reason)
     return chunk
 
 
-def _workable(context: RunContext, name: str) -> Chunk:
-    """Return the chunk's row, unless no run has any business with it.
+def _require_workable(context: RunContext, name: str) -> Chunk:
+    """Return the chunk; raise if no run may work on it.
 
-    A part that was withdrawn, with the others of its object, is no failure of its run: every step
-    leaves it as it is.
+    Steps ignore a withdrawn part of a split object, which is not a failure.
     """
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(
             f"chunk {name} is parked: {chunk.reason}",
-            hint=f"mend the cause, then 'caf unpark {name}'",
+            hint=f"fix the cause, then run 'caf unpark {name}'",
         )
     if chunk.state is ChunkState.DAMAGED:
         raise CafError(
             f"chunk {name} is damaged",
-            hint=f"'caf repair {chunk.source}', or its job repair, mends what can be",
+            hint=f"run 'caf repair {chunk.source}' or the source's repair job",
         )
     if chunk.state is ChunkState.WITHDRAWN and chunk.part:
         return chunk
@@ -730,15 +662,12 @@ def _workable(context: RunContext, name: str) -> Chunk:
         why = f": {chunk.reason}" if chunk.reason else ""
         raise CafError(
             f"chunk {name} is {chunk.state}{why}",
-            hint="its objects are planned again by the next plan",
+            hint="the next plan has its objects",
         )
     return chunk
 
 
-def _reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
-    """Return the chunk, unless it is under way and has not come so far: then a step before this one
-    was left out.
-    """
+def _require_reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
     if chunk.state in CLAIMING and not has_reached(chunk.state, milestone):
         raise CafError(
             f"chunk {chunk.name} is {chunk.state}, and not {milestone} yet",

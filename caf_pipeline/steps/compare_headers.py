@@ -1,20 +1,16 @@
-"""Compares objects whose bytes are located, and that were written again, with what the archive has
-of them.
+"""Compares rewritten objects with the archive, by one HEAD each.
 
-Each object costs a HEAD. ETag and size prove nothing: S3's checksum of the full object must equal
-the archived one of the same algorithm: SHA-256, CRC-64/NVME, or the algorithm of the checksum that
-S3 gave when the object was packed. Then its headers are compared with the archived ones. If they
-are equal, too, an exception says that the located object is current. Else it is archived again.
+ETag and size prove nothing: S3's checksum of the full object must equal an archived one of the same
+algorithm. If the headers are equal, too, an exception makes the located object current. Otherwise
+the object is archived again.
 
-Source: "Which objects are to be archived" in docs/design.md;
-docs/decisions/0014-what-is-current.md.
+Source: docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -31,7 +27,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.parquet import write_whole
 
 OBJECTS_AT_ONCE: Final = 10_000
-"""Objects that stand in memory, with the headers of each: some 20 MB."""
+"""Objects in memory, with their headers: about 20 MB."""
 
 WITHOUT_CHECKSUM: Final = "S3 has no full-object checksum of an algorithm that the archive recorded"
 OTHER_BYTES: Final = "S3's checksum of the full object differs from the archived one"
@@ -43,21 +39,18 @@ REWRITTEN_SCHEMA: Final = pa.schema(
         pa.field("detail", pa.string(), nullable=False),  # WITHOUT_CHECKSUM or OTHER_BYTES
     ]
 )
-"""Objects that were written again, and whose bytes are not proven to be the archived ones; in the
-order of keys.
-"""
+"""Rewritten objects whose bytes are not proven to be the archived ones, in key order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How many objects were written again, and how they compare with the archive.
+    """Number of rewritten objects, by the result of the comparison.
 
     Attributes:
         requests: HEADs, one for each object.
-        equal: objects of the archived bytes and headers.
-        other_headers: objects of the archived bytes with other headers.
-        other_bytes: objects with a full-object checksum that differs from the archived one.
-        without_checksum: objects without a full-object checksum that could be compared.
+        equal: objects with the archived bytes and headers.
+        other_headers: objects with the archived bytes but other headers.
+        without_checksum: objects whose bytes could not be compared.
         not_compared: objects that are skipped for now.
     """
 
@@ -77,24 +70,30 @@ def compare_headers(
     *,
     rewritten: Path,
 ) -> Comparison:
-    """Compare the objects of a file, and record the equal ones as exceptions, and those that could
-    not be compared as skipped.
+    """Compare the objects of a file; record equal ones as exceptions, unreadable ones as skips.
 
-    Args: context: the source. lease: on its plan. inventory: that lists the objects. to_compare: of
-        `inventory.SNAPSHOT_SCHEMA`, in the order of keys. rewritten: gets the objects whose bytes
-        are not proven to be the archived ones (REWRITTEN_SCHEMA).
+    `to_compare` is a file of `inventory.SNAPSHOT_SCHEMA` in key order. Objects with unproven bytes
+    go to the file `rewritten` (REWRITTEN_SCHEMA).
 
     Raises:
-        SourceError: S3 is out of reach. LeaseLost. StagingError: no room.
+        SourceError: S3 is unreachable.
+        LeaseLost: another run holds the lease.
+        StagingError: the disk is full.
     """
     counts = Counter[str]()
+
+    def read_headers(obj: S3Object) -> _Head:
+        try:
+            return context.objects.read_headers(obj)
+        except (ObjectUnavailable, ObjectReadFailed) as error:
+            return error
 
     def compared() -> Iterator[pa.RecordBatch]:
         objects = read_objects(to_compare)
         with ThreadPoolExecutor(context.settings.packing.fetch_threads, "compare") as pool:
             while some := list(islice(objects, OBJECTS_AT_ONCE)):
                 context.wait_while_paused(lease.check)
-                heads = list(pool.map(partial(_read_headers, context), some))
+                heads = list(pool.map(read_headers, some))
                 yield from _compare(context, inventory, list(zip(some, heads, strict=True)), counts)
 
     write_whole(compared(), rewritten, REWRITTEN_SCHEMA)
@@ -110,32 +109,25 @@ def _compare(
     heads: Sequence[tuple[S3Object, _Head]],
     counts: Counter[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Record the results for some objects, count them, and yield those of other or unproven
-    bytes.
-    """
+    """Record and count the results; yield objects with other or unproven bytes."""
     versions = _located_versions(context, [obj for obj, _ in heads])
-    proven = {
-        obj: _of_same_bytes(versions[obj], head)
-        for obj, head in heads
-        if isinstance(head, ObjectHead)
-    }
     equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
     for obj, head in heads:
         counts["requests"] += 1
         if not isinstance(head, ObjectHead):
-            skips.append(_skip(obj, head))
-        elif proven[obj]:
+            reason = SkipReason.NOT_COMPARED
+            if isinstance(head, ObjectUnavailable):
+                reason = SkipReason(head.reason)
+            skips.append(Skip.of(obj, reason, str(head)))
+        elif proven := _of_same_bytes(versions[obj], head):
             header_set = head.headers.id
-            identity = next(
-                (
-                    version.object_version
-                    for version in proven[obj]
-                    if version.header_set == header_set
-                ),
-                None,
+            same = (
+                version.object_version for version in proven if version.header_set == header_set
             )
-            if identity is not None:
-                equal.append(_stands_for(inventory, obj, identity))
+            if (identity := next(same, None)) is not None:
+                since = max(inventory.taken_at, obj.last_modified)
+                key = obj.key.decode()
+                equal.append(CurrentException(key, since, identity, obj.last_modified))
             else:
                 counts["other_headers"] += 1
         else:
@@ -152,39 +144,13 @@ def _compare(
     yield from pa.Table.from_pylist(rewritten, REWRITTEN_SCHEMA).to_batches()
 
 
-def _read_headers(context: RunContext, obj: S3Object) -> _Head:
-    try:
-        return context.objects.read_headers(obj)
-    except (ObjectUnavailable, ObjectReadFailed) as error:
-        return error
-
-
-def _stands_for(inventory: InventoryRecord, obj: S3Object, identity: str) -> CurrentException:
-    """Return the exception that makes a located identity current for the object as it was
-    listed.
-    """
-    return CurrentException(
-        obj.key.decode(), max(inventory.taken_at, obj.last_modified), identity, obj.last_modified
-    )
-
-
-def _skip(obj: S3Object, why: Exception) -> Skip:
-    reason = (
-        SkipReason(why.reason) if isinstance(why, ObjectUnavailable) else SkipReason.NOT_COMPARED
-    )
-    return Skip.of(obj, reason, str(why))
-
-
-# --- what the archive has
-# ------------------------------------------------------------------------------------------
+# --- what the archive has -------------------------------------------------------------------------
 
 
 def _located_versions(
     context: RunContext, objects: Sequence[S3Object]
 ) -> Mapping[S3Object, Sequence[LocatedVersion]]:
-    """Return the located identities of each object's key with the same ETag and size, the newest
-    first.
-    """
+    """Return each object's located identities with its ETag and size, the newest first."""
     by_key = defaultdict[str, list[LocatedVersion]](list)
     for version in context.ledger.content.located_versions(
         context.source, [obj.key.decode() for obj in objects]
@@ -205,9 +171,7 @@ def _located_versions(
 def _of_same_bytes(
     versions: Sequence[LocatedVersion], head: ObjectHead
 ) -> Sequence[LocatedVersion]:
-    """Return the located identities that share at least one algorithm with the HEAD, and have the
-    digest of each shared one.
-    """
+    """Return the identities that share an algorithm with the HEAD and equal its digests."""
 
     def agrees(version: LocatedVersion) -> bool:
         shared = head.checksums.keys() & version.checksums.keys()

@@ -1,6 +1,4 @@
-"""What an operator is to know of a source: conditions that last until somebody or something ends
-them, from the ledger alone.
-"""
+"""Conditions of a source that an operator should know, derived from the ledger alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from caf_pipeline.system.quantities import counted
 class ConditionKind(StrEnum):
     """The kinds, by their names in alerts. A source has at most one condition of each kind.
 
-    The last three are found elsewhere than in the ledger: see `defs.alerting`.
+    `automation.alerting` finds the last three, which are not in the ledger.
     """
 
     DAMAGED = "damaged"
@@ -47,7 +45,7 @@ DELAYS: Final = frozenset(
         ConditionKind.UNWATCHED,
     }
 )
-"""What a pause explains."""
+"""Conditions that a pause explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Condition:
     """Something that is wrong with a source.
 
     Attributes:
-        severe: nothing ends it by itself.
+        severe: whether it lasts until someone acts.
         sentence: what is wrong.
         hint: what to do.
     """
@@ -67,7 +65,7 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """Both, as people read them."""
+        """Sentence and hint, for people."""
         return f"{self.sentence}: {self.hint}"
 
 
@@ -81,129 +79,124 @@ def find_conditions(
 ) -> Iterator[Condition]:
     """Yield the conditions of a source.
 
-    While everything is paused, delays are left out: the pause explains them.
-
-    `on_jackal`: stored chunks are to be looked at all the time.
+    While everything is paused, delays are left out. `on_jackal` means that stored chunks should be
+    checked regularly.
     """
-    name, late = progress.source, timedelta(seconds=alerts.late_after)
+    name = progress.source
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
-        hint = f"`caf repair {name}`, or its repair job, stores them again from what is left"
         yield Condition(
-            ConditionKind.DAMAGED, True, f"{counted(damaged, 'chunk')} of {name} damaged", hint
+            ConditionKind.DAMAGED,
+            True,
+            f"{counted(damaged, 'chunk')} of {name} damaged",
+            f"`caf repair {name}`, or its repair job, stores them again from intact copies",
         )
     if parked := progress.sums([ChunkState.PARKED]).chunks:
-        hint = f"`caf status {name}` says why; mend it, then `caf unpark` or `caf withdraw` each"
         yield Condition(
-            ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint
+            ConditionKind.PARKED,
+            True,
+            f"{counted(parked, 'chunk')} of {name} parked",
+            f"`caf status {name}` shows why; fix it, then `caf unpark` or `caf withdraw` each",
         )
     if progress.unknown_posts:
-        sentence = (
-            f"{counted(progress.unknown_posts, 'post')} of {name} unknown to the ledger: "
-            "nothing is packed or posted"
-        )
         yield Condition(
             ConditionKind.UNKNOWN_POSTS,
             True,
-            sentence,
-            "`caf doctor` takes what the store has into the ledger",
+            f"{counted(progress.unknown_posts, 'post')} of {name} missing from the ledger: nothing "
+            "is packed or posted",
+            "`caf doctor` adds them to the ledger",
         )
     if not paused:
-        yield from _delays(progress, settings, alerts)
-    if progress.noticed_at and progress.at - progress.noticed_at > late and not paused:
-        keys = counted(progress.noticed_keys, "key")
-        said = (
-            f"{keys} of {name} named by events and not listed since, the first "
-            f"{_ago(progress.noticed_at, progress)}"
-        )
-        hint = f"see the ticks of the sensor for new objects of {name}, and `caf runs {name}`"
-        yield Condition(ConditionKind.UNLISTED_EVENTS, False, said, hint)
-    if (
-        settings.queue
-        and progress.queue_read_at
-        and progress.at - progress.queue_read_at > late
-        and not paused
-    ):
-        ago = _ago(progress.queue_read_at, progress)
-        said = f"the queue of {name} was not read since {ago}: inventories alone see what is new"
-        hint = f"the ticks of the sensor for new objects of {name} say why; see that it is on"
-        yield Condition(ConditionKind.QUEUE_UNREAD, False, said, hint)
-    looked_at = progress.looked_at or progress.located_at
-    if on_jackal and looked_at and progress.at - looked_at > late and not paused:
-        said = f"no stored chunk of {name} was looked at since {_ago(looked_at, progress)}"
-        hint = (
-            f"`caf runs {name}` shows why runs of its proof watch failed; see its hourly "
-            "schedule, and that the chain answers"
-        )
-        yield Condition(ConditionKind.UNWATCHED, False, said, hint)
+        yield from _delays(progress, settings, alerts, on_jackal=on_jackal)
     if progress.messages_set_apart:
-        said = f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart"
         yield Condition(
-            ConditionKind.MESSAGES_SET_APART, False, said, f"`caf queue {name}` shows why"
+            ConditionKind.MESSAGES_SET_APART,
+            False,
+            f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart",
+            f"`caf queue {name}` shows why",
         )
     objects = progress.skipped_objects + progress.sums([*IN_GOOD_STANDING, *CLAIMING]).objects
     if progress.skipped_objects > objects * alerts.skipped_share:
-        said = f"{progress.skipped_objects:,} of {counted(objects, 'object')} of {name} skipped"
-        hint = f"`caf status {name}` has the reasons; most are tried again by themselves"
-        yield Condition(ConditionKind.SKIPPED, False, said, hint)
+        yield Condition(
+            ConditionKind.SKIPPED,
+            False,
+            f"{progress.skipped_objects:,} of {counted(objects, 'object')} of {name} skipped",
+            f"`caf status {name}` shows the reasons; most objects are retried automatically",
+        )
 
 
 def _delays(
-    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings
+    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, on_jackal: bool
 ) -> Iterator[Condition]:
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
     moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
-    if (
-        inventory is None and settings.automatic
-    ):  # else nothing plans the source by itself, and no plan is late
+    if inventory is None and settings.automatic:  # otherwise, no plan is due
         inventory = progress.registered_at
     late = timedelta(seconds=alerts.late_after)
     still = max(oldest, moved or oldest) if oldest else progress.at
     if progress.at - still > timedelta(seconds=alerts.stalled_after):
-        said = (
-            f"nothing moves of {name}: {under_way} under way, and the last change of any was "
-            f"{_ago(still, progress)}"
+        yield Condition(
+            ConditionKind.STALLED,
+            True,
+            f"{name} is stalled: {under_way} under way, and the last change was "
+            f"{_ago(still, progress)}",
+            f"`caf runs {name}` shows running and failed runs; check that Dagster's daemon and "
+            "sensors run",
         )
-        hint = (
-            f"`caf runs {name}` shows what runs and why runs failed; see that Dagster's daemon "
-            "and its sensors run"
-        )
-        yield Condition(ConditionKind.STALLED, True, said, hint)
     if oldest and progress.at - oldest > timedelta(seconds=settings.max_wait) + late:
-        said = (
-            f"{name} is late: {under_way} under way, of which the oldest was planned "
-            f"{_ago(oldest, progress)}"
+        yield Condition(
+            ConditionKind.LATE,
+            False,
+            f"{name} is late: {under_way} under way, the oldest planned {_ago(oldest, progress)}",
+            f"`caf status {name} --watch` shows the remaining time; raise runs.max_in_flight or "
+            "alerts.late_after",
         )
-        hint = (
-            f"`caf status {name} --watch` says how long it takes; raise runs.max_in_flight, or "
-            "alerts.late_after"
-        )
-        yield Condition(ConditionKind.LATE, False, said, hint)
-    if inventory and progress.at - inventory > (
-        max(late, MAX_REPORT_AGE) if settings.inventory else late
-    ):
-        said = (
-            f"the last whole inventory of {name} that was planned is of {_ago(inventory, progress)}"
+    inventory_late = max(late, MAX_REPORT_AGE) if settings.inventory else late
+    if inventory and progress.at - inventory > inventory_late:
+        ago = _ago(inventory, progress)
+        yield Condition(
+            ConditionKind.NO_INVENTORY,
+            False,
+            f"the last planned whole inventory of {name} was taken {ago}"
             if progress.inventory_at
-            else f"no whole inventory of {name}, which is known since {_ago(inventory, progress)}, "
-            "was ever planned"
-        )
-        hint = (
-            f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
+            else f"{name} was added {ago}, but no whole inventory of it was planned",
+            f"check its daily schedule, and `caf runs {name}` for the runs of its plan"
             if settings.automatic
-            else f"`caf run {name}` archives what is new, or set automatic = true in "
-            f"[sources.{name}]"
+            else f"run `caf run {name}`, or set automatic = true in [sources.{name}]",
         )
-        yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
     if inventory and inventory - progress.at > late:
-        to_come = f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        said = (
-            f"the last whole inventory of {name} that was planned is of a time to come, {to_come}"
+        yield Condition(
+            ConditionKind.NO_INVENTORY,
+            False,
+            f"the last planned whole inventory of {name} has a time in the future, "
+            f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+            "until then it supersedes all others: correct the clock of the S3 server or of this "
+            "machine",
         )
-        hint = (
-            "until then it counts as later than all others: set the clock of the S3 server "
-            "right, or this one's"
+    if progress.noticed_at and progress.at - progress.noticed_at > late:
+        yield Condition(
+            ConditionKind.UNLISTED_EVENTS,
+            False,
+            f"{counted(progress.noticed_keys, 'key')} of {name} named by events but not listed "
+            f"since, the first {_ago(progress.noticed_at, progress)}",
+            f"check the ticks of the sensor for new objects of {name}, and `caf runs {name}`",
         )
-        yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
+    if settings.queue and progress.queue_read_at and progress.at - progress.queue_read_at > late:
+        ago = _ago(progress.queue_read_at, progress)
+        yield Condition(
+            ConditionKind.QUEUE_UNREAD,
+            False,
+            f"the queue of {name} was last read {ago}: only inventories find new objects",
+            f"check the ticks of the sensor for new objects of {name}, and that it is on",
+        )
+    looked_at = progress.looked_at or progress.located_at
+    if on_jackal and looked_at and progress.at - looked_at > late:
+        yield Condition(
+            ConditionKind.UNWATCHED,
+            False,
+            f"the stored chunks of {name} were last checked {_ago(looked_at, progress)}",
+            f"`caf runs {name}` shows why its proof watch failed; check its hourly schedule, and "
+            "that the chain answers",
+        )
 
 
 def _ago(moment: datetime, progress: SourceProgress) -> str:

@@ -1,8 +1,7 @@
-"""Whether what the ledger does not have of a source may be in the store already, so that a plan
-would pay for it again.
+"""Refuses plans that would pay again for objects which the store may already have.
 
-An empty home, a ledger that was rebuilt for other sources only, and a source of another name look
-alike: no chunk is known. Source: promise 3 in docs/design.md.
+An empty home, a ledger rebuilt for other sources only, and a renamed source look the same: the
+ledger has no chunk. Source: promise 3 in docs/design.md.
 """
 
 from collections.abc import Mapping
@@ -14,54 +13,48 @@ from caf_pipeline.system.quantities import counted
 
 
 def refuse_new_archive(context: RunContext) -> None:
-    """Raise where the source was restored in part, or has no chunk while the store has files that
-    may hold its objects.
+    """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
-    Those are files of its owner: of the source's archive; of any other archive, unless the ledger
-    or the settings have it as one of another address, since an archive's id changes with the
-    source's name; and files whose note cannot be read. The store is asked only while the ledger has
-    no chunk of the source that was packed: what was adopted says nothing of those.
-
-    Raises: StoredAlready. And what `ChunkStore.archives` raises: what cannot be asked is not taken
-        for "nothing".
+    One case is an incomplete rebuild. The other is a ledger without a packed chunk of the source,
+    while its owner has files in the store. Files of the source's archive count, and those with an
+    unreadable note. So do files of other archives, unless the archive is known to have another
+    address: an archive's id changes with the source's name. Raises like `ChunkStore.archives`.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(
-            f"the rebuild of '{context.source}' that began at {began_at:%Y-%m-%d %H:%M} UTC has "
-            "not restored all that the store"
-            " lists: nothing was planned, since the rest would be archived and paid for again",
-            hint=f"'caf rebuild {context.source}' goes on with it and says what is missing; to "
-            "archive the rest again,"
-            f" 'caf run {context.source} --new-archive'",
+            f"the rebuild of '{context.source}' of {began_at:%Y-%m-%d %H:%M} UTC is incomplete: "
+            "nothing was planned, since the rest would be archived and paid for again",
+            hint=f"'caf rebuild {context.source}' continues it and lists what is missing; 'caf run "
+            f"{context.source} --new-archive' archives the rest again",
         )
     if not all(chunk.adopted for chunk in context.ledger.chunks.list(context.source)):
         return
-    elsewhere = {
-        archive for archive, address in _known(context).items() if address != context.address
+    settings = {name: address_of(source) for name, source in context.settings.sources.items()}
+    addresses = {
+        **context.ledger.sources.addresses(),
+        **{archive_id_of(name, address): address for name, address in settings.items()},
     }
     files = {
-        archive: count
-        for archive, count in context.store.archives().items()
-        if archive not in elsewhere
+        archive: note
+        for archive, note in context.store.archives().items()
+        if addresses.get(archive or "", context.address) == context.address
     }
     if files:
         raise _refusal(context, files)
 
 
 def refuse_unknown(context: RunContext) -> None:
-    """Raise StoredAlready if the store has posts of the source that the ledger does not know.
+    """Raise StoredAlready if the store has posts of the source that the ledger lacks.
 
-    It has such posts after an older backup of the ledger was restored.
+    This happens after a restore of an older backup of the ledger.
     """
     refuse_unknown_posts(
         context.store.unknown_posts(context.archive_id, context.ledger.transactions(context.holder))
     )
 
 
-def leave_unknown(context: RunContext) -> None:
-    """Let the ledger remember that objects of unknown posts may be archived again: an operator
-    ordered a new archive.
-    """
+def accept_unknown_posts(context: RunContext) -> None:
+    """Record that objects of unknown posts may be archived again, as an operator ordered."""
     log = context.ledger.transactions(context.holder)
     context.ledger.rebuilds.leave_posts(
         context.source, context.store.unknown_posts(context.archive_id, log), superseded=False
@@ -69,61 +62,36 @@ def leave_unknown(context: RunContext) -> None:
     context.store.unknown_posts(context.archive_id, log)  # records that no post is unknown any more
 
 
-def _known(context: RunContext) -> Mapping[str, str]:
-    """Return the addresses of all sources that the ledger or the settings have, by their archives'
-    ids.
-    """
-    set_up = {name: address_of(source) for name, source in context.settings.sources.items()}
-    return {
-        **context.ledger.sources.addresses(),
-        **{archive_id_of(name, address): address for name, address in set_up.items()},
-    }
-
-
 def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
     source, total = context.source, sum(archive.count for archive in files.values())
     others = {*context.ledger.lookup.sources(), *context.settings.sources} - {source}
     same_place = sorted(name for name in others if archive_id_of(name, context.address) in files)
     if context.archive_id in files:
-        whose = f"{files[context.archive_id].count:,} of them of this source"
+        owner = f"{files[context.archive_id].count:,} of them belong to this source"
         remedy = f"'caf rebuild {source}' restores them into the ledger"
     elif same_place:
-        whose = f"those of source '{same_place[0]}', which has the same bucket and prefix"
+        owner = f"source '{same_place[0]}' has the same bucket and prefix"
         remedy = (
-            f"name the source '{same_place[0]}' again, and run 'caf rebuild {same_place[0]}' "
-            "if chunks of it are missing"
+            f"rename the source to '{same_place[0]}', and run 'caf rebuild {same_place[0]}' if "
+            "its chunks are missing"
         )
     else:
-        whose = (
-            "none of them of a source that the ledger or caf.toml has, so that it may have "
-            "had "
-            "another name or address"
-        )
-        remedy = (
-            "give the source the name, endpoint, bucket and prefix that it was archived "
-            "with, "
-            "and run 'caf rebuild'"
-        )
-    names = {archive_id_of(name, context.address): name for name in {*others, source}}
-    listed = "; ".join(
-        _described(archive, of, names)
-        for archive, of in sorted(files.items(), key=lambda one: one[1].first_at)
-    )
+        owner = "none belongs to a known source, so this one may have had another name or address"
+        remedy = "give the source its old name, endpoint, bucket and prefix, and run 'caf rebuild'"
+    names: dict[str | None, str] = {
+        archive_id_of(name, context.address): name for name in {*others, source}
+    }
+    archives = []
+    for archive, note in sorted(files.items(), key=lambda item: item[1].first_at):
+        name = "an archive whose note cannot be read" if archive is None else archive
+        owner_name = f" (source '{names[archive]}')" if archive in names else ""
+        days = f"{note.first_at:%Y-%m-%d} to {note.last_at:%Y-%m-%d}"
+        archives.append(f"{name}{owner_name} with {counted(note.count, 'chunk')}, {days}")
     has = "only adopted files" if context.ledger.chunks.list(source) else "no chunk"
     return StoredAlready(
         f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that "
-        f"may hold its objects, {whose}:"
-        " nothing was planned, since all of it may be archived and paid for again. The wallet's "
-        f"archives: {listed}",
-        hint=f"{remedy}; if '{source}' is none of these archives, 'caf run {source} --new-archive'",
+        f"may hold its objects; {owner}. Nothing was planned, since all of it may be archived and "
+        f"paid for again. The wallet's archives: {'; '.join(archives)}",
+        hint=f"{remedy}; if '{source}' is none of these archives, run 'caf run {source} "
+        "--new-archive'",
     )
-
-
-def _described(archive: str | None, files: ArchiveFiles, names: Mapping[str, str]) -> str:
-    """Describe an archive: its id, its source if the ledger or the settings have it, its chunks,
-    its first and last date.
-    """
-    name = "an archive whose note cannot be read" if archive is None else archive
-    source = f" (source '{names[archive]}')" if archive is not None and archive in names else ""
-    days = f"{files.first_at:%Y-%m-%d} to {files.last_at:%Y-%m-%d}"
-    return f"{name}{source} with {counted(files.count, 'chunk')}, {days}"

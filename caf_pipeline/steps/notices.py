@@ -1,6 +1,4 @@
-"""What S3's event notifications name: taken from a source's queue into the ledger, and looked for
-in the bucket.
-"""
+"""Takes S3's event notifications from a queue into the ledger, and scans for the named keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,30 +10,28 @@ from caf_pipeline.errors import ListingUnordered
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import EventQueue
-from caf_pipeline.steps.inventories import filters_now, unsettled_objects
-from caf_pipeline.steps.list_source import kept_of
+from caf_pipeline.steps.inventories import current_filters, unsettled_objects
+from caf_pipeline.steps.list_source import drop_old_versions
 
-KEYS_LOOKED_FOR: Final = 10_000
-"""Of one look: what lies between the first and the last of them is listed."""
+KEYS_PER_SCAN: Final = 10_000
+"""Noticed keys per scan, which lists everything between the first and the last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
-    """What was taken from a queue: messages that are durable and deleted, and those that stay there
-    for want of room.
-    """
+class DrainedMessages:
+    """Messages of a queue: recorded and deleted ones, and those that did not fit."""
 
     taken: int = 0
-    left: int = 0
+    rest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class NoticedLook:
-    """A look at a part of the bucket that has keys which events named.
+class NoticedScan:
+    """A scan of the part of the bucket that has noticed keys.
 
     Attributes:
-        to_plan: whether it has what a plan would take, or lacks a key of which there was an event.
-        after, until: the part: keys greater than, up to and including; `until` None: to the end.
+        to_plan: whether the part has objects to plan, or lacks a noticed key.
+        after, until: keys greater than, up to and including; None: to the end.
     """
 
     to_plan: bool
@@ -43,12 +39,14 @@ class NoticedLook:
     until: bytes | None
 
 
-def drain_queue(context: RunContext, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
-    """Take messages until there are none, or `enough` says so.
+def drain_queue(
+    context: RunContext, queue: EventQueue, *, enough: Callable[[], bool]
+) -> DrainedMessages:
+    """Take messages until the queue is empty, or `enough` returns True.
 
-    A message is deleted once the ledger has what it says.
+    A message is deleted once the ledger has recorded it.
     """
-    taken = left = 0
+    taken = rest = 0
     context.ledger.notices.record_queue(context.source, read=False)
     read = False
     while not enough():
@@ -58,49 +56,48 @@ def drain_queue(context: RunContext, queue: EventQueue, *, enough: Callable[[], 
         durable = context.ledger.notices.take_messages(context.source, messages)
         queue.delete([message for message in messages if message.message_id in durable])
         taken += len(durable)
-        left += len(messages) - len(durable)
+        rest += len(messages) - len(durable)
     if read:
         context.ledger.notices.record_queue(context.source, read=True)
-    return Drained(taken, left)
+    return DrainedMessages(taken, rest)
 
 
-def look_at_noticed(
+def scan_noticed(
     context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool]
-) -> NoticedLook | None:
-    """List at most `max_pages` pages, from the first noticed key after `after` on; None where no
-    key is noticed.
+) -> NoticedScan | None:
+    """List up to `max_pages` pages from the first noticed key after `after`.
 
-    After the last one it begins again from the first. Where there is nothing to plan, the keys that
-    it came to are forgotten. It ends after a page where `enough` says so. Pages with nothing that
-    is kept do not count, as in `inventories.look_for_new`.
+    Returns None if no key is noticed. Behind the last key, the scan starts over. If there is
+    nothing to plan, the scanned keys are forgotten. `enough` and the counting of pages are as in
+    `inventories.scan_for_new`.
     """
-    noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_LOOKED_FOR)
-    noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_LOOKED_FOR)
+    noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_PER_SCAN)
+    noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_PER_SCAN)
     if not noticed:
         return None
     start, end, listing = just_before(noticed[0]), noticed[-1], f"look {uuid4().hex}"
     began = datetime.now(UTC)
     context.ledger.notices.mark_noticed(context.source, listing, start, end)
-    there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
-    filters = filters_now(context)
+    existing, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
+    filters = current_filters(context)
     try:
         for page in context.objects.list_pages(after=start, in_order=True, versions=True):
-            objects, _ = kept_of(page, all_versions=context.all_versions)
-            there |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}
+            objects, _ = drop_old_versions(page, all_versions=context.all_versions)
+            existing |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}
             unsettled += [obj.key for obj in unsettled_objects(context, objects, filters)]
             reached, pages = page[-1].key, pages + bool(objects)
             if reached > end or pages == max_pages or enough():
                 break
-        else:  # the listing's end
+        else:
             reached = end + b"\0"
-    except ListingUnordered:  # no part of such a bucket can be listed
-        return NoticedLook(to_plan=True, after=b"", until=None)
-    # Of the last key that was listed, the next page may have further versions.
-    come_to = [key for key in noticed if key < reached]
-    if not come_to:
-        return NoticedLook(to_plan=True, after=start, until=noticed[0])
-    until = come_to[-1]
-    to_plan = any(key <= until for key in unsettled) or not there.issuperset(come_to)
+    except ListingUnordered:  # such a bucket can only be listed as a whole
+        return NoticedScan(to_plan=True, after=b"", until=None)
+    # The next page may have more versions of the last listed key.
+    scanned = [key for key in noticed if key < reached]
+    if not scanned:
+        return NoticedScan(to_plan=True, after=start, until=noticed[0])
+    until = scanned[-1]
+    to_plan = any(key <= until for key in unsettled) or not existing.issuperset(scanned)
     if not to_plan:
         context.ledger.notices.forget_noticed(context.source, listing, began, start, until)
-    return NoticedLook(to_plan, start, until)
+    return NoticedScan(to_plan, start, until)

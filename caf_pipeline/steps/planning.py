@@ -1,10 +1,9 @@
-"""The steps of a whole source that follow an inventory: state what is current, cut what is new into
-chunks, account for all.
+"""The steps after an inventory: find what is current, cut chunks, account for all objects.
 
-    inventories.take_inventory → state_current → cut_plan → account_for
+    inventories.take_inventory → record_current → cut_plan → account_for
 
-A plan is written to a folder first and then registered in one transaction of the ledger, with its
-claims; a crash between the two leaves a folder that no plan names, which the next plan removes.
+A plan is written to a folder, then registered with its claims in one transaction. After a crash
+between the two, the next plan removes the folder.
 """
 
 import shutil
@@ -12,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +29,7 @@ from caf_pipeline.inventory.current import (
 from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
-from caf_pipeline.inventory.objects import S3Object, SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import (
     TOO_LARGE_FILE,
     Plan,
@@ -54,7 +53,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA, Comparison, compare_headers
-from caf_pipeline.steps.first_plan import leave_unknown, refuse_new_archive, refuse_unknown
+from caf_pipeline.steps.first_plan import accept_unknown_posts, refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -62,34 +61,29 @@ from caf_pipeline.system.parquet import write_whole
 from caf_pipeline.system.quantities import counted, show_size
 
 SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
-LONG_NAME: Final = 12  # where another plan of the source has those
+LONG_NAME: Final = 12  # if another plan of the source has the short name
 
-LEAST_TARGET_BYTES: Final = 4096
-"""The least target size that the settings allow, too: a chunk's own members take some of it."""
+MIN_TARGET_BYTES: Final = 4096
+"""The smallest target size. A chunk's own two members take some of it."""
 
-MOST_OF_AN_INVENTORY: Final = 100
-"""Plans of one inventory that count as its plan: ten million chunks."""
+MAX_PLANS_OF_INVENTORY: Final = 100
+"""Plans that may belong to one inventory: ten million chunks."""
 
+_UNSUPPORTED: Final = "the key is not UTF-8, contains a NUL, or is longer than 1,024 bytes"
 _CUTTING: Final = ".cutting-"
 _ACCOUNTING: Final = ".accounting-"
-_ABANDONED_SECONDS: Final = (
-    24 * 3600
-)  # an accounting takes minutes; a folder of that age is a killed run's
+_ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What became of a snapshot.
+    """The result of planning a snapshot.
 
-    `plans` is empty where nothing was new; more than one where a plan was full.
-
-    `target_bytes` is the size at which chunks were cut. `previous` is the source's last plan
-    before. `waiting` is the tail that is left for the next plan, since its chunk would be smaller
-    than the source's `min_chunk_size`.
-
-    `warning` says where chunks of the source's target size are too large for the store as it was
-    measured, and where posted ones have another proof type than new ones get; "" where neither is
-    so. `comparison` and `exceptions` are those of `Current`, `left_out` is that of `Delta`.
+    Attributes:
+        plans: empty if nothing is new; several if a plan was full.
+        previous: the source's last plan before.
+        waiting: objects left for the next plan, since their chunk would be below `min_chunk_size`.
+        warning: chunks are too large for the store, or earlier ones have another proof type.
     """
 
     snapshot: Snapshot
@@ -109,21 +103,18 @@ class PlanReport:
         return self.plans[0] if self.plans else None
 
 
-# --- what is current
-# ------------------------------------------------------------------------------------------
+# --- what is current ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
-    """A snapshot's objects under their identities, and what was found out for it.
+class CurrentContent:
+    """A snapshot's objects with their identities.
 
-    Attributes: identified: a file of `inventory.SNAPSHOT_SCHEMA`. unsettled: another, see
-        `inventory.current.IdentifiedSnapshot`. standing: a file or folder of
-        `inventory.STANDING_SCHEMA`, as it was when the identities were found. comparison: of
-        objects that were written again.
-        rewritten: those whose bytes are not proven to be the archived ones
-        (`compare_headers.REWRITTEN_SCHEMA`). exceptions: keys of which the ledger learnt that
-        LastModified does not tell what is current.
+    Attributes:
+        identified, unsettled: see `inventory.current.Identified`.
+        standing: a file or folder of `inventory.STANDING_SCHEMA`.
+        rewritten: rewritten objects with unproven bytes (`compare_headers.REWRITTEN_SCHEMA`).
+        exceptions: number of keys whose LastModified does not show what is current.
     """
 
     identified: Path
@@ -134,26 +125,18 @@ class Current:
     exceptions: int
 
 
-def state_current(
+def record_current(
     context: RunContext,
     lease: Lease,
     snapshot: Snapshot,
     folder: Path,
     *,
     compares_left_out: bool = False,
-) -> Current:
-    """Let the ledger know what is current by this inventory, unless a later one covers the same
-    keys.
+) -> CurrentContent:
+    """Record what is current by this inventory, unless a later one covers the same keys.
 
-    Args:
-        context: the source.
-        lease: on its plan.
-        snapshot: of the inventory.
-        folder: takes the files, which are the caller's to remove.
-        compares_left_out: whether headers are also compared of what a filter leaves out.
-
-    Raises:
-        What `compare_headers.compare_headers` raises.
+    The caller removes the files in `folder`. `compares_left_out` compares headers of filtered
+    objects, too. Raises like `compare_headers.compare_headers`.
     """
     inventory = _record_of(snapshot)
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"
@@ -167,13 +150,15 @@ def state_current(
         files, identified = identify_objects(context, snapshot, folder, filters=compared)
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)
-    found = folder / "found.parquet"
+    output = folder / "found.parquet"
     superseded = context.ledger.content.later_inventories(inventory)
     count = find_exceptions(
-        snapshot, identified, *files, found, superseded=superseded, filters=filters
+        snapshot, identified, *files, output, superseded=superseded, filters=filters
     )
-    context.ledger.content.record_planned(inventory, read_exceptions(found))
-    return Current(identified.path, identified.unsettled, files[0], comparison, rewritten, count)
+    context.ledger.content.record_planned(inventory, read_exceptions(output))
+    return CurrentContent(
+        identified.path, identified.unsettled, files[0], comparison, rewritten, count
+    )
 
 
 def _record_of(snapshot: Snapshot) -> InventoryRecord:
@@ -193,17 +178,16 @@ def identify_objects(
     snapshot: Snapshot,
     folder: Path,
     *,
-    known: bool = True,
+    in_ledger: bool = True,
     filters: ObjectFilter = NO_FILTER,
-) -> tuple[tuple[Path, Path], IdentifiedSnapshot]:
-    """Export what the ledger knows, standings and exceptions, and find the identities of the
-    snapshot's objects by it.
+) -> tuple[tuple[Path, Path], Identified]:
+    """Export standings and exceptions from the ledger, and identify the snapshot's objects.
 
-    `known` False: the ledger does not have the source. `filters`: of what they leave out, no
-    headers are to be compared.
+    `in_ledger` is False if the ledger lacks the source. Objects that `filters` leave out need no
+    comparison of headers.
     """
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
-    if known:
+    if in_ledger:
         export_standing(context, standing)
         context.ledger.exports.exceptions(context.source, exceptions)
     else:
@@ -214,15 +198,12 @@ def identify_objects(
 
 
 def export_standing(context: RunContext, folder: Path) -> None:
-    """Let a folder, in place of an older one, have what the ledger knows of the objects
-    (`inventory.STANDING_SCHEMA`).
-    """
+    """Export what the ledger has of the objects (`inventory.STANDING_SCHEMA`) to a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     context.ledger.exports.changes(context.source, folder, context.kept_locations())
 
 
-# --- plans
-# ------------------------------------------------------------------------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
 
 def cut_plan(
@@ -232,23 +213,27 @@ def cut_plan(
     new_archive: bool = False,
     patience_seconds: float = 0.0,
 ) -> PlanReport:
-    """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
+    """Plan and claim objects of the snapshot that are new to the ledger. Plans only add.
 
-    `new_archive`: plan even if the store may hold objects of a source that the ledger does not
-    know, or if the ledger was rebuilt in part. Neither is checked again.
+    Chunks have the source's target size, even if the store was too slow for it when last measured.
+    They get smaller only after a chunk was withdrawn that is larger than what fits.
 
-    Chunks have the source's target size, also where the store was too slow for it when last
-    measured: rates change. Once a chunk was withdrawn that was larger than what fits now, they are
-    no larger than what fits, manifest included.
+    Args:
+        context: of the source.
+        snapshot: the snapshot to plan.
+        new_archive: plan even if the store may have objects that the ledger lacks. Later plans do
+            not check that again.
+        patience_seconds: how long to wait for another run's plan.
 
-    Raises: StoredAlready: see `refuse_new_archive`; and what the store raises when it is asked.
-        HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError:
-        the snapshot is damaged.
+    Raises:
+        StoredAlready: see `refuse_new_archive`.
+        HeldByOther: another run plans this source.
+        ClaimConflict: see the ledger.
+        IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
     waiting = None
-    # Before the lease the other address of another process may replace ours; while the lease is
-    # held none does.
+    # The lease keeps another process from replacing the source's address.
     with reading(snapshot.path), _lease_on_plan(context, patience_seconds) as lease:
         context.wait_while_paused(lease.check)
         context.ledger.sources.register(
@@ -256,14 +241,14 @@ def cut_plan(
         )
         if new_archive:
             context.ledger.rebuilds.end(context.source)
-            leave_unknown(context)
+            accept_unknown_posts(context)
         elif snapshot.object_count:
             refuse_new_archive(context)
         sizes, warning = chunk_sizes(context)
-        _remove_unnamed(context)
+        _remove_unregistered(context)
         previous = last_plan(context)
         with _workspace(context, _CUTTING) as outer:
-            current = state_current(context, lease, snapshot, outer)
+            current = record_current(context, lease, snapshot, outer)
             more = True
             while more:
                 with _workspace(context, _CUTTING) as folder:
@@ -278,7 +263,7 @@ def cut_plan(
                     if more:
                         export_standing(context, current.standing)  # with what was just claimed
                     else:
-                        waiting = _let_wait(context, snapshot, plan)
+                        waiting = _record_waiting(context, snapshot, plan)
             filters = filters_of(context, snapshot)
             if snapshot.complete and (
                 ended := ended_skips(current.unsettled, current.standing, filters=filters)
@@ -298,16 +283,22 @@ def cut_plan(
         else []
     )
     warnings = "; ".join(filter(None, [warning, _other_proof_type(context)]))
-    found = (warnings, current.comparison, current.exceptions, left_out)
-    return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
+    return PlanReport(
+        snapshot,
+        plans,
+        chunks,
+        sizes.target_bytes,
+        previous,
+        waiting,
+        warnings,
+        current.comparison,
+        current.exceptions,
+        left_out,
+    )
 
 
 @contextmanager
 def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lease]:
-    """Hold the lease on the source's plan; where a live run has it, ask again for so long.
-
-    Each time takes some seconds.
-    """
     until = time.monotonic() + patience_seconds
     with ExitStack() as stack:
         while True:
@@ -321,25 +312,22 @@ def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lea
 
 
 def last_plan(context: RunContext) -> PlanRow | None:
-    """Return the source's last plan; where its inventory became several plans at once, all of them
-    as one, under all their names.
+    """Return the source's last plan; consecutive plans of one inventory become one row.
 
-    Of an inventory that was planned again, as after a withdrawal, only what was planned last
-    counts.
+    If an inventory was planned again, only the last planning counts.
     """
-    plans = context.ledger.plans.list(context.source, limit=MOST_OF_AN_INVENTORY)
+    plans = context.ledger.plans.list(context.source, limit=MAX_PLANS_OF_INVENTORY)
     if not plans:
         return None
-    of_it = [plans[0]]
+    merged = [plans[0]]
     for row in plans[1:]:
-        # A plan is followed by another at once only where one plan has no room for the chunks of
-        # both.
-        together = sum(row.chunks.values()) + sum(of_it[-1].chunks.values())
+        # An inventory becomes several plans only if one plan cannot hold the chunks of two.
+        together = sum(row.chunks.values()) + sum(merged[-1].chunks.values())
         if row.record.snapshot != plans[0].record.snapshot or together <= MAX_CHUNKS:
             break
-        of_it.append(row)
-    records, chunks = [row.record for row in of_it], Counter[ChunkState]()
-    for row in of_it:
+        merged.append(row)
+    records, chunks = [row.record for row in merged], Counter[ChunkState]()
+    for row in merged:
         chunks.update(row.chunks)
     whole = replace(
         records[0],
@@ -347,13 +335,10 @@ def last_plan(context: RunContext) -> PlanRow | None:
         object_count=sum(record.object_count for record in records),
         object_bytes=sum(record.object_bytes for record in records),
     )
-    return PlanRow(whole, of_it[0].created_at, chunks)
+    return PlanRow(whole, merged[0].created_at, chunks)
 
 
-def _let_wait(context: RunContext, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
-    """Write to the ledger what waits for the next plan, and nothing else where the snapshot is of
-    the whole source.
-    """
+def _record_waiting(context: RunContext, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
     settings, tail = context.source_settings, plan.waiting
     if tail is None:
         context.ledger.skips.record_waiting(context.source, (), None, whole=snapshot.complete)
@@ -371,48 +356,40 @@ def _let_wait(context: RunContext, snapshot: Snapshot, plan: Plan) -> WaitingObj
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """At which size chunks are cut, and their limit with the manifest (0: the hard one)."""
+    """The size at which chunks are cut, and their limit with the manifest. 0: the hard limit."""
 
     target_bytes: int
     limit_bytes: int = 0
 
 
 def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
-    """Return the sizes of the source's next chunks, and what to say where the store is slow, ""
-    where it is not.
-    """
-    target_size, fitting = (
-        int(context.source_settings.target_size),
-        context.store.largest_chunk_bytes(),
-    )
+    """Return the sizes of the next chunks, and a warning if the store is too slow for them."""
+    target_size = int(context.source_settings.target_size)
+    fitting = context.store.largest_chunk_bytes()
     if fitting is None:
         return ChunkSizes(target_size), ""
     withdrawn = context.ledger.chunks.list(source=context.source, states=[ChunkState.WITHDRAWN])
     refused = any(
         (chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn
     )
-    limit_size = max(fitting, LEAST_TARGET_BYTES)
+    limit_size = max(fitting, MIN_TARGET_BYTES)
     sizes = (
         ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
     )
     if fitting >= target_size:
         return sizes, ""
+    remedy = (
+        f"this plan is cut at {sizes.target_bytes} bytes"
+        if refused
+        else "set target_size to that or less"
+    )
     return sizes, (
-        f"source {context.source} has a target size of {target_size} bytes, but at the rates "
-        f"measured only {fitting} bytes are"
-        f" uploaded in the time that providers give; "
-        + (
-            f"this plan is cut at {sizes.target_bytes} bytes"
-            if refused
-            else "set target_size to that or less"
-        )
+        f"source {context.source} has a target size of {target_size} bytes, but at the measured "
+        f"rates only {fitting} bytes are uploaded before the providers' deadline; {remedy}"
     )
 
 
 def _other_proof_type(context: RunContext) -> str:
-    """Say what becomes of chunks that were posted with another proof type than new ones get; ""
-    where there are none.
-    """
     posted = [
         chunk
         for chunk in context.ledger.chunks.list(context.source)
@@ -421,19 +398,17 @@ def _other_proof_type(context: RunContext) -> str:
     others = sum(chunk.proof_type != context.store.proof_type for chunk in posted)
     if not others:
         return ""
-    goes_on = "goes on as it is" if others == 1 else "go on as they are"
+    keep = "keeps it" if others == 1 else "keep it"
     return (
         f"new chunks have proof type {context.store.proof_type}; {counted(others, 'chunk')} "
-        f"posted with another {goes_on}"
+        f"posted with another {keep}"
     )
 
 
 def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
-    """Put each object of the snapshot into exactly one of located, claimed, left out, skipped,
-    unaccounted, as the ledger is now.
+    """Count each object of the snapshot once: located, claimed, left out, skipped or unaccounted.
 
-    Of a whole snapshot that was planned, the ledger keeps how many located objects are current,
-    older and gone, and how many objects each filter leaves out.
+    If the whole snapshot was planned, the ledger stores the result.
     """
     with temporary_folder(context) as folder, reading(snapshot.path):
         (standing, _), identified = identify_objects(context, snapshot, folder)
@@ -443,8 +418,8 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
             settled_count=identified.settled_count,
             unsettled_keys=identified.unsettled_keys,
             within=snapshot.keys,
-            silent_from=snapshot.silent_from
-            or snapshot.taken_at,  # a sensor's plan may have archived what was written since
+            # A sensor's plan may have archived later objects.
+            silent_from=snapshot.silent_from or snapshot.taken_at,
             filters=filters_of(context, snapshot),
         )
     if snapshot.complete:
@@ -459,11 +434,9 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
 
 
 def count_again(context: RunContext) -> Accounting | None:
-    """Count the latest whole inventory again if no chunk is under way, and chunks that it may list
-    were located since.
+    """Count the latest whole inventory again if chunks were located since and none is under way.
 
-    Returns None if there is nothing to count, or if the inventory is not on this machine. A chunk
-    of an older plan may be located long after a newer inventory was counted, and no plan follows.
+    Returns None if there is nothing to count, or if the inventory is on another machine.
     """
     if context.ledger.chunks.list(
         context.source, UNDER_WAY
@@ -477,7 +450,7 @@ def count_again(context: RunContext) -> Accounting | None:
 
 
 def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTerms:
-    """Return what a plan of this snapshot depends on, beside its objects."""
+    """Return everything that a plan depends on, besides its objects."""
     settings = context.source_settings
     return PlanTerms(
         source=context.source,
@@ -492,7 +465,6 @@ def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> Pl
 
 
 def _moment_of(snapshot: Snapshot) -> datetime:
-    """Return the time of a plan of this snapshot: a report may be days old."""
     return max(snapshot.taken_at, datetime.now(UTC))
 
 
@@ -503,20 +475,20 @@ def write_plan_of(
     folder: Path,
     terms: PlanTerms,
     *,
-    known: bool = True,
+    in_ledger: bool = True,
 ) -> Plan:
-    """Write a plan of these objects to a folder, which exists and is empty; `known` False: the
-    ledger does not have the source.
+    """Write a plan to an empty folder; `in_ledger` is False if the ledger lacks the source.
 
-    A server may list any time as that of an object: one that is to come counts as the time of the
-    first plan that saw it.
+    A LastModified in the future counts as the time of the first plan that saw the object.
     """
     plan = write_plan(delta, folder, terms)
     if plan.waiting is None:
         return plan
     moment = _moment_of(snapshot)
-    seen = context.ledger.skips.waiting_since(context.source, _waiting(plan)) if known else None
-    oldest = min(plan.waiting.oldest, moment, seen or moment)
+    first_seen = (
+        context.ledger.skips.waiting_since(context.source, _waiting(plan)) if in_ledger else None
+    )
+    oldest = min(plan.waiting.oldest, moment, first_seen or moment)
     if waits_until(context.source_settings, oldest) > moment:
         return replace(plan, waiting=replace(plan.waiting, oldest=oldest))
     for file in folder.iterdir():
@@ -529,36 +501,50 @@ def _waiting(plan: Plan, detail: str = "") -> Iterator[Skip]:
 
 
 def waits_until(settings: SourceSettings, oldest: datetime) -> datetime:
-    """Return when the wait of a tail is over whose oldest object has this time."""
+    """Return when objects stop waiting, if the oldest has this time."""
     wait = timedelta(seconds=settings.max_wait)
     return min(oldest, datetime.max.replace(tzinfo=UTC) - wait) + wait
 
 
 def _write_plan(
-    context: RunContext, snapshot: Snapshot, current: Current, folder: Path, sizes: ChunkSizes
+    context: RunContext,
+    snapshot: Snapshot,
+    current: CurrentContent,
+    folder: Path,
+    sizes: ChunkSizes,
 ) -> tuple[Plan, Mapping[str, int]]:
-    """Write a plan; return it, and how many objects each filter leaves out."""
     filters = filters_of(context, snapshot)
     delta = not_yet_archived(
         current.unsettled, current.standing, folder / "wanted.parquet", filters=filters
     )
-    context.ledger.skips.record(context.source, map(_unsupported, read_objects(delta.unsupported)))
+    context.ledger.skips.record(
+        context.source,
+        (
+            Skip.of(obj, SkipReason.UNSUPPORTED_KEY, _UNSUPPORTED)
+            for obj in read_objects(delta.unsupported)
+        ),
+    )
     files = folder / "plan"
     files.mkdir()
     plan = write_plan_of(context, snapshot, delta.path, files, plan_terms(context, snapshot, sizes))
     context.ledger.skips.record(
-        context.source, map(_too_large, read_objects(files / TOO_LARGE_FILE))
+        context.source,
+        (
+            Skip.of(
+                obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes exceed the chunks of a plan"
+            )
+            for obj in read_objects(files / TOO_LARGE_FILE)
+        ),
     )
     return plan, delta.left_out
 
 
 def filters_of(context: RunContext, snapshot: Snapshot) -> ObjectFilter:
-    """Return what leaves objects of this snapshot out of its plan."""
+    """Return the filters for the plan of this snapshot."""
     return ObjectFilter.of(context.source_settings, snapshot.taken_at)
 
 
 def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan) -> PlanRecord:
-    """Give the plan its name and its place, then write it to the ledger with its claims."""
     generation = 0
     while context.ledger.plans.find(plan.sha256(generation)):
         generation += 1
@@ -585,34 +571,14 @@ def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan)
     return record
 
 
-def _unsupported(obj: S3Object) -> Skip:
-    return Skip.of(
-        obj,
-        SkipReason.UNSUPPORTED_KEY,
-        "the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes",
-    )
-
-
-def _too_large(obj: S3Object) -> Skip:
-    return Skip.of(
-        obj,
-        SkipReason.TOO_LARGE,
-        f"{obj.size_bytes} bytes are more than the chunks of one plan can hold",
-    )
-
-
 def temporary_folder(context: RunContext) -> AbstractContextManager[Path]:
-    """Give a folder for files of one that holds no lease; a later plan removes it where this
-    process is killed.
-    """
+    """Return a folder for work without a lease. A later plan removes it after a kill."""
     return _workspace(context, _ACCOUNTING)
 
 
 @contextmanager
 def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
-    """Give a folder for temporary files, on the disk of the plans so that a plan can be moved
-    there.
-    """
+    """Create a temporary folder on the disk of the plans, so that a plan can be moved there."""
     try:
         with (
             writing_into(context.plans()),
@@ -626,24 +592,14 @@ def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
         ) from error
 
 
-def _remove_unnamed(context: RunContext) -> None:
-    """Remove what a crash left: folders of plans that were never registered.
-
-    The caller holds the plan's lease.
-    """
+def _remove_unregistered(context: RunContext) -> None:
+    """Remove unregistered plan folders of crashed runs. The caller holds the plan's lease."""
     for path in context.plans().iterdir():
         if path.name.startswith(_ACCOUNTING):
-            left = _is_abandoned(path)
-        else:
-            left = path.name.startswith(_CUTTING) or not context.ledger.plans.is_name_taken(
-                context.source, path.name
-            )
-        if left:
+            with suppress(FileNotFoundError):  # its run has just ended
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(_CUTTING) or not context.ledger.plans.is_name_taken(
+            context.source, path.name
+        ):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_abandoned(path: Path) -> bool:
-    try:
-        return datetime.now(UTC).timestamp() - path.stat().st_mtime > _ABANDONED_SECONDS
-    except FileNotFoundError:  # the run that accounted there has just ended
-        return False

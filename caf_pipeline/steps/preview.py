@@ -1,26 +1,25 @@
-"""What a plan would do and cost, before it is made: estimates, each with what it assumes.
-
-Nothing is written to the ledger.
+"""Estimates what a plan would do and cost. Nothing is written to the ledger.
 
 Source: docs/planning.md.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from caf_pipeline.chunk_state import NOT_POSTED
 from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError, with_hint
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan, PlanTerms, WaitingTail
+from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
+from caf_pipeline.ledger.records import ArchiveRate, Chunk, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
@@ -31,50 +30,30 @@ from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
 
 GET_PRICE: Final = 0.0004
-"""US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1, as it has been for years;
-the present price stands at https://aws.amazon.com/s3/pricing/. Other classes and regions cost more,
-and retrieval from cold classes comes on top.
+"""US dollars for 1,000 GET or HEAD requests of S3 Standard in us-east-1.
+
+Current prices: https://aws.amazon.com/s3/pricing/. Cold classes cost more.
 """
 
 EGRESS_PRICE: Final = 0.09
-"""US dollars for 1 GiB to the internet, of the first 10 TB in a month, likewise ("Data transfer").
-
-Nothing where the pipeline runs in the bucket's own region.
-"""
+"""US dollars for 1 GiB to the internet, of the first 10 TB in a month. Free within a region."""
 
 GIB: Final = 1 << 30
 
-_UNCOUNTED: Final = 1 << 62  # chunks: one plan stands for all, however many real ones it would be
-
-
-class PlannedChunk(Protocol):
-    """A chunk as plans and the ledger have it."""
-
-    @property
-    def object_bytes(self) -> int:
-        """Bytes of its objects."""
-
-    @property
-    def expected_size_bytes(self) -> int:
-        """Of the whole file."""
+_UNLIMITED_CHUNKS: Final = 1 << 62  # the preview is one plan, even if there would be several
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEstimate:
-    """What archiving a plan takes, as far as it can be told before.
+    """The estimated cost of archiving a plan.
 
-    Attributes: target_bytes: the size at which chunks are cut. fill: bytes of objects as a share of
-        the target, of all chunks but the last of whole objects, or of the only one; 0
-            without any.
-        expected_bytes: of all chunks, manifests estimated.
-        requests: GETs and HEADs at the source. request_usd, egress_usd: their price; None where it
-        is not known: an endpoint is set, and no price.
-        at_aws: whether no endpoint is set, so that AWS's list prices stand for those that are not
-        set.
-        storage: what the store asks; None where it asks nothing, or is not known.
-        storage_unknown: why it is not known; "" where it is.
-        rate: at which the source's chunks were archived of late; None where that was not measured
-        yet.
+    Attributes:
+        fill: object bytes as a share of the target, without the last chunk.
+        requests: GETs and HEADs at the source.
+        request_usd, egress_usd: None if the price is unknown.
+        at_aws: whether AWS's list prices are the default.
+        storage: None if the store is free or its price unknown; `storage_unknown` says why.
+        rate: recent rate of the source; None before the first chunk.
     """
 
     statistics: PlanStatistics
@@ -92,20 +71,20 @@ class PlanEstimate:
 
     @property
     def seconds(self) -> float | None:
-        """About how long it takes; None where nothing was measured yet."""
+        """Estimated duration; None without a measured rate."""
         return self.statistics.size_bytes / self.rate.bytes_per_second if self.rate else None
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it as a program reads it."""
-        seen, storage = self.statistics, self.storage
+        """Return all fields for programs."""
+        statistics, storage = self.statistics, self.storage
         return {
-            "objects": seen.objects,
-            "bytes": seen.size_bytes,
+            "objects": statistics.objects,
+            "bytes": statistics.size_bytes,
             "chunks": self.chunks,
             "target_bytes": self.target_bytes,
             "fill": round(self.fill, 4),
             "expected_bytes": self.expected_bytes,
-            **seen.as_json(),
+            **statistics.as_json(),
             "requests": self.requests,
             "request_usd": self.request_usd,
             "egress_usd": self.egress_usd,
@@ -122,7 +101,7 @@ class PlanEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """How a plan differs from an earlier one, which has this name and time: more is positive."""
+    """The difference from an earlier plan with this name and time. Growth is positive."""
 
     plan: str
     planned_at: datetime
@@ -133,18 +112,17 @@ class PlanDifference:
 
 @dataclass(frozen=True, slots=True)
 class PlanPreview:
-    """What a plan of a snapshot would do.
+    """The plan that a snapshot would get.
 
-    Attributes: located, claimed: objects of the snapshot that a chunk has, or one under way will
-        have. left_out: objects that the filters of the source leave out, by the filter. skipped:
-        objects that the plan would skip, by reason. waiting: the tail that would wait for the next
-        plan. to_compare: objects that were written again with the same ETag and size. They count as
-        planned here. The plan leaves out
-            those with the archived checksum and headers.
-        plans: how many plans it would be; at least so many where several objects are split, each of
-        which has its parts in one.
-        warning: as of `PlanReport`; that the plan would be refused, since the store may have the
-            source already; and what would keep the store from taking all of its chunks.
+    Attributes:
+        claimed: objects in chunks under way.
+        left_out: objects excluded by each filter.
+        skipped: objects that the plan would skip, by reason.
+        waiting: objects that would wait for the next plan.
+        to_compare: rewritten objects. They count as planned, but the plan leaves out those with the
+            archived checksum and headers.
+        plans: number of plans; a minimum if several objects are split.
+        warning: as in `PlanReport`, or why plan or chunks would be refused.
         previous: the source's last plan.
     """
 
@@ -162,7 +140,7 @@ class PlanPreview:
 
     @property
     def difference(self) -> PlanDifference | None:
-        """How this plan differs from the source's last one; None where there was none."""
+        """The difference from the source's last plan; None if there was no plan."""
         return (
             difference(self.estimate.statistics, self.estimate.chunks, self.previous)
             if self.previous
@@ -170,7 +148,7 @@ class PlanPreview:
         )
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it as a program reads it."""
+        """Return all fields for programs."""
         last = self.difference
         return {
             "source": self.snapshot.source,
@@ -201,7 +179,7 @@ class PlanPreview:
 
 
 def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> PlanDifference:
-    """Return how a plan differs from an earlier one."""
+    """Return the difference between a plan and an earlier one."""
     return PlanDifference(
         plan=previous.record.name,
         planned_at=previous.created_at,
@@ -212,17 +190,17 @@ def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> Pl
 
 
 def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
-    """Return what a plan of this snapshot would be; the ledger may not know the source yet, and
-    learns nothing.
+    """Return the plan that this snapshot would get. The ledger may lack the source.
 
     Raises:
-        IntegrityError: the snapshot is damaged. StagingError: there is no room for temporary files.
+        IntegrityError: the snapshot is damaged.
+        StagingError: the disk has no room for temporary files.
     """
-    known = context.source in context.ledger.lookup.sources()
+    in_ledger = context.source in context.ledger.lookup.sources()
     with planning.temporary_folder(context) as folder, reading(snapshot.path):
         filters = planning.filters_of(context, snapshot)
         (standing, _), identified = planning.identify_objects(
-            context, snapshot, folder, known=known, filters=filters
+            context, snapshot, folder, in_ledger=in_ledger, filters=filters
         )
         delta = not_yet_archived(
             identified.unsettled, standing, folder / "wanted.parquet", filters=filters
@@ -231,12 +209,13 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
         files.mkdir()
         sizes, warning = (
             planning.chunk_sizes(context)
-            if known
+            if in_ledger
             else (planning.ChunkSizes(int(context.source_settings.target_size)), "")
         )
         terms = planning.plan_terms(context, snapshot, sizes)
+        terms = replace(terms, max_chunks=_UNLIMITED_CHUNKS)
         plan = planning.write_plan_of(
-            context, snapshot, delta.path, files, _as_one(terms), known=known
+            context, snapshot, delta.path, files, terms, in_ledger=in_ledger
         )
         account = account_for_files(
             identified.unsettled,
@@ -251,15 +230,24 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
         statistics = plan_statistics([files], part_bytes=part_of(context.settings.packing))
         tail = plan.waiting
         in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
+        skipped = Counter(account.skipped)
+        skipped[SkipReason.UNSUPPORTED_KEY] += delta.unsupported_count
+        skipped[SkipReason.TOO_LARGE] += plan.too_large_count
+        waiting = None
+        if tail:
+            until = planning.waits_until(context.source_settings, tail.oldest)
+            waiting = WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
         return PlanPreview(
             snapshot=snapshot,
             located=account.located,
             claimed=account.claimed - in_plan,
             left_out=account.left_out,
-            skipped=_skipped(
-                account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count
-            ),
-            waiting=_waiting(context.source_settings, tail),
+            skipped={
+                str(reason): skipped[reason]
+                for reason in SkipReason
+                if skipped[reason] and reason is not SkipReason.WAITING  # see `waiting`
+            },
+            waiting=waiting,
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
             warning="; ".join(
@@ -284,25 +272,23 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
 
 
 def _refusal(context: RunContext) -> str:
-    """Say why a plan would be refused; "" where it would not, or the store cannot be asked."""
-    known = context.ledger.sources.address(context.source)
-    if known not in (None, context.address):
-        addresses = f"{known} in the ledger, and {context.address} in the settings"
+    """Return why a plan would be refused, or ""."""
+    address = context.ledger.sources.address(context.source)
+    if address not in (None, context.address):
+        addresses = f"{address} in the ledger, and {context.address} in the settings"
         return f"this plan would be refused: source '{context.source}' is {addresses}"
     try:
         refuse_new_archive(context)
         refuse_unknown(context)
     except StoredAlready as error:
         return f"this plan would be refused: {with_hint(error)}"
-    except (StoreError, MnemonicRefused):  # an estimate without it is better than none
+    except (StoreError, MnemonicRefused):  # the estimate is useful without the answer
         pass
     return ""
 
 
 def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
-    """Say what would keep the store from taking all chunks, as things are; "" where nothing would,
-    or it cannot be asked.
-    """
+    """Return why the store would not take all chunks, or ""."""
     if not chunks:
         return ""
     sizes = [chunk.expected_size_bytes for chunk in chunks]
@@ -315,59 +301,33 @@ def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
         )
     except (StoreError, SettingsError) as error:
         return (
-            f"as things are, not all of it would be stored: {with_hint(error)}"
-            if error.permanent
-            else ""
+            f"the store would not take all of it now: {with_hint(error)}" if error.permanent else ""
         )
     return ""
-
-
-def _as_one(terms: PlanTerms) -> PlanTerms:
-    return replace(terms, max_chunks=_UNCOUNTED)
-
-
-def _skipped(skipped: Mapping[str, int], *, unsupported: int, too_large: int) -> dict[str, int]:
-    """Return skips by reason, those that this plan would add among them. What waits is told
-    apart.
-    """
-    new = {SkipReason.UNSUPPORTED_KEY: unsupported, SkipReason.TOO_LARGE: too_large}
-    both = {
-        reason: skipped.get(reason, 0) + new.get(reason, 0)
-        for reason in SkipReason
-        if reason is not SkipReason.WAITING
-    }
-    return {str(reason): count for reason, count in both.items() if count}
-
-
-def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjects | None:
-    if tail is None:
-        return None
-    return WaitingObjects(
-        tail.chunk.object_count,
-        tail.chunk.object_bytes,
-        planning.waits_until(settings, tail.oldest),
-    )
 
 
 def estimate_plan(
     context: RunContext,
     statistics: PlanStatistics,
-    chunks: Sequence[PlannedChunk],
+    chunks: Sequence[ChunkPlan | Chunk],
     target_bytes: int,
     *,
     heads: int,
 ) -> PlanEstimate:
-    """Return what archiving these chunks takes, which were cut at this size; `heads` requests
-    compare headers before.
+    """Return the cost of archiving these chunks, after `heads` requests to compare headers.
 
-    `chunks` are in the order in which they were cut, but for those of parts, which come first.
+    `chunks` are in the order of cutting, except that chunks of parts come first.
     """
     settings = context.source_settings
     closed = chunks if statistics.parts == len(chunks) else chunks[:-1] or chunks
     checksums = statistics.checksum_requests if context.settings.packing.compare_checksums else 0
     requests = statistics.get_requests + checksums + heads
     expected = sum(chunk.expected_size_bytes for chunk in chunks)
-    storage, unknown = _storage(context, expected, len(chunks))
+    storage, storage_unknown = None, ""
+    try:
+        storage = context.store.cost(expected, len(chunks))
+    except (StoreError, MnemonicRefused) as error:  # the estimate is useful without the price
+        storage_unknown = str(error)
     get_price, egress_price = prices(settings)
     return PlanEstimate(
         statistics=statistics,
@@ -382,15 +342,13 @@ def estimate_plan(
         egress_usd=None if egress_price is None else statistics.size_bytes / GIB * egress_price,
         at_aws=not settings.endpoint_url,
         storage=storage,
-        storage_unknown=unknown,
+        storage_unknown=storage_unknown,
         rate=context.ledger.chunks.archive_rate(context.source),
     )
 
 
 def prices(settings: SourceSettings) -> tuple[float | None, float | None]:
-    """Return the price of 1,000 GETs and of 1 GiB of egress, as set or as AWS lists them; None:
-    another server, and not set.
-    """
+    """Return the prices of 1,000 GETs and of 1 GiB egress: as set, or AWS's, or None."""
     at_aws = not settings.endpoint_url
     listed: Iterable[tuple[float | None, float]] = (
         (settings.get_price, GET_PRICE),
@@ -402,18 +360,8 @@ def prices(settings: SourceSettings) -> tuple[float | None, float | None]:
     return get_price, egress_price
 
 
-def _storage(
-    context: RunContext, expected_bytes: int, chunks: int
-) -> tuple[StorageCost | None, str]:
-    """Return what the store asks, and why that is not known."""
-    try:
-        return context.store.cost(expected_bytes, chunks), ""
-    except (StoreError, MnemonicRefused) as error:  # an estimate without it is better than none
-        return None, str(error)
-
-
 def estimate_report(context: RunContext, report: planning.PlanReport) -> PlanEstimate:
-    """Return what archiving the plans of a report takes."""
+    """Return the cost of archiving the plans of a report."""
     folders = [Path(plan.folder) for plan in report.plans]
     statistics = plan_statistics(folders, part_bytes=part_of(context.settings.packing))
     order = [plan.name for plan in report.plans]

@@ -154,7 +154,7 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
             "text": body["text"],
         }
     ]
-    assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source` says why")
+    assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source`")
     assert "rcpt TO:<ops@example.org>" in mail_server.got
     assert any(line.startswith("1 chunk of my-source parked") for line in mail_server.got)
     assert reported_checks(pipeline) == {
@@ -252,7 +252,7 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     age(pipeline, caf_files="updated_at = now() - interval '7 hours'")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert evaluation_of(pipeline).severity.value == "ERROR"
-    assert "nothing moves of my-source" in evaluation_of(pipeline).description
+    assert "my-source is stalled" in evaluation_of(pipeline).description
     pipeline.ledger.controls.set("paused", "the building moves")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     pipeline.ledger.controls.set("paused", None)

@@ -26,7 +26,7 @@ from caf_pipeline.source.s3 import queue as s3_queue
 from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
-from caf_pipeline.steps.notices import drain_queue, look_at_noticed
+from caf_pipeline.steps.notices import drain_queue, scan_noticed
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
@@ -601,7 +601,7 @@ def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_pl
     context = a_run_context(tmp_path, source, ledger)
 
     def look():
-        found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: False)
+        found = scan_noticed(context, after=b"", max_pages=20, enough=lambda: False)
         return found and found.to_plan
 
     (chunk,) = plan(context).chunks
@@ -633,7 +633,7 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
     )
 
     def look(after, max_pages):
-        found = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
+        found = scan_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
         return found and (found.to_plan, found.until)
 
     assert look(b"", 1) == (

@@ -29,7 +29,7 @@ from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick

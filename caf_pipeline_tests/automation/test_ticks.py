@@ -25,8 +25,8 @@ from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
-from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
+from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
@@ -188,7 +188,7 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
 def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = inventories.look_for_new(
+    seen = inventories.scan_for_new(
         pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True
     )
     assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")

@@ -22,8 +22,8 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline.store.directory import MARKER
-from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
+from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.dagster_private import (
     CachingStaleStatusResolver,
     LoadingContextForTest,

@@ -1,26 +1,25 @@
-"""The fault matrix: what breaks something on purpose, and what is looked at afterwards.
+"""The fault matrix: tests that break something on purpose, and examine the result.
 
-    world       a bucket, a database, a Jackal network and a home; `examine` says whether anything
-    was lost or done twice runner      the processes that are killed and paused moments     what
-    counts as a moment of a run kept_s3     an S3 server that has its objects again after a kill
-    own_postgres   a Postgres of a test's own, to be killed matrix      every fault, by group: the
-    only list of them recording   the fixture `fault`, which counts what was tried and what was
-    survived report      writes docs/reliability.md from these counts
+    world         a bucket, a database, a Jackal network and a home, and their examination
+    runner        the processes that are killed and paused
+    moments       the moments of a run at which it can be killed
+    kept_s3       an S3 server that keeps its objects over a kill
+    own_postgres  a Postgres of a single test, which can be killed
+    matrix        the only list of all faults, by group
+    recording     the fixture `fault`, which counts cases
+    report        writes docs/reliability.md from these counts
 
-A test that breaks something takes `fault` and one of `world` (filled) or `new_world` (empty,
-settings changed):
+A test takes `fault` and either `world` (filled) or `new_world` (empty, with changed settings):
 
     def test_…(fault, world):
         with fault("Killed", "while packing") as case:
             …                   # break it; then let it end well
             world.finish()
-            case.check(world)   # raises where anything was lost or done twice
+            case.check(world)   # raises if anything was lost or done twice
 
-The group and the words must stand in `matrix`; add yours there.
+Add the group and the words to `matrix`.
 
-`pytest --soak` is the long form: `soak` is a fixture that is True then, and
-`request.config.getoption("--soak")` says the same. `pytest --faults` runs nothing but the matrix.
-`--fault-log FILE` keeps the counts, one line of JSON for each case, and `--go-on` leaves out the
-tests that passed by that file. What a failed test did is in its message: the runs with their
-moments.
+`pytest --soak` is the long form, in which the fixture `soak` is True. `pytest --faults` runs only
+the matrix. `--fault-log FILE` logs the cases, one line of JSON each. `--go-on` skips tests that
+passed by that log. A failed test's message has the runs with their moments.
 """

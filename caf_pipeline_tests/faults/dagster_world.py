@@ -1,6 +1,4 @@
-"""A world as processes of Dagster get it: its settings as a file and an environment, and a backfill
-of its chunks.
-"""
+"""A world for Dagster's processes: caf.toml, environment, and a backfill of its chunks."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,12 +12,10 @@ from caf_pipeline_tests.faults.world import SOURCE, World
 
 
 def settings_of_world(world: World, folder: Path) -> dict[str, str]:
-    """Write the world's settings into a caf.toml there; return the environment of processes that
-    are to have them.
-    """
+    """Write the world's caf.toml; return the environment for processes that use it."""
     values = world.values
     source, jackal = values["sources"][SOURCE], values["jackal"]
-    lcd = ", ".join(f'"{one}"' for one in jackal["lcd"])
+    lcd = ", ".join(f'"{address}"' for address in jackal["lcd"])
     (folder / "caf.toml").write_text(
         f'home = "{values["home"]}"\n[store]\nkind = "jackal"\n[jackal]\nlcd = [{lcd}]\nchain_id = '
         f'"{jackal["chain_id"]}"\n'
@@ -42,7 +38,7 @@ def settings_of_world(world: World, folder: Path) -> dict[str, str]:
 def submit_backfill(
     world: World, instance: DagsterInstance, chunks: Sequence[str], backfill_id: str
 ) -> None:
-    """Ask Dagster for a backfill of these chunks, as `caf backfill` does."""
+    """Request a backfill of these chunks, as `caf backfill` does."""
     with world.run_context() as context, warnings.catch_warnings():
         submit(
             Settings.model_validate(world.values),

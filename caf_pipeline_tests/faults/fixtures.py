@@ -1,8 +1,4 @@
-"""Fixtures of worlds.
-
-world        a filled world                          new_world     makes an empty one, settings
-changed template     the process that begins runs, for the session
-"""
+"""Fixtures: `world` is filled, `new_world` makes an empty one, `template` starts runs."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +14,7 @@ from caf_pipeline_tests.support.s3_server import Bucket
 
 @pytest.fixture(scope="session")
 def template() -> Iterator[Template]:
-    """The process that begins runs."""
+    """The process that starts runs."""
     with running_template() as template:
         yield template
 
@@ -31,9 +27,7 @@ def new_world(
     network: LoopbackNetwork,
     template: Template,
 ) -> Iterator[Callable[..., World]]:
-    """Makes a world over an empty bucket; takes what `World` takes, in place of what the fixtures
-    give. Once in a test.
-    """
+    """Makes a world with an empty bucket, once in a test. Takes the arguments of `World`."""
     made: list[World] = []
 
     def make(**changes: Any) -> World:
@@ -53,7 +47,7 @@ def new_world(
 
 @pytest.fixture
 def world(new_world: Callable[..., World]) -> World:
-    """A world whose bucket has objects: small, empty and large ones."""
+    """A world whose bucket has small, empty and large objects."""
     world = new_world()
     world.fill()
     return world

@@ -1,10 +1,8 @@
-"""An S3 server that can be killed: moto's, which has its objects in memory, behind a file of
-everything that changed them.
+"""An S3 server that survives kills: moto's, with a log of all changes.
 
-A change is in the file before it is answered. A server that starts again does all changes once more
-before it opens its port, so that nobody ever sees it without its objects.
-
-`python -m caf_pipeline_tests.faults.kept_s3 FILE PORT` is the server; it prints its port.
+A change is in the log before the answer. A restarted server repeats all changes before it opens its
+port, so no client sees it without its objects. `python -m caf_pipeline_tests.faults.kept_s3 FILE
+PORT` is the server; it prints its port.
 """
 
 import io
@@ -28,7 +26,7 @@ class KeptS3:
     """The server as a process.
 
     Attributes:
-        endpoint: its address, the same over a kill.
+        endpoint: its address, which a kill does not change.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +46,7 @@ class KeptS3:
         self.kill()
 
     def start(self) -> None:
-        """Start it, with the objects that it had; returns when it answers."""
+        """Start it with its old objects; return when it answers."""
         command = [
             sys.executable,
             "-m",
@@ -62,7 +60,7 @@ class KeptS3:
         self._port = int(self._process.stdout.readline())
 
     def kill(self) -> None:
-        """End it by SIGKILL; does nothing where it does not run."""
+        """Kill it by SIGKILL, if it runs."""
         if self._process:
             assert self._process.stdout
             self._process.kill()
@@ -71,16 +69,14 @@ class KeptS3:
             self._process = None
 
     def make_bucket(self) -> Bucket:
-        """Make a bucket on it."""
         return make_bucket(self.endpoint)
 
 
-# --- the server
-# ------------------------------------------------------------------------------------------
+# --- the server -----------------------------------------------------------------------------------
 
 
 def _kept(application: Application, file: Path) -> Application:
-    """Return an application that writes each change down before it is made."""
+    """Return an application that logs each change before making it."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in _CHANGES:
@@ -95,9 +91,7 @@ def _kept(application: Application, file: Path) -> Application:
 
 
 def _changes(file: Path) -> Iterator[tuple[dict[str, str], bytes]]:
-    """Yield what was written down; a kill may have cut the last one, which was not answered
-    then.
-    """
+    """Yield the logged changes. A kill may have cut the last one, which was never answered."""
     if not file.exists():
         return
     with file.open("rb") as kept:

@@ -149,5 +149,4 @@ MATRIX: Final[dict[str, tuple[str, ...]]] = {
 
 
 def known(group: str, what: str) -> bool:
-    """Tell whether this fault is in the matrix."""
     return what in MATRIX.get(group, ())

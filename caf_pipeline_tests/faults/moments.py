@@ -1,9 +1,7 @@
-"""What counts as a moment of a run: any call that leaves a trace or asks another machine, before it
-and after it.
+"""Moments of a run: before and after each call that leaves a trace or talks to another machine.
 
-Files: writes, fsyncs, renames, cuts, removals, locks. The ledger: a transaction's begin, before its
-commit, after it. HTTP: each request to S3, a chain or a provider; and each piece that is packed or
-uploaded.
+Files: writes, fsyncs, renames, cuts, removals, locks. Ledger: before a transaction, before its
+commit, after it. HTTP: each request to S3, chain or provider, and each packed or uploaded piece.
 """
 
 import fcntl
@@ -37,13 +35,13 @@ _write = os.write
 
 @dataclass(frozen=True)
 class Fatal:
-    """When a run is to get a signal: at the n-th moment of a step, 0 before the first; where it has
-    fewer, at its end.
+    """The moment at which a run gets a signal.
 
     Attributes:
         step: a step's name; "" for the whole run.
-        moment: 0 before it, `AT_ITS_END` after it.
-        signal: SIGKILL, or SIGSTOP to be paused.
+        moment: number of the moment; 0 before the first. A step with fewer moments gets it at its
+            end.
+        signal: SIGKILL, or SIGSTOP for a pause.
     """
 
     step: str
@@ -53,9 +51,7 @@ class Fatal:
 
 @dataclass
 class Moments:
-    """Counts the moments of a run, tells each to a listener, and sends this process the signal at
-    the fatal one.
-    """
+    """Counts a run's moments, reports them to a listener, and sends the fatal signal."""
 
     fatal: Fatal | None = None
     listener: int | None = None
@@ -67,13 +63,12 @@ class Moments:
         self._in_step = itertools.count(1)
 
     def passing(self) -> None:
-        """One moment passes."""
         number, in_step = next(self._whole), next(self._in_step)
         self.counts[self._step] = max(self.counts.get(self._step, 0), in_step)
         if self.listener is not None:
             try:
                 _write(self.listener, b".")
-            except BrokenPipeError:  # whoever listened has heard enough
+            except BrokenPipeError:  # the listener is gone
                 self.listener = None
         if (
             self.fatal
@@ -84,7 +79,7 @@ class Moments:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Count the moments of a step by themselves."""
+        """Count the moments of a step separately."""
         self._step, self._in_step = name, itertools.count(1)
         mine = self.fatal is not None and self.fatal.step == name
         if mine and self.fatal and self.fatal.moment == 0:
@@ -103,9 +98,7 @@ class Moments:
         os.kill(os.getpid(), self.fatal.signal)
 
     def watch(self) -> None:
-        """Let the calls of this process count, from now on; for a process that ends with its
-        run.
-        """
+        """Count the calls of this process from now on. The process ends with its run."""
         for name in _FILE_CALLS:
             if hasattr(os, name):
                 self._watch(os, name)

@@ -1,15 +1,12 @@
-"""The code of a commit in this repository's history, as commands that kill themselves at a named
-moment.
+"""The code of an older commit, as commands that kill themselves at a named moment.
 
-`PYTHONPATH` and a `.dist-info` folder make the old tree what is installed: its `caf_pipeline`, its
-`sql/`, its `dagster.yaml`, its version. The interpreter and the other packages are those of these
-tests.
+`PYTHONPATH` and a `.dist-info` folder make the old tree the installed version: its `caf_pipeline`,
+`sql/`, `dagster.yaml` and version. Interpreter and other packages are those of these tests.
 
-`python -P old_version.py` imports it all, then makes a process of the old `caf` for each order, a
-line of JSON on standard input: beginning costs a fork. Its moment is
-`module:name.of.function:WHEN:NUMBER`: before or after which call of it; "" for a run to its end. It
-tells how each ended. `OldVersion` is the other end of that. This file imports nothing of ours, so
-that the old tree's modules are the only ones.
+`python -P old_version.py` imports it, then forks an old `caf` for each order, which is a line of
+JSON on standard input. A moment is `module:name.of.function:WHEN:NUMBER`: before or after which
+call; "" runs to the end. `OldVersion` is the other end. This file imports nothing of the project,
+so that only the old tree's modules are loaded.
 """
 
 import functools
@@ -30,17 +27,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 COMMIT: Final = "HEAD"
-"""No ledger before that of 0.5.0 is upgraded: until then, an upgrade is from the last commit to
-what is changed since.
-"""
+"""Ledgers before 0.5.0 are not upgraded. Until then, upgrades start at the last commit."""
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 
 
 def can_be_upgraded() -> bool:
-    """Return whether the commit has the SQL files of this working copy, so that its ledgers are not
-    refused.
-    """
+    """Return whether the commit has this working copy's SQL files."""
     compared = subprocess.run(
         ["git", "-C", _REPOSITORY, "diff", "--quiet", COMMIT, "--", "sql"], check=False
     )
@@ -48,7 +41,7 @@ def can_be_upgraded() -> bool:
 
 
 def extract(folder: Path) -> Path:
-    """Put the old tree into a new folder, as if it were installed there; return the folder."""
+    """Extract the old tree, as if installed, into a new folder; return the folder."""
     command = ["git", "-C", _REPOSITORY, "archive", "--format=zip", COMMIT]
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with zipfile.ZipFile(BytesIO(archive)) as tree:
@@ -70,7 +63,7 @@ def extract(folder: Path) -> Path:
 
 
 class OldVersion:
-    """The process that makes one for each run of the old `caf`; a context in which it lives."""
+    """The process that forks each run of the old `caf`."""
 
     def __init__(self, tree: Path, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -97,9 +90,7 @@ class OldVersion:
         environment: Mapping[str, str],
         seconds: float,
     ) -> tuple[int, str]:
-        """Run the old `caf` in a folder, to its end or to its kill; return its exit status and what
-        it said.
-        """
+        """Run the old `caf` to its end or kill; return exit status and output."""
         assert self._process.stdin
         assert self._process.stdout
         said = folder / "old-version.said"
@@ -116,16 +107,15 @@ class OldVersion:
         return json.loads(self._process.stdout.readline()), said.read_text()
 
 
-# --- the process
-# ------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def _kill_at(moment: str) -> None:
     module, path, when, number = moment.split(":")
     *owners, name = path.split(".")
     owner: Any = importlib.import_module(module)
-    for each in owners:
-        owner = getattr(owner, each)
+    for attribute in owners:
+        owner = getattr(owner, attribute)
     original: Callable[..., Any] = getattr(owner, name)
     calls = itertools.count(1)
 
@@ -158,7 +148,6 @@ def _import_all() -> None:
 
 
 def _perform(order: dict[str, Any]) -> int:
-    """Run the old command line in this process; return its exit status."""
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -174,7 +163,7 @@ def _perform(order: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    """Make a process for each order; tell its exit status when it has ended."""
+    """Fork a process for each order; report its exit status."""
     _import_all()
     for line in sys.stdin:
         child = os.fork()

@@ -1,6 +1,4 @@
-"""A Postgres of a test's own, as durable as an operator's: it is killed with all its processes, and
-started again.
-"""
+"""A durable Postgres of a single test, which can be killed and restarted."""
 
 import contextlib
 import itertools
@@ -18,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 class OwnPostgres:
-    """The embedded server in a folder under /tmp, since a socket's path may not be long."""
+    """The embedded server in a folder under /tmp, since socket paths must be short."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="caf-pg-"))
@@ -32,7 +30,7 @@ class OwnPostgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def new_database(self) -> str:
-        """Make a database; return its address, which is the same over a kill."""
+        """Create a database; return its address, which a kill does not change."""
         name = f"test_{next(_numbers)}"
         with psycopg.connect(self._url(SUPERUSER), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
@@ -42,7 +40,7 @@ class OwnPostgres:
         return f"postgresql://{SUPERUSER}@/{database}?host={self._server.socket_folder}"
 
     def kill(self) -> None:
-        """End all its processes by SIGKILL; returns when they are gone."""
+        """Kill all its processes by SIGKILL; return when they are gone."""
         pid = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
         postmaster = psutil.Process(pid)
         processes = [postmaster, *postmaster.children(recursive=True)]
@@ -52,6 +50,6 @@ class OwnPostgres:
         psutil.wait_procs(processes, timeout=30)
 
     def start(self) -> None:
-        """Start it again, over what its disk has; returns when it answers."""
+        """Start it on the same data; return when it answers."""
         self._server.close()
         self._server = EmbeddedServer(self._folder)

@@ -1,7 +1,6 @@
-"""The fixture `fault`: counts what was tried and what was survived, over all test processes of a
-session.
+"""The fixture `fault`, which counts the cases of a session over all test processes.
 
-Each case is one line of JSON in a file that all processes append to.
+Each case is one line of JSON in a shared file.
 """
 
 import json
@@ -19,15 +18,12 @@ from caf_pipeline_tests.faults.matrix import known
 from caf_pipeline_tests.faults.world import Verdict, World
 
 LOG_VARIABLE: Final = "CAF_TEST_FAULT_LOG"
-"""Where the session's cases are written; test processes of pytest-xdist inherit it."""
+"""The file of the session's cases. Processes of pytest-xdist inherit the variable."""
 
 
 @dataclass
 class Case:
-    """One fault and what came of it; sums over everything that was checked.
-
-    A case of many inputs says how many.
-    """
+    """One fault and its result. A case of many inputs states their number."""
 
     group: str
     what: str
@@ -40,16 +36,13 @@ class Case:
     overcharged_bytes: int = 0
 
     def check(self, world: World) -> Verdict:
-        """Look at everything in a world; raises AssertionError where anything is not as it should
-        be.
-        """
+        """Examine a world; raise AssertionError if anything is wrong."""
         verdict = world.examine()
         self.add(verdict)
         verdict.require()
         return verdict
 
     def add(self, verdict: Verdict) -> None:
-        """Count what was looked at."""
         self.objects += verdict.objects
         self.size_bytes += verdict.size_bytes
         self.lost += verdict.lost
@@ -77,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):  # a process of pytest-xdist, which inherited the variable
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
         return
     named = config.getoption("--fault-log")
     if named:
@@ -124,7 +117,7 @@ def _cases(path: Path) -> list[dict[str, Any]]:
 
 
 def _drop_failed(path: Path) -> None:
-    """Keep the cases of tests all of whose cases were survived."""
+    """Keep only the cases of tests that passed."""
     cases = _cases(path)
     failed = {case["test"] for case in cases if case["survived"] < case["tried"]}
     path.write_text(
@@ -143,15 +136,13 @@ def _append(path: Path, record: dict[str, Any]) -> None:
 
 @pytest.fixture
 def soak(request: pytest.FixtureRequest) -> bool:
-    """Whether the long form is asked for."""
+    """True in the long form."""
     return bool(request.config.getoption("--soak"))
 
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest) -> FaultMaker:
-    """Makes cases: `with fault("group", "what") as case:`. Survived is what ends without an
-    error.
-    """
+    """Makes cases: `with fault("group", "what") as case:`. A case without an error is survived."""
 
     @contextmanager
     def made(group: str, what: str) -> Iterator[Case]:

@@ -1,8 +1,7 @@
 """Writes docs/reliability.md from the counts of a session of the fault matrix.
 
-`python -m caf_pipeline_tests.faults.report LOG docs/reliability.md [--soak]`. What the page says of
-a fault is in `matrix`, and every number comes from the log: a fault that was not tried stops the
-writing.
+`python -m caf_pipeline_tests.faults.report LOG docs/reliability.md [--soak]`. Texts come from
+`matrix`, and numbers from the log. A fault without a case is an error.
 """
 
 import argparse
@@ -61,7 +60,7 @@ _ROW: Final = re.compile(r"^\| ([^|]+?) \| [\d,]+ \| [\d,]+ \|")
 
 @dataclass
 class Counts:
-    """Sums over the cases of one fault, or of all."""
+    """Sums over the cases of one fault or all."""
 
     tried: int = 0
     survived: int = 0
@@ -72,16 +71,16 @@ class Counts:
     overcharged_bytes: int = 0
 
     def add(self, other: dict[str, int]) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + int(other[one.name]))
+        for entry in fields(self):
+            setattr(self, entry.name, getattr(self, entry.name) + int(other[entry.name]))
 
     @property
     def cells(self) -> str:
-        return " | ".join(f"{getattr(self, one.name):,}" for one in fields(self))
+        return " | ".join(f"{getattr(self, entry.name):,}" for entry in fields(self))
 
 
 def read_log(lines: Iterable[str]) -> dict[tuple[str, str], Counts]:
-    """Add up the cases of a log by group and fault."""
+    """Sum the cases of a log by group and fault."""
     counted: dict[tuple[str, str], Counts] = defaultdict(Counts)
     for line in lines:
         case = json.loads(line)
@@ -93,14 +92,14 @@ def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
     """Return the page's text.
 
     Raises:
-        ValueError: a fault of the matrix was not tried, naming all of them.
+        ValueError: faults of the matrix were not tried; names all of them.
     """
-    wanted = [(group, what) for group, whats in MATRIX.items() for what in whats]
-    if missing := [f"{group}: {what}" for group, what in wanted if (group, what) not in counted]:
+    faults = [(group, what) for group, whats in MATRIX.items() for what in whats]
+    if missing := [f"{group}: {what}" for group, what in faults if (group, what) not in counted]:
         raise ValueError("never tried: " + "; ".join(missing))
     whole = Counts()
-    for one in wanted:
-        whole.add(vars(counted[one]))
+    for case in faults:
+        whole.add(vars(counted[case]))
     parts = [
         _HEAD,
         f"\n{_when(form)}\n\n**{whole.survived:,} survived of {whole.tried:,} tried.** ",
@@ -117,7 +116,6 @@ def page(counted: dict[tuple[str, str], Counts], *, form: str) -> str:
 
 
 def faults_of_page(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the faults that a page names, by group."""
     group = ""
     for line in text.splitlines():
         if line.startswith("## "):
@@ -132,10 +130,10 @@ def _when(form: str) -> str:
         f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} "
         "GiB of memory"
     )
-    asked = subprocess.run(
+    result = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
-    commit = asked.stdout.strip() or "unknown"
+    commit = result.stdout.strip() or "unknown"
     return (
         f"{form}, {datetime.now(UTC):%Y-%m-%d}, commit {commit}, Python "
         f"{platform.python_version()}, {machine}."
@@ -143,20 +141,20 @@ def _when(form: str) -> str:
 
 
 def main() -> None:
-    """Write the page; exit with 1, and leave it as it is, where a fault was not tried."""
+    """Write the page; exit with 1 and keep the old page if a fault was not tried."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("log", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--soak", action="store_true", help="the log is one of the long form")
-    given = parser.parse_args()
-    with given.log.open(encoding="utf-8") as log:
+    options = parser.parse_args()
+    with options.log.open(encoding="utf-8") as log:
         counted = read_log(log)
     try:
-        text = page(counted, form="The long form" if given.soak else "The short form")
+        text = page(counted, form="The long form" if options.soak else "The short form")
     except ValueError as error:
         sys.exit(str(error))
-    given.page.write_text(text, encoding="utf-8")
-    print(f"{given.page} is written")
+    options.page.write_text(text, encoding="utf-8")
+    print(f"{options.page} is written")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""Processes that do a chunk's steps, or everything from the inventory on, and are killed or paused
-while they do.
+"""Processes that run a chunk's steps, or a whole source, and are killed or paused meanwhile.
 
-`python -m caf_pipeline_tests.faults.runner ORDER.json` does one order. `python -m
-caf_pipeline_tests.faults.runner` imports everything, then makes a process for each order whose path
-it reads from standard input: beginning costs a fork. It tells of each process as it begins and
-ends, in lines of JSON. `Template` is the other end of that.
+`python -m caf_pipeline_tests.faults.runner ORDER.json` performs one order. If it has no argument,
+it imports everything, then forks a process for each order's path on standard input. It reports
+each start and end as a line of JSON. `Template` is the other end.
 """
 
 import contextlib
@@ -26,22 +24,22 @@ from caf_pipeline_tests.faults.moments import Fatal, Moments
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 WITH_TRACEBACK: Final = 70
-"""The exit status of a run that ended by anything but a CafError; the errors' own are below it."""
+"""Exit status of a run that ended by an error other than CafError, whose own are lower."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is to do.
+    """The work of a process.
 
     Attributes:
         settings: values of `Settings`, secrets included.
         source: the source's name.
-        chunk: whose steps are run; "" for inventory, plan and every chunk under way.
+        chunk: whose steps to run; "" for inventory, plan and all chunks under way.
         run: the holder's name.
         lease_seconds: of every lease.
-        fatal: when it is to be killed or paused.
-        told: a FIFO that gets a byte a moment, or "".
-        answer: the file that gets what came of it.
+        fatal: when to kill or pause the process.
+        told: a FIFO that gets a byte for each moment, or "".
+        answer: the file for the result.
     """
 
     settings: dict[str, Any]
@@ -62,21 +60,18 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an order: the error's class and sentence where it failed, and the moments of
-    each step.
-    """
+    """The result of an order: the error's class and sentence, and the moments of each step."""
 
     error: str = ""
     sentence: str = ""
     moments: dict[str, int] = field(default_factory=dict)
 
 
-# --- the process
-# ------------------------------------------------------------------------------------------
+# --- the process ----------------------------------------------------------------------------------
 
 
 def perform(order: Order) -> int:
-    """Do an order in this process; return its exit status."""
+    """Perform an order in this process; return its exit status."""
     listener = os.open(order.told, os.O_WRONLY) if order.told else None
     moments = Moments(order.fatal, listener)
     moments.watch()
@@ -136,7 +131,7 @@ def _perform(order: Order, moments: Moments) -> None:
 
 
 def _warm_up() -> None:
-    """Import what every run needs, once: a fork has it at once."""
+    """Import once what every fork needs."""
     from mnemonic import Mnemonic
 
     import caf_pipeline.source.s3.source
@@ -156,9 +151,7 @@ def _begin(path: str) -> int:
     order = Order.read(Path(path))
     from caf_pipeline_tests.support.s3_server import client_for
 
-    client_for(
-        order.settings["sources"][order.source]["endpoint_url"]
-    )  # 0.1 s; it sends nothing before it is asked
+    client_for(order.settings["sources"][order.source]["endpoint_url"])  # 0.1 s; sends nothing
     child = os.fork()
     if child:
         return child
@@ -178,7 +171,7 @@ def _begin(path: str) -> int:
 
 
 def _serve() -> None:
-    """Begin a process for each line of standard input; tell when one ends."""
+    """Fork a process for each line of standard input; report its end."""
     _warm_up()
     waking, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -207,12 +200,11 @@ def _serve() -> None:
                 print(json.dumps({"begun": _begin(line.decode())}), flush=True)
 
 
-# --- the other end
-# ------------------------------------------------------------------------------------------
+# --- the other end --------------------------------------------------------------------------------
 
 
 class Template:
-    """The process that makes one for each order."""
+    """The process that forks one for each order."""
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "caf_pipeline_tests.faults.runner"]
@@ -230,16 +222,14 @@ class Template:
         self._process.stdout.close()
 
     def begin(self, path: Path) -> int:
-        """Begin a process for the order in this file; return its pid."""
+        """Start a process for the order in this file; return its pid."""
         assert self._process.stdin
         self._process.stdin.write(f"{path}\n".encode())
         self._process.stdin.flush()
         return int(self._next(lambda line: "begun" in line)["begun"])
 
     def status(self, pid: int, *, wait: bool = True) -> int | None:
-        """Return the exit status of a process, negative for a signal; None where it goes on and is
-        not waited for.
-        """
+        """Return a process's exit status, negative for a signal; None while it runs."""
         while pid not in self._statuses:
             if wait:
                 self._next(lambda line: line.get("ended") == pid)
@@ -268,7 +258,7 @@ class Template:
         if "begun" in line:
             self._statuses.pop(
                 line["begun"], None
-            )  # of an earlier run that had this pid: in a long session they come again
+            )  # of an earlier run with this pid: a long session reuses pids
         if "ended" in line:
             self._statuses[line["ended"]] = line["status"]
         return line
@@ -276,7 +266,7 @@ class Template:
 
 @dataclass
 class Run:
-    """A process that does an order, under the test's control."""
+    """A process that performs an order, under the test's control."""
 
     template: Template
     order: Order
@@ -285,7 +275,7 @@ class Run:
     seen: int = 0
 
     def __str__(self) -> str:
-        """Say what it was to do, so that it can be done again."""
+        """Describe the order, so that it can be repeated."""
         what = f"{self.order.run} of {self.order.chunk or 'everything'}"
         return (
             f"{what}, {self.order.fatal or f'left alone after {self.seen} moments'}, ended "
@@ -294,19 +284,16 @@ class Run:
         )
 
     def kill(self) -> int:
-        """Kill it, wherever it is; return its exit status, which is another where it had ended
-        before.
-        """
+        """Kill it; return its exit status, which differs if it had ended before."""
         self._signal(signal.SIGKILL)
         return self.wait()
 
     def pause(self) -> None:
-        """Stop it, as a machine that is suspended does; returns when it stands still."""
+        """Suspend it; return when it stands still."""
         self._signal(signal.SIGSTOP)
         self.wait_until_paused()
 
     def resume(self) -> None:
-        """Let it go on."""
         self._signal(signal.SIGCONT)
 
     def wait(self) -> int:
@@ -320,15 +307,12 @@ class Run:
 
     @property
     def ended_in_order(self) -> bool:
-        """Wait for its end: it did its work or failed with an error of ours.
-
-        After a signal or a traceback, raise and show it.
-        """
+        """Wait for a result or a CafError; after a signal or a traceback, raise."""
         assert 0 <= self.wait() < WITH_TRACEBACK, f"{self} having said: {self.said}"
         return True
 
     def wait_until_paused(self) -> None:
-        """Wait until it stands still, or has ended."""
+        """Wait until it stands still or has ended."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.runs and _state_of(self.pid) not in "Tt":
             assert time.monotonic() < deadline, "it was not paused"
@@ -336,13 +320,10 @@ class Run:
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
         return self.template.status(self.pid, wait=False) is None
 
     def wait_for_moments(self, count: int) -> int:
-        """Return once so many more moments have passed, or it has ended; return how many have in
-        all.
-        """
+        """Wait for so many more moments, or the end; return the total."""
         assert self.listener is not None, "start it with told=True"
         wanted = self.seen + count
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -358,12 +339,12 @@ class Run:
 
     @property
     def answer(self) -> Answer:
-        """What came of it; of a run that was not killed."""
+        """Return the result of a run that was not killed."""
         return Answer(**json.loads(Path(self.order.answer).read_text()))
 
     @property
     def said(self) -> str:
-        """What it wrote to its standard error: nothing, in a run as it should be."""
+        """Return its standard error, which is empty in a normal run."""
         return Path(f"{self.order.answer}.err").read_text()
 
     def _signal(self, number: int) -> None:
@@ -375,17 +356,15 @@ class Run:
 def _state_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (
-        FileNotFoundError,
-        ProcessLookupError,
-    ):  # the second where it ends between opening and reading
+    # The second is raised if the process ends between open and read.
+    except (FileNotFoundError, ProcessLookupError):
         return "T"  # gone; the caller asks whether it runs
 
 
 def start(
     template: Template, order: Order, folder: Path, number: int, *, told: bool = False
 ) -> Run:
-    """Write an order down and begin its process."""
+    """Write an order and start its process."""
     listener = None
     if told:
         fifo = folder / f"{number}.fifo"
@@ -399,13 +378,11 @@ def start(
 
 @contextlib.contextmanager
 def running_template() -> Iterator[Template]:
-    """A template while the context lasts."""
     with Template() as template:
         yield template
 
 
 def main() -> None:
-    """Do one order, or those of standard input."""
     if len(sys.argv) > 1:
         sys.exit(perform(Order.read(Path(sys.argv[1]))))
     _serve()

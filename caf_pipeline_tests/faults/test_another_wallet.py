@@ -1,6 +1,4 @@
-"""A run ends while it posts, and another wallet goes on: what the first one paid for is not paid
-for again.
-"""
+"""A run ends while it posts, and another wallet continues: the post is not paid again."""
 
 import pytest
 
@@ -18,7 +16,7 @@ def archive(world, chunk):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_post_that_another_wallet_signed_is_not_paid_for_twice(new_world, monkeypatch, sent):
+def test_post_signed_by_another_wallet_is_not_paid_twice(new_world, monkeypatch, sent):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=6)
     (chunk,) = world.plan()
@@ -39,9 +37,11 @@ def test_a_post_that_another_wallet_signed_is_not_paid_for_twice(new_world, monk
     archive(world, chunk)
     (archived,) = world.chunks()
     assert archived.state is ChunkState.LOCATED
-    assert archived.owner == world.address  # whose transaction was sent again, and is in a block
+    assert archived.owner == world.address  # its transaction was sent again and is in a block
     posts = [
-        one for one in world.network.state()["files"] if one["merkle"] == archived.merkle_root.hex()
+        file
+        for file in world.network.state()["files"]
+        if file["merkle"] == archived.merkle_root.hex()
     ]
     assert len(posts) == 1
     assert world.query("SELECT outcome FROM transactions") == [("included",)]

@@ -1,7 +1,6 @@
-"""Bytes flipped wherever they stand: found by what reads them, never handed to a user as right, and
-the next run ends right.
+"""Flipped bytes are detected by their reader and never returned, and the next run ends right.
 
-In the long form each random place is tried with many seeds.
+The long form tries each random place with many seeds.
 """
 
 import json
@@ -41,7 +40,7 @@ LAST = "zz/last of the chunk"
 
 @pytest.fixture
 def small_world(new_world, unruly_s3, new_bucket):
-    """One chunk of few objects, one GET at a time."""
+    """One chunk of few objects; one GET at a time."""
     world = new_world(
         bucket=unruly_s3.in_front_of(new_bucket),
         packing={"fetch_threads": 1, "request_attempts": 1},
@@ -52,7 +51,7 @@ def small_world(new_world, unruly_s3, new_bucket):
 
 @pytest.fixture
 def large_world(new_world):
-    """One chunk of some 3 MiB, of which the samples are a third."""
+    """One chunk of about 3 MiB; a third of it is sampled."""
     world = new_world(source={"target_size": 8 * MIB})
     chance = random.Random(5)
     for number in range(6):
@@ -61,7 +60,7 @@ def large_world(new_world):
 
 
 def flip(path, at, *, bits=0x10):
-    """Flip bits of one byte; `at` counts from the end where it is negative."""
+    """Flip bits of one byte; a negative `at` counts from the end."""
     with path.open("r+b") as file:
         file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
         place = file.tell()
@@ -78,17 +77,14 @@ def staged(world, kind):
     return sorted(world.staging.glob(f"*.{kind}"))
 
 
-# --- while a chunk is packed
-# -----------------------------------------------------------------------------------------
+# --- while a chunk is packed ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kinds", [("part",), ("journal",), ("part", "journal")], ids="-and-".join)
 def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(
     fault, small_world, unruly_s3, soak, kinds
 ):
-    """Every run fails at the last object; before the next begins, bytes of what it left are
-    flipped.
-    """
+    """Every run fails at the last object; then bytes of its remains are flipped."""
     small_world.put(LAST, b"last" * 100)
     (name,) = small_world.plan()
     with fault(
@@ -110,9 +106,7 @@ def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(
         case.check(small_world)
 
 
-def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(
-    fault, small_world, unruly_s3
-):
+def test_staged_file_contradicting_its_journal_is_not_resumed(fault, small_world, unruly_s3):
     small_world.put(LAST, b"last" * 100)
     (name,) = small_world.plan()
     with fault(GROUP, "in all of an interrupted part, and its journal emptied or cut") as case:
@@ -136,14 +130,11 @@ def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(
         case.check(small_world)
 
 
-# --- a staged chunk
-# ------------------------------------------------------------------------------------------
+# --- a staged chunk -------------------------------------------------------------------------------
 
 
 def places(path):
-    """Name a place in each part of a chunk's file: our head, a member, the manifest, the index, the
-    footer.
-    """
+    """Name a place in each part of a chunk's file."""
     reader = CafReader.open(StagedSource(path), name=path.name)
     members = sorted(reader.members, key=lambda member: member.start_byte)
     return {
@@ -197,9 +188,9 @@ def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
             path.write_bytes(kept)
             flip(
                 path, offset % len(kept)
-            )  # a record that is written again may be shorter: it has the seconds
+            )  # a rewritten record may be shorter, as it has the seconds
             try:
-                chunk_steps.pack_chunk(context, name)  # packs again what it does not believe
+                chunk_steps.pack_chunk(context, name)  # packs rejected bytes again
             except CafError as error:
                 is_one_sentence(error)
             (path,) = staged(small_world, "packed.json")
@@ -210,7 +201,7 @@ def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
 
 
 def finishes(world, context, name):
-    """Run the chunk; where what was flipped is told as an error, the next run ends right."""
+    """Run the chunk. If the flip is an error, the next run must end right."""
     try:
         archive_chunk(context, name)
     except CafError as error:
@@ -241,7 +232,7 @@ def test_a_sealed_file_that_is_flipped_after_a_step(fault, several_chunks, after
 
 
 def unsampled(chunk):
-    """A byte of the chunk that no sample covers."""
+    """Return a byte outside of all samples."""
     covered = [(sample.offset, sample.offset + sample.length) for sample in chunk.samples]
     return next(
         at
@@ -255,7 +246,7 @@ def unsampled(chunk):
 def test_a_sealed_file_that_is_flipped_where_no_sample_looks(
     fault, large_world, after, another_run
 ):
-    """The providers refuse what is not the root; it is packed again, and paid for once."""
+    """Providers refuse a wrong root; the chunk is packed again and paid once."""
     (name,) = large_world.plan()
     with fault(GROUP, f"in a sealed file where no sample looks, after {after}") as case:
         with large_world.run_context() as context:
@@ -282,10 +273,8 @@ def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
         case.check(large_world)
 
 
-def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, ledger):
-    """As a provider does: samples alone, taken of a file that was flipped before, would let it
-    pass.
-    """
+def test_folder_store_refuses_file_that_was_not_posted(fault, tmp_path, ledger):
+    """Samples taken of a flipped file would let it pass."""
     source = MemorySource(
         {f"key-{number}": random.Random(number).randbytes(30_000) for number in range(10)}
     )
@@ -305,14 +294,11 @@ def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, led
         case.objects, case.size_bytes = len(source.bodies), sum(map(len, source.bodies.values()))
 
 
-# --- inventories and plans
-# ------------------------------------------------------------------------------------------
+# --- inventories and plans ------------------------------------------------------------------------
 
 
-def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small_world, soak):
-    """Either it does not matter, or the chunk fails in one sentence, is withdrawn, and its objects
-    are planned again.
-    """
+def test_flipped_plan_is_never_archived_as_something_else(fault, small_world, soak):
+    """Either it does not matter, or the chunk fails and is withdrawn, and its objects replanned."""
     times = {row[0]: row[1] for row in listed(small_world)}
     with (
         fault(GROUP, "in the Parquet files of a plan") as case,
@@ -324,7 +310,7 @@ def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small
                 chunk.name
                 for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks
             ]
-            if not names:  # the flip before did not matter: something new
+            if not names:  # the flip did not matter: add something new
                 small_world.put(f"new-{seed}", b"new" * seed)
                 times = {row[0]: row[1] for row in listed(small_world)}
                 continue
@@ -381,8 +367,7 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
         case.check(small_world)
 
 
-# --- at providers
-# ------------------------------------------------------------------------------------------
+# --- at providers ---------------------------------------------------------------------------------
 
 
 def spoil(world, *providers, at=-1):
@@ -409,7 +394,6 @@ def test_flipped_copies_are_not_verified_and_no_location_is_written(fault, small
 
 
 def holders_of(world, name):
-    """The numbers of the providers that have a chunk."""
     with world.run_context() as context:
         listed = {
             copy.provider
@@ -424,7 +408,7 @@ def holders_of(world, name):
     ]
 
 
-def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, small_world):
+def test_flipped_copy_is_skipped_and_objects_read_right(fault, small_world):
     (name,) = small_world.plan()
     assert small_world.run(name) == 0
     with fault(GROUP, "at one provider after the other, located") as case:
@@ -463,8 +447,7 @@ def test_where_all_copies_are_flipped_nothing_is_handed_out(fault, small_world, 
         case.check(small_world)
 
 
-# --- in a store that is a folder, as a user meets it
-# --------------------------------------------------------------------
+# --- in a store that is a folder, as a user meets it ----------------------------------------------
 
 
 @pytest.fixture

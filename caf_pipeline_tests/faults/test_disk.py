@@ -1,8 +1,7 @@
-"""Disks that are full, gone or read-only under a run: one sentence, nothing half-written, and the
-next run ends right.
+"""Full, missing or read-only disks: one error, nothing half-written, and the next run ends right.
 
-The disks are real file systems of a chosen size; the database that runs full is a server of its own
-on one.
+The disks are real file systems of a chosen size. The database that runs full is a server of its
+own.
 """
 
 import os
@@ -37,7 +36,7 @@ from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.settings import Settings
 embedded_url(Settings(home=Path(sys.argv[1])))
 """
-"""What every run does: the server is started where it does not run."""
+"""Every run first starts the server, if needed."""
 
 ONE_THREAD = {
     "fetch_threads": 1
@@ -46,7 +45,7 @@ ONE_THREAD = {
 
 @pytest.fixture
 def staged_on(new_world, new_disk, unruly_s3, new_bucket):
-    """A world of one chunk whose staging folder is on a disk of its own."""
+    """A world of one chunk with staging on a separate disk."""
     disk = new_disk(16 * MIB)
     world = new_world(
         bucket=unruly_s3.in_front_of(new_bucket),
@@ -58,7 +57,7 @@ def staged_on(new_world, new_disk, unruly_s3, new_bucket):
 
 
 def fails_clearly(error, kind, code):
-    """One error of ours, of one sentence, that says what to do."""
+    """Require one CafError with a hint."""
     assert isinstance(error, kind), repr(error)
     assert error.exit_code == code
     assert "\n" not in str(error)
@@ -76,18 +75,14 @@ def run_here(world, name):
 
 
 def nothing_is_claimed_by_a_row(world):
-    """No location before its time."""
     assert world.query("SELECT count(*) FROM file_locations") == [(0,)]
 
 
-# --- staging
-# ------------------------------------------------------------------------------------------
+# --- staging --------------------------------------------------------------------------------------
 
 
 def test_a_staging_disk_that_is_too_small_by_whatever_amount(fault, staged_on):
-    """From nothing up to enough, page by page where it decides: for the chunk, its journal, its
-    manifest, its record.
-    """
+    """Sizes from zero up, page by page around the sizes of chunk, journal, manifest and record."""
     world, disk = staged_on
     (name,) = world.plan()
     expected = world.chunks()[0].expected_size_bytes
@@ -116,10 +111,8 @@ def test_a_staging_disk_that_is_too_small_by_whatever_amount(fault, staged_on):
 
 
 @pytest.mark.parametrize("read", [1, 5, 10])
-def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on, unruly_s3, read):
-    """The chunk's own space is reserved by then: it is the journal and the manifest that find
-    none.
-    """
+def test_staging_disk_runs_full_during_packing(fault, staged_on, unruly_s3, read):
+    """The chunk's own space is reserved, so only journal and manifest fail."""
     world, disk = staged_on
     (name,) = world.plan()
     with fault(GROUP, "staging runs full while packing and journalling") as case:
@@ -135,7 +128,7 @@ def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on,
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1_000, 20_000, 200_000])
-def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(fault, staged_on, limit_bytes):
+def test_file_size_limit_is_reported_like_full_disk(fault, staged_on, limit_bytes):
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, "no file may be larger than a limit") as case:
@@ -159,20 +152,20 @@ BEFORE = (
 
 @pytest.mark.parametrize("step", BEFORE)
 def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
-    """What was lost is made again where it is still needed; nothing is posted twice."""
+    """Lost files are packed again if they are needed; nothing is posted twice."""
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, f"staging removed before {step}") as case:
         with world.run_context() as context:
-            for each in CHUNK_STEPS:
-                if each.__name__ == step:
+            for chunk_step in CHUNK_STEPS:
+                if chunk_step.__name__ == step:
                     shutil.rmtree(world.staging, ignore_errors=True)
-                each(context, name)
+                chunk_step(context, name)
         world.finish()
         case.check(world)
 
 
-def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_on, unruly_s3):
+def test_staging_folder_is_removed_during_packing(fault, staged_on, unruly_s3):
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, "staging removed while packing") as case:
@@ -190,22 +183,20 @@ def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_
 @pytest.mark.parametrize(
     "step", ["load_batch", "pack_chunk", "seal_chunk", "post_file", "load_locations"]
 )
-def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, step):
+def test_staging_disk_becomes_read_only_before_a_step(fault, staged_on, step):
     world, disk = staged_on
     world.staging.mkdir()
     (name,) = world.plan()
     with fault(GROUP, f"staging made read-only before {step}") as case:
         with world.run_context() as context:
-            for each in CHUNK_STEPS:
-                if each.__name__ == step:
+            for chunk_step in CHUNK_STEPS:
+                if chunk_step.__name__ == step:
                     break
-                each(context, name)
+                chunk_step(context, name)
         disk.read_only()
         fails_clearly(run_here(world, name), StagingError, 8)
         disk.writable()
-        assert (
-            run_here(world, name) is None
-        )  # also where it was located before staging could not be cleared
+        assert run_here(world, name) is None  # even if it was located before staging failed
         world.finish()
         case.check(world)
 
@@ -221,13 +212,10 @@ def test_a_staging_folder_that_is_a_file_is_told(fault, staged_on):
         case.check(world)
 
 
-# --- home
-# ------------------------------------------------------------------------------------------
+# --- home -----------------------------------------------------------------------------------------
 
 
-def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(
-    fault, new_world, new_disk, tmp_path
-):
+def test_home_is_full_during_inventory_or_plan(fault, new_world, new_disk, tmp_path):
     disk = new_disk(16 * MIB)
     world = new_world(home=str(disk.folder / "home"), staging=str(tmp_path / "staging"))
     world.fill(small=6, large=1)
@@ -255,8 +243,7 @@ def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(
         case.check(world)
 
 
-# --- the database
-# ------------------------------------------------------------------------------------------
+# --- the database ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -267,13 +254,13 @@ def database_disk():
         yield disk, url
         disk.make_room()
         server = int((disk.folder / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
-        os.kill(server, signal.SIGQUIT)  # at once: nobody needs what it has
+        os.kill(server, signal.SIGQUIT)  # immediately: its data is not needed
         embedded_server(disk.folder / "postgres").close()
 
 
 @pytest.fixture
 def kept_on(new_world, database_disk, request, unruly_s3, new_bucket):
-    """A world of one chunk whose ledger is on a disk of its own."""
+    """A world of one chunk with its ledger on a separate disk."""
     disk, server = database_disk
     name = f"full_{abs(hash(request.node.name))}"
     with psycopg.connect(server, autocommit=True) as connection:
@@ -289,7 +276,7 @@ def kept_on(new_world, database_disk, request, unruly_s3, new_bucket):
 
 
 @pytest.mark.parametrize("method", ["register_plan", "seal", "load_locations"])
-def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, unruly_s3, method):
+def test_database_runs_out_of_disk_during_write(fault, kept_on, unruly_s3, method):
     world, disk = kept_on
     unruly_s3.fail(403, "AccessDenied", key="some/key-001")  # a skip is what the seal writes
     with fault(GROUP, f"the database's disk full in {method}") as case:
@@ -313,9 +300,7 @@ def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, un
 def test_a_database_that_cannot_extend_its_log_and_crashes(
     fault, kept_on, database_disk, unruly_s3
 ):
-    """Postgres ends itself where its log finds no room; it is started again as any run starts
-    it.
-    """
+    """Postgres stops if its log finds no space; the next run starts it."""
     world, disk = kept_on
     _, server = database_disk
     with psycopg.connect(server, autocommit=True) as connection:

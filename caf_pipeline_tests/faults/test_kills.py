@@ -1,9 +1,6 @@
-"""Runs of a chunk are killed by SIGKILL: before, inside and after each step, and at random moments.
+"""Runs are killed around and inside each step, and at random moments. The next run ends right.
 
-The next run ends right.
-
-In the long form (`make soak`) each random test is done with many seeds; a failed one is done again
-by its seed's name.
+The long form (`make soak`) uses many seeds; the seed is in a failed test's name.
 """
 
 import random
@@ -26,10 +23,7 @@ MOMENTS = {
     "load_locations": 14,
     "release_staging": 15,
 }
-"""About as many as a step has when a chunk of this world runs alone.
-
-Where it has fewer, it is killed at its end.
-"""
+"""About the number of moments of a step. A step with fewer is killed at its end."""
 
 PHASES = {
     "packing": ("pack_chunk",),
@@ -43,9 +37,7 @@ KILLS_OF_A_CHUNK = 4
 
 KILLS_OF_A_SOURCE = 12
 SOAK_SEEDS = 12
-"""In the long form each test has so many: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and those of
-the whole way.
-"""
+"""Seeds of each test in the long form: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and more."""
 
 
 def pytest_generate_tests(metafunc):
@@ -56,9 +48,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.parametrize("where", ["before", "inside", "after"])
-def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_next(
-    fault, new_world, where, seed
-):
+def test_runs_killed_at_successive_steps_are_each_resumed(fault, new_world, where, seed):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
     with fault("A run is killed", f"{where} each of its eight steps") as case:
@@ -73,9 +63,7 @@ def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_ne
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(
-    fault, world, phase, seed
-):
+def test_run_killed_at_random_moments_is_finished_by_next(fault, world, phase, seed):
     with fault("A run is killed", f"at random moments of {phase}") as case:
         chance = random.Random(f"{phase} {seed}")
         chunks = world.plan()
@@ -90,9 +78,7 @@ def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(
         case.check(world)
 
 
-def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_next(
-    fault, world, seed
-):
+def test_run_killed_during_inventory_or_plan_is_finished_by_next(fault, world, seed):
     with fault("A run is killed", "at random moments of inventory and planning") as case:
         chance = random.Random(f"planning {seed}")
         case.tried = 0
@@ -105,7 +91,7 @@ def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_ne
         case.check(world)
 
 
-def test_a_run_killed_from_outside_again_and_again_is_finished_in_the_end(fault, world, seed):
+def test_run_killed_repeatedly_from_outside_is_finished_eventually(fault, world, seed):
     with fault("A run is killed", "again and again, at random moments of its whole way") as case:
         chance = random.Random(f"whole way {seed}")
         case.tried = 0

@@ -1,6 +1,4 @@
-"""Two runs of one chunk: at once, one of them killed, one of them paused until the other has taken
-its lease.
-"""
+"""Two runs of one chunk: concurrent, one killed, or one paused until its lease is taken."""
 
 import signal
 
@@ -24,13 +22,13 @@ GROUP = "Two runs of one chunk"
 
 @pytest.fixture
 def hasty(new_world):
-    """A world whose leases run out soon, so that a paused run's is taken over."""
+    """A world with short leases, so that a paused run's is taken over."""
     world = new_world(lease_seconds=2.0, source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
     return world
 
 
-def test_of_two_runs_at_once_one_ends_the_work_and_the_other_says_who_holds_it(fault, world):
+def test_one_of_two_runs_finishes_other_names_holder(fault, world):
     with fault(GROUP, "at once") as case:
         for chunk in world.plan():
             runs = world.start(chunk), world.start(chunk)
@@ -40,7 +38,7 @@ def test_of_two_runs_at_once_one_ends_the_work_and_the_other_says_who_holds_it(f
         case.check(world)
 
 
-def test_a_run_beside_one_that_is_killed_ends_the_work_or_says_who_held_it(fault, world):
+def test_run_beside_killed_one_finishes_or_names_holder(fault, world):
     with fault(GROUP, "at once, the first killed in its middle") as case:
         for chunk in world.plan():
             first, second = world.start(chunk, told=True), world.start(chunk)
@@ -52,14 +50,12 @@ def test_a_run_beside_one_that_is_killed_ends_the_work_or_says_who_held_it(fault
 
 
 @pytest.mark.parametrize("phase", PAUSED_AT)
-def test_a_run_that_wakes_after_another_has_finished_its_work_changes_nothing(fault, hasty, phase):
+def test_run_resumed_after_another_finished_changes_nothing(fault, hasty, phase):
     with fault(GROUP, f"the first paused while {phase}, awake after the second has ended") as case:
         (chunk,) = hasty.plan()
         first = hasty.start(chunk, fatal=PAUSED_AT[phase])
         first.wait_until_paused()
-        assert hasty.start(
-            chunk
-        ).ended_in_order  # by a lost lease at worst, where the machine has no time for it
+        assert hasty.start(chunk).ended_in_order  # at worst by a lost lease, on a slow machine
         first.resume()
         assert first.ended_in_order
         hasty.finish()
@@ -67,7 +63,7 @@ def test_a_run_that_wakes_after_another_has_finished_its_work_changes_nothing(fa
 
 
 @pytest.mark.parametrize("phase", PAUSED_AT)
-def test_a_run_that_wakes_while_another_does_its_work_changes_nothing(fault, hasty, phase):
+def test_run_resumed_while_another_works_changes_nothing(fault, hasty, phase):
     with fault(GROUP, f"the first paused while {phase}, awake in the middle of the second") as case:
         (chunk,) = hasty.plan()
         first = hasty.start(chunk, fatal=PAUSED_AT[phase])
@@ -82,12 +78,12 @@ def test_a_run_that_wakes_while_another_does_its_work_changes_nothing(fault, has
         case.check(hasty)
 
 
-def test_a_run_that_is_paused_in_a_transaction_does_not_keep_its_locks_for_ever(fault, hasty):
+def test_run_suspended_in_transaction_releases_its_locks_eventually(fault, hasty):
     with fault(GROUP, "the first paused in the middle of a transaction, its locks held") as case:
         (chunk,) = hasty.plan()
         first = hasty.start(
             chunk, fatal=Fatal("load_batch", 2, signal.SIGSTOP)
-        )  # it has taken the lease and not committed
+        )  # the lease is taken but not committed
         first.wait_until_paused()
         assert hasty.start(chunk).ended_in_order
         first.resume()

@@ -1,7 +1,6 @@
-"""The same events twice, and events out of order: old plans after new ones, chunks located in any
-order, steps run again.
+"""Repeated events, and events out of order.
 
-Which version of a key is current does not depend on the order: the one modified last, and of one
+The current version of a key never depends on their order: it is the one modified last, and within a
 second the one listed last.
 """
 
@@ -32,7 +31,7 @@ def small_world(new_world, unruly_s3, new_bucket):
 
 
 def current(context, key):
-    """The SHA-256 of the version that a look-up without a version gives."""
+    """Return the SHA-256 of the current version."""
     location = context.ledger.lookup.locate(SOURCE, key)
     return location and location.row.sha256
 
@@ -45,11 +44,10 @@ def chunks_of(report):
     return [chunk.name for chunk in report.chunks]
 
 
-# --- the same events twice
-# ------------------------------------------------------------------------------------------
+# --- the same events twice ------------------------------------------------------------------------
 
 
-def test_a_plan_of_the_same_snapshot_adds_nothing_at_any_time(fault, small_world):
+def test_second_plan_of_same_snapshot_adds_nothing(fault, small_world):
     with (
         fault(
             GROUP,
@@ -78,21 +76,21 @@ def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_worl
         cursor, looks = b"", []
         while cursor is not None:
             looks.append(cursor)
-            look = inventories.look_for_new(context, after=cursor, max_pages=1)
+            look = inventories.scan_for_new(context, after=cursor, max_pages=1)
             planning.cut_plan(
                 context, inventories.take_inventory(context, after=cursor, until=look.next_after)
             )
             cursor = look.next_after
         case.tried = 2 * len(looks)
         for after in looks:
-            assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
+            assert inventories.scan_for_new(context, after=after, max_pages=1).new_objects == 0
             assert (
                 planning.cut_plan(context, inventories.take_inventory(context, after=after)).chunks
                 == []
             )
         small_world.finish()
         for after in looks:
-            assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
+            assert inventories.scan_for_new(context, after=after, max_pages=1).new_objects == 0
         case.check(small_world)
 
 
@@ -111,9 +109,7 @@ def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
         case.check(small_world)
 
 
-def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothing(
-    fault, small_world
-):
+def test_located_partition_run_again_elsewhere_does_nothing(fault, small_world):
     (name,) = small_world.plan()
     with fault(GROUP, "the same partition run again after it is located") as case:
         for _ in range(3):
@@ -123,7 +119,7 @@ def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothi
         case.check(small_world)
 
 
-def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small_world):
+def test_repeated_move_is_refused_and_writes_nothing(fault, small_world):
     (name,) = small_world.plan()
     with (
         fault(GROUP, "posting, copies and locations recorded twice") as case,
@@ -159,11 +155,10 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
         case.check(small_world)
 
 
-# --- out of order
-# ------------------------------------------------------------------------------------------
+# --- out of order ---------------------------------------------------------------------------------
 
 
-def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
+def test_late_plan_of_older_snapshot_restores_no_old_version(fault, small_world):
     with (
         fault(GROUP, "an old snapshot planned after a newer one, without versions") as case,
         small_world.run_context() as context,
@@ -182,10 +177,8 @@ def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, 
         case.check(small_world)
 
 
-def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
-    fault, small_world, unruly_s3, soak
-):
-    """All versions are of one second, as S3 tells it."""
+def test_current_version_does_not_depend_on_plan_order(fault, small_world, unruly_s3, soak):
+    """All versions are of one second, S3's resolution."""
     small_world.bucket.keep_versions()
     small_world.finish()
     with (
@@ -252,9 +245,7 @@ def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
         case.check(small_world)
 
 
-def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(
-    fault, small_world
-):
+def test_withdrawn_chunk_is_refused_and_objects_archived_once(fault, small_world):
     (old,) = small_world.plan()
     with fault(
         GROUP, "an old plan's chunk run again after it was withdrawn and planned again"
@@ -273,12 +264,8 @@ def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archive
         case.check(small_world)
 
 
-def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(
-    fault, small_world, unruly_s3
-):
-    """It was skipped, planned again and located there; then the first chunk's staged file is lost,
-    and it is packed again.
-    """
+def test_object_located_by_another_chunk_is_not_archived_again(fault, small_world, unruly_s3):
+    """After a skip, another chunk located it; then the first chunk is lost and packed again."""
     (first,) = small_world.plan()
     denied = "some/key-001"
     with fault(

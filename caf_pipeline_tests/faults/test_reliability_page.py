@@ -1,6 +1,4 @@
-"""docs/reliability.md names the faults of the matrix, all of them and no others; and the counting
-counts.
-"""
+"""docs/reliability.md names exactly the faults of the matrix, with the right counts."""
 
 from pathlib import Path
 
@@ -13,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 WHOLE = [(group, what) for group, whats in MATRIX.items() for what in whats]
 
 
-def test_the_page_names_every_fault_of_the_matrix_and_no_other():
+def test_page_names_exactly_the_faults_of_matrix():
     assert list(faults_of_page(PAGE.read_text(encoding="utf-8"))) == WHOLE, (
         "write it again: make reliability"
     )

@@ -1,8 +1,6 @@
-"""S3 misbehaves under a whole run, from the inventory to the locations: the archive ends right, at
-once or by the next run.
+"""S3 misbehaves during a whole run; the archive ends right, immediately or by the next run.
 
-Every archived byte is held against what the bucket ever had under that identity; see
-`World.examine`.
+Every archived byte is compared with what the bucket ever had; see `World.examine`.
 """
 
 import random
@@ -24,6 +22,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.formats.chunkio import LogReader
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.faults.moments import Fatal
+from caf_pipeline_tests.faults.s3_faults import PASSING
 from caf_pipeline_tests.faults.world import ONE_CHUNK, SOURCE
 
 GROUP = "S3 misbehaves"
@@ -33,9 +32,7 @@ HOURS = timedelta(hours=7)
 
 @pytest.fixture
 def small_world(new_world, unruly_s3, new_bucket):
-    """One chunk of few objects behind the proxy; one request at a time, so that "the first" is
-    always the same.
-    """
+    """One chunk of few objects behind the proxy; one request at a time, in a fixed order."""
 
     def make(*, large=1, **packing):
         packing = {
@@ -57,7 +54,7 @@ def require_one_clear_sentence(error):
 
 
 def fails_clearly(world, kind=SourceError, *, naming=""):
-    """Run until the fault is told: one error of ours, of S3's exit code."""
+    """Run until the fault is reported by one error with S3's exit code."""
     with pytest.raises(kind) as failed:
         world.finish()
     require_one_clear_sentence(failed.value)
@@ -66,28 +63,15 @@ def fails_clearly(world, kind=SourceError, *, naming=""):
 
 
 def ends_right(case, world, unruly_s3):
-    """Let S3 behave, run again, and look at everything."""
+    """Let S3 behave, run again, and examine everything."""
     assert unruly_s3.struck, "no request was struck"
     unruly_s3.well_behaved()
     world.finish()
     return case.check(world)
 
 
-# --- answers that fail
-# ------------------------------------------------------------------------------------------
+# --- answers that fail ----------------------------------------------------------------------------
 
-PASSING = {
-    "a connection reset in the middle of a body": lambda s3, **which: s3.reset_after(700, **which),
-    "a body cut short, its Content-Length too": lambda s3, **which: s3.cut_body(
-        1, honest=True, **which
-    ),
-    "a body cut short under its full Content-Length": lambda s3, **which: s3.cut_body(
-        1, honest=False, **which
-    ),
-    "the right bytes under a wrong ETag": lambda s3, **which: s3.wrong_etag(**which),
-    "500 for a GET": lambda s3, **which: s3.fail(500, "InternalError", **which),
-    "a GET that hangs, then is answered": lambda s3, **which: s3.hang(0.3, **which),
-}
 LASTING = {what: spoil for what, spoil in PASSING.items() if "hangs" not in what}
 
 
@@ -105,9 +89,7 @@ def test_what_passes_is_asked_again_and_the_run_ends_right(fault, small_world, u
 
 
 @pytest.mark.parametrize("size_bytes", [10_000, 80_000], ids=["whole", "in ranges"])
-def test_what_lasts_fails_the_run_in_one_sentence_and_the_next_run_ends_right(
-    fault, small_world, unruly_s3, size_bytes
-):
+def test_lasting_fault_fails_run_and_next_run_ends_right(fault, small_world, unruly_s3, size_bytes):
     world = small_world(large=0, request_attempts=1)  # one chunk
     with ExitStack() as stack:
         cases = [
@@ -181,37 +163,33 @@ def test_a_storm_that_lasts_fails_the_run_in_one_sentence(fault, small_world, un
         ends_right(case, world, unruly_s3)
 
 
-def test_a_source_that_is_down_for_many_runs_makes_no_object_unreadable(
-    fault, small_world, unruly_s3
-):
+def test_source_down_for_many_runs_makes_no_object_unreadable(fault, small_world, unruly_s3):
     world = small_world(request_attempts=1)
     with fault(GROUP, "503 SlowDown for everything, run after run") as case:
         world.plan()
         unruly_s3.slow_down(1, 1, kind=None)
-        for _ in range(3):  # after so many an object that fails by itself is skipped
+        for _ in range(3):  # after so many runs, an unreadable object is skipped
             assert world.run(world.chunks()[0].name) == SourceError.exit_code
         ends_right(case, world, unruly_s3)
         assert world.query("SELECT count(*) FROM skipped_objects") == [(0,)]
 
 
-# --- listings
-# ------------------------------------------------------------------------------------------
+# --- listings -------------------------------------------------------------------------------------
 
 GARBAGE = {
     "cut XML": b'<?xml version="1.0"?><ListBucketResult><Contents><Key>a</K',
     "a page to log in": b"<html><body>Please log in</body></html>",
     "no XML at all": b"\x00\xff garbage",
     "nothing": b"",
-    "an entry without an ETag": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>1</Size>"  # noqa: E501
-    b"<LastModified>2026-01-01T00:00:00Z</LastModified></Contents></ListBucketResult>",
-    "a size that is none": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>x</Size>"  # noqa: E501
+    "an entry without an ETag": b"<ListBucketResult><IsTruncated>false</IsTruncated>"
+    b"<Contents><Key>a</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified>"
     b"</Contents></ListBucketResult>",
+    "an invalid size": b"<ListBucketResult><IsTruncated>false</IsTruncated>"
+    b"<Contents><Key>a</Key><Size>x</Size></Contents></ListBucketResult>",
 }
 
 
-def test_a_listing_of_garbage_is_refused_and_no_snapshot_is_made_of_it(
-    fault, small_world, unruly_s3
-):
+def test_listing_of_garbage_is_refused_without_snapshot(fault, small_world, unruly_s3):
     world = small_world(request_attempts=1)
     with fault(GROUP, "a listing of garbage") as case:
         case.tried = 2 * len(GARBAGE)
@@ -223,7 +201,7 @@ def test_a_listing_of_garbage_is_refused_and_no_snapshot_is_made_of_it(
                 )
                 fails_clearly(
                     world, (ListingRefused, SourceUnreachable)
-                )  # botocore takes an empty answer for a 500
+                )  # botocore treats an empty answer as a 500
                 with world.run_context() as context:
                     assert list(context.inventories().iterdir()) == []
                 assert unruly_s3.struck
@@ -255,7 +233,7 @@ def test_a_listing_that_lies_loses_nothing_and_doubles_nothing(fault, small_worl
         cases[0].check(world)
 
 
-def test_a_listing_that_comes_back_to_where_it_was_is_refused(fault, small_world, unruly_s3):
+def test_listing_that_loops_is_refused(fault, small_world, unruly_s3):
     world = small_world()
     pages = []
 
@@ -263,7 +241,7 @@ def test_a_listing_that_comes_back_to_where_it_was_is_refused(fault, small_world
         pages.append(answer)
         return (
             answer if len(pages) % 2 else pages[0]
-        )  # a listing in parts gives up on it, and one page after another is asked for
+        )  # the parallel listing gives up, and pages are listed in sequence
 
     with fault(GROUP, "a listing that serves one page twice") as case:
         unruly_s3.page_keys = 4
@@ -293,8 +271,7 @@ def test_a_listing_that_changes_meanwhile_loses_nothing_and_doubles_nothing(
         ends_right(case, world, unruly_s3)
 
 
-# --- objects that change under their GET
-# ------------------------------------------------------------------------------
+# --- objects that change under their GET ----------------------------------------------------------
 
 
 REPLACED, DELETED = "some/key-001", "some/key-002"
@@ -314,12 +291,12 @@ def located(world, key):
 
 
 def changing(world, unruly_s3, replaced, deleted, **at):
-    """Replace one object and delete another under their GETs."""
+    """Replace one object and delete another during their GETs."""
     unruly_s3.meanwhile(lambda: world.put(replaced, b"new" * 9), key=replaced, times=1, **at)
     unruly_s3.meanwhile(lambda: world.delete(deleted), key=deleted, times=1, **at)
 
 
-def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_successor_archived(
+def test_object_changed_after_broken_body_is_skipped_successor_archived(
     fault, small_world, unruly_s3
 ):
     world = small_world()
@@ -332,9 +309,7 @@ def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_suc
         assert (located(world, REPLACED), located(world, DELETED)) == (1, 0)
 
 
-def test_an_object_that_changes_while_its_body_goes_on_is_archived_as_it_was(
-    fault, small_world, unruly_s3
-):
+def test_object_changed_during_its_body_is_archived_unchanged(fault, small_world, unruly_s3):
     world = small_world()
     with fault(GROUP, "objects replaced and deleted during their GETs, which go on") as case:
         case.tried = 2
@@ -348,9 +323,7 @@ def third(asked):
     return asked.number == 3
 
 
-def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_mixed(
-    fault, small_world, unruly_s3
-):
+def test_object_changed_between_ranges_is_skipped_never_mixed(fault, small_world, unruly_s3):
     world = small_world(large=2)
     with fault(
         GROUP, "large objects replaced and deleted between two of their ranged GETs"
@@ -364,11 +337,11 @@ def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_m
 
 
 CHECKPOINT = 1
-"""The tag of such an entry; its second field are outcomes, its last one the object that is open."""
+"""Tag of a checkpoint. Its second field has the outcomes, its last the open object."""
 
 
 def journaled_in_its_middle(world):
-    """The large object that the packing journal says is open; "" where none is."""
+    """Return the large object that is open in the journal, or ""."""
     for path in world.staging.glob("*.journal"):
         data = path.read_bytes()
         log = LogReader(lambda start, end, data=data: data[start:end], len(data))
@@ -382,9 +355,7 @@ def journaled_in_its_middle(world):
 
 
 @pytest.mark.parametrize("becomes", ["changed", "deleted"])
-def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is_never_mixed(
-    fault, new_world, becomes
-):
+def test_object_changed_before_resumed_run_is_never_mixed(fault, new_world, becomes):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=6, large=3)
     with fault(
@@ -406,9 +377,7 @@ def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is
         case.check(world)
 
 
-def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(
-    fault, small_world, unruly_s3, new_bucket
-):
+def test_version_is_archived_whatever_becomes_of_its_key(fault, small_world, unruly_s3, new_bucket):
     new_bucket.keep_versions()
     world = small_world(large=2)
     with fault(GROUP, "versions replaced and deleted between two of their ranged GETs") as case:
@@ -420,9 +389,7 @@ def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(
         assert (located(world, LARGE_REPLACED), located(world, LARGE_DELETED)) == (2, 1)
 
 
-def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(
-    fault, small_world, unruly_s3
-):
+def test_chunk_without_remaining_objects_is_empty_and_free(fault, small_world, unruly_s3):
     world = small_world()
     with fault(GROUP, "every object deleted between the inventory and its GET") as case:
         unruly_s3.hang(0.0)
@@ -434,8 +401,7 @@ def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(
         assert {chunk.state.value for chunk in world.chunks()} == {"empty"}
 
 
-# --- clocks
-# ------------------------------------------------------------------------------------------
+# --- clocks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", [HOURS, -HOURS], ids=["ahead", "behind"])
@@ -444,7 +410,7 @@ def test_a_clock_of_s3_that_is_hours_wrong_changes_nothing(fault, small_world, u
     for key, body in [*world.objects.items()]:
         world.put(
             key, body, ChecksumAlgorithm="SHA256"
-        )  # proves that an object with another LastModified is the same
+        )  # proves that a rewritten object is the same
     with fault(GROUP, "S3's clock is hours wrong, then right") as case:
         unruly_s3.skew(by)
         world.finish()
@@ -457,9 +423,7 @@ def test_a_clock_of_s3_that_is_hours_wrong_changes_nothing(fault, small_world, u
 @pytest.mark.parametrize(
     "by", ["+ interval '7 hours'", "- interval '7 hours'"], ids=["ahead", "behind"]
 )
-def test_a_clock_of_the_database_that_is_hours_wrong_changes_nothing(
-    fault, small_world, unruly_s3, database_url, by
-):
+def test_wrong_database_clock_changes_nothing(fault, small_world, unruly_s3, database_url, by):
     skew_database(database_url, by)
     world = small_world()
     with fault(GROUP, "the database's clock is hours off ours, then right") as case:
@@ -474,9 +438,7 @@ def test_a_clock_of_the_database_that_is_hours_wrong_changes_nothing(
 
 
 def skew_database(url, by):
-    """Let `now()` and `clock_timestamp()` of every new connection to the database be wrong by an
-    interval.
-    """
+    """Shift `now()` and `clock_timestamp()` of new connections by an interval."""
     name = urlsplit(url).path[1:]
     with psycopg.connect(url, autocommit=True) as connection:
         if not by:
@@ -491,14 +453,11 @@ def skew_database(url, by):
         connection.execute(f"ALTER DATABASE {name} SET search_path = skew, pg_catalog, public")
 
 
-# --- an inventory under all of it
-# --------------------------------------------------------------------------------------
+# --- an inventory under all of it -----------------------------------------------------------------
 
 
 def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
-    """In the long form with many seeds: faults of all kinds at random, run after run, then a
-    well-behaved one.
-    """
+    """Random faults of all kinds, run after run, then none; many seeds in the long form."""
     world = small_world(request_attempts=3, fetch_threads=4)
     seeds = range(100 if soak else 3)
     with fault(GROUP, "faults of all kinds at random") as case:

@@ -1,9 +1,7 @@
-"""What a run needs is killed under it and started again: Postgres, the S3 server, the chain, a
-provider, a pooler.
+"""Services are killed and restarted under a run: Postgres, S3, chain, provider, pooler.
 
-The run stands still while the service is killed, so that it meets it in the phase that is named:
-once it finds the service started again behind broken connections, once it finds none and ends by
-itself. The next run ends right.
+The run is paused during the kill, so that it meets it in the named phase. In one form it finds the
+service restarted behind broken connections, in the other it finds none. The next run ends right.
 """
 
 import random
@@ -41,9 +39,7 @@ def kept_s3(tmp_path_factory):
 
 
 def killed_under(world, chunk, at, kill, start, *, meets_nobody):
-    """Run a chunk; kill what it needs when it has come to a moment, and start that again; return
-    when the run has ended.
-    """
+    """Run a chunk; kill and restart a service at a moment; return when the run has ended."""
     run = world.start(chunk, fatal=at)
     run.wait_until_paused()
     kill()
@@ -101,7 +97,7 @@ def test_the_s3_server_killed_under_an_inventory_loses_nothing(fault, new_world,
 
 
 @pytest.mark.parametrize("phase", ["posting", "uploading", "verifying"])
-def test_the_chain_killed_under_a_run_loses_nothing_and_charges_once(fault, world, network, phase):
+def test_chain_killed_during_run_loses_nothing_and_charges_once(fault, world, network, phase):
     with fault(GROUP, f"the chain and all providers, while {phase}") as case:
         first, second, _ = world.plan()
         case.tried = 2
@@ -115,7 +111,7 @@ def test_the_chain_killed_under_a_run_loses_nothing_and_charges_once(fault, worl
         case.check(world)
 
 
-def test_a_provider_killed_under_an_upload_loses_nothing_and_charges_once(fault, world, network):
+def test_provider_killed_during_upload_loses_nothing_and_charges_once(fault, world, network):
     with fault(GROUP, "a provider, while uploading") as case:
         first, second, _ = world.plan()
         case.tried = 2
@@ -131,7 +127,7 @@ def test_a_provider_killed_under_an_upload_loses_nothing_and_charges_once(fault,
         case.check(world)
 
 
-def test_runs_behind_a_pooler_that_are_killed_as_it_is_lose_nothing(fault, new_world, database_url):
+def test_runs_behind_killed_pooler_lose_nothing(fault, new_world, database_url):
     what = "pgbouncer in transaction mode, under runs that are killed too"
     with fault(GROUP, what) as case, running_pooler(database_url) as pooler:
         world = new_world(database_url=pooler.url)

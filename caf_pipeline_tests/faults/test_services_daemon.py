@@ -1,6 +1,6 @@
-"""A backfill by a real Dagster daemon under failures of every kind: everything is killed with slots
-held, the daemon alone, runs, the chain, a provider; S3, chain and providers misbehave. In the long
-form of 500 chunks.
+"""A backfill by a real Dagster daemon while everything is killed and misbehaves.
+
+The long form has 500 chunks.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
-from caf_pipeline_tests.faults.test_s3 import PASSING
+from caf_pipeline_tests.faults.s3_faults import PASSING
 from caf_pipeline_tests.faults.world import World
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home
 from caf_pipeline_tests.support.patience import wait_for
@@ -40,10 +40,10 @@ OBJECT_BYTES = 5_500
 CHUNKS, FAILURES_EVERY = 10, 1
 LONG_CHUNKS, LONG_FAILURES_EVERY = 500, 5
 STANDSTILL_SECONDS = 900
-"""A failed run's chunk waits a minute and more for its next run."""
+"""A failed chunk waits a minute or more for its next run."""
 
 SHARE_SPOILED = 0.03
-"""Of S3's answers, by each of seven faults."""
+"""Share of S3's answers that each of seven faults spoils."""
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def described(world, tmp_path):
 
 @dataclass
 class Failures:
-    """What is done to a backfill under way: each returns whether there was something to do it to.
+    """Failures of a running backfill. Each returns whether it applied.
 
     Attributes:
         start: starts a daemon.
-        daemons: all that were started, the last one alive.
-        done: how often each was done.
-        spoiled: answers of S3.
+        daemons: all started daemons; the last one is alive.
+        done: how often each failure was done.
+        spoiled: spoiled answers of S3.
     """
 
     world: World
@@ -77,7 +77,7 @@ class Failures:
     chance: random.Random = field(default_factory=lambda: random.Random("failures"))
 
     def turns(self) -> Iterator[Callable[[], bool]]:
-        """Yield one after the other, for ever; what takes a new daemon once in three rounds."""
+        """Yield the failures in turn, forever; a new daemon only once in three rounds."""
         small = [self._kill_a_run, self._provider_fails_uploads, self._kill_a_run, self._node_fails]
         small += [
             self._provider_loses_answers,
@@ -93,7 +93,7 @@ class Failures:
             )
 
     def do(self, one: Callable[[], bool]) -> bool:
-        """Take back what the last one ordered of the network, and do this one."""
+        """Undo the last failure's orders to the network, and do this one."""
         self.world.network.well_behaved()
         if not one():
             return False
@@ -101,19 +101,16 @@ class Failures:
         return True
 
     def s3_misbehaves(self) -> None:
-        """Spoil some of S3's answers from now on."""
         self.s3_behaves()
         for spoil in PASSING.values():
             spoil(self.s3, when=self._sometimes)
         self.s3.fail(503, "SlowDown", kind=None, when=self._sometimes)
 
     def s3_behaves(self) -> None:
-        """Spoil none from now on."""
         self.spoiled += self.s3.struck
         self.s3.well_behaved()
 
     def end(self) -> None:
-        """Order nothing more."""
         self.world.network.well_behaved()
         self.s3_behaves()
 
@@ -121,22 +118,20 @@ class Failures:
         return self.chance.random() < SHARE_SPOILED
 
     def _started(self) -> list[int]:
-        """Return the processes of the runs that have begun, and live."""
+        """Return the live processes of runs."""
         runs = self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
         return [json.loads(run.tags[PROCESS_TAG])[2] for run in runs if process_lives(run)]
 
     def _kill_everything(self) -> bool:
-        """As a machine's end does it, while S3 holds back the bodies that runs wait for, which hold
-        slots of its pool.
-        """
+        """Kill everything, as a power loss does, while runs wait for S3 and hold slots."""
         if not self.instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.QUEUED])):
-            return False  # none would begin any more
+            return False  # no run would start
         released = threading.Event()
         self.s3_behaves()
         self.s3.meanwhile(lambda: released.wait(STANDSTILL_SECONDS))
         wait_for(lambda: self._started() and slots(self.instance, S3_POOL))
-        for one in self.daemons:
-            os.killpg(one.pid, signal.SIGKILL)
+        for process in self.daemons:
+            os.killpg(process.pid, signal.SIGKILL)
         released.set()
         assert slots(self.instance, S3_POOL)
         self.s3_misbehaves()
@@ -144,7 +139,6 @@ class Failures:
         return True
 
     def _kill_the_daemon(self) -> bool:
-        """Alone: its runs go on."""
         if not self._started():
             return False
         os.kill(self.daemons[-1].pid, signal.SIGKILL)
@@ -188,9 +182,7 @@ class Failures:
 
 @pytest.fixture
 def failures(world, unruly_s3, described, tmp_path, monkeypatch):
-    """Failures of a DAGSTER_HOME in which a run that was killed before it had begun is given up in
-    a minute, not in five.
-    """
+    """Failures of a DAGSTER_HOME that gives up unstarted runs after a minute instead of five."""
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     home = impatient_home(Settings.model_validate(world.values))
     instance_file = yaml.safe_load((home / "dagster.yaml").read_text())
@@ -208,9 +200,9 @@ def failures(world, unruly_s3, described, tmp_path, monkeypatch):
 
 
 def slots(instance: DagsterInstance, pool: str) -> list[Any]:
-    """Return what holds a slot of a pool, or waits for one."""
-    found = instance.event_log_storage.get_concurrency_info(pool)
-    return [*found.claimed_slots, *found.pending_steps]
+    """Return the holders of pool slots, and those that wait."""
+    usage = instance.event_log_storage.get_concurrency_info(pool)
+    return [*usage.claimed_slots, *usage.pending_steps]
 
 
 def located(world: World) -> int:
@@ -221,9 +213,7 @@ def located(world: World) -> int:
 @pytest.mark.filterwarnings(
     "ignore:Function `AssetSelection.sources` is deprecated"
 )  # Dagster's own call
-def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_with_all_slots_free(
-    fault, world, failures, soak
-):
+def test_backfill_under_all_failures_completes_and_frees_slots(fault, world, failures, soak):
     count, every = (LONG_CHUNKS, LONG_FAILURES_EVERY) if soak else (CHUNKS, FAILURES_EVERY)
     chance = random.Random("bodies")
     for number in range(count * OBJECTS):

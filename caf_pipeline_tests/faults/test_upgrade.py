@@ -1,6 +1,4 @@
-"""A run of an older version is killed, and the present code goes on with its ledger, staging,
-Dagster home and settings.
-"""
+"""A run of an older version is killed; the present code continues with its files."""
 
 import os
 import signal
@@ -52,12 +50,12 @@ MOMENTS = {
     "a post is sent": ("caf_pipeline.store.jackal.chain:Chain.broadcast:after:2", "posting"),
     "verified": ("caf_pipeline.ledger.chunk_moves:ChunkMoves.load_locations:before:2", "verified"),
 }
-"""When the old run is killed, and the state in which it leaves the second chunk."""
+"""When the old run is killed, and the second chunk's state then."""
 
 
 @pytest.fixture(scope="module")
 def old_caf(tmp_path_factory):
-    """What runs the old `caf`."""
+    """Runs the old `caf`."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)
     }
@@ -78,7 +76,6 @@ def old_world(new_world, empty_database_url):
 
 @pytest.fixture
 def caf(old_world):
-    """`caf` in that folder."""
     words = old_world.values["jackal"]["mnemonic"]
     variables = {
         "JACKAL_MNEMONIC": words,
@@ -102,7 +99,7 @@ def caf(old_world):
 
 
 def chunks_of(world):
-    """Each chunk's state, Merkle root and start, by its name."""
+    """Return each chunk's state, Merkle root and start, by name."""
     rows = world.query("SELECT name, state, merkle_root, start FROM chunks ORDER BY name")
     return {name: (state, root, start) for name, state, root, start in rows}
 
@@ -119,9 +116,7 @@ def test_a_killed_run_of_an_older_version_is_finished(fault, old_caf, old_world,
 
 
 def finish_killed_run(old_caf, old_world, caf, fatal, state):
-    """Kill the old run at a moment that leaves a chunk in a state; let the present `caf` finish
-    it.
-    """
+    """Kill the old run at a moment; let the present `caf` finish it."""
     status, output = old_caf.run(
         "run",
         SOURCE,

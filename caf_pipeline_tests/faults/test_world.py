@@ -1,6 +1,4 @@
-"""The examination of a world finds what is wrong: a matrix that could not fail would prove
-nothing.
-"""
+"""`World.examine` finds faults; a matrix that cannot fail would prove nothing."""
 
 import io
 import json
@@ -31,7 +29,7 @@ def change(world, statement):
 
 @pytest.fixture
 def told():
-    """A template whose process is this pipe's other end: what is written there is what it says."""
+    """A template whose process is this pipe's other end."""
     said, say = os.pipe()
     template = Template()
     template._statuses, template._unread = {}, b""
@@ -40,7 +38,7 @@ def told():
         yield template, lambda **line: print(json.dumps(line), file=pipe, flush=True)
 
 
-def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
+def test_run_is_not_mistaken_for_earlier_one_with_same_pid(told):
     template, say = told
     say(begun=7)
     say(ended=7, status=-9)
@@ -52,7 +50,7 @@ def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
     assert template.status(second) == 0
 
 
-def test_a_template_is_heard_in_a_session_that_has_many_files_open(told):
+def test_template_works_in_session_with_many_open_files(told):
     template, say = told
     many = 1024  # which select() cannot take (FD_SETSIZE)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -116,7 +114,7 @@ def test_space_that_was_not_due_is_charged_twice(located):
 @pytest.mark.thorough
 def test_a_file_left_in_staging_is_complained_of(located):
     (located.staging / "left.part").touch()
-    with pytest.raises(AssertionError, match=r"left in staging: left\.part"):
+    with pytest.raises(AssertionError, match=r"left\.part"):
         located.check()
 
 
@@ -124,7 +122,7 @@ def test_a_file_left_in_staging_is_complained_of(located):
 def test_a_traceback_of_a_run_is_complained_of(located):
     run = located.start("src-00000000-00001")
     run.wait()
-    with open(f"{run.order.answer}.err", "a") as said:
-        said.write("Traceback")
+    with open(f"{run.order.answer}.err", "a") as errors:
+        errors.write("Traceback")
     with pytest.raises(AssertionError, match="Traceback"):
         located.check()

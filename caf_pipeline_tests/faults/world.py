@@ -1,8 +1,7 @@
-"""One bucket, one database, one Jackal network with a wallet of its own, one home; and whether all
-is as it should be.
+"""A bucket, a database, a Jackal network with a wallet, and a home; and their examination.
 
-`World.examine` looks at everything from the outside: the bucket's listing, the tables, the
-network's own state, the staging folder, and every object read back through the product.
+`World.examine` looks from the outside: at the bucket's listing, the tables, the network's state,
+the staging folder, and every object read back through the product.
 """
 
 import hashlib
@@ -49,17 +48,13 @@ COPIES: Final = 3
 LEASE_SECONDS: Final = 30.0
 TARGET_SIZE: Final = 700_000  # of a chunk; three of the objects below
 ONE_CHUNK: Final = 8_000_000
-"""A target size that has room for all of the objects below."""
+"""A target size that fits all of the objects below."""
 
 RUN_AGAIN: Final = (ChunkState.LOCATED, ChunkState.EMPTY)
-"""A run that died in its last step leaves its chunk in one of these; the partition is run again all
-the same.
-"""
+"""States in which a run may die in its last step; the partition is run again."""
 
 ROUNDS: Final = 5
-"""Inventory, plan and chunks are done so often at most until nothing is left: what a chunk had no
-room for is planned again.
-"""
+"""Maximum rounds of inventory, plan and chunks until nothing is left."""
 
 _wallets = itertools.count(1)
 
@@ -68,13 +63,14 @@ IDENTITY: Final = "object_version(version_id, etag, size_bytes, rewritten_at)"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was looked at, and what was wrong.
+    """The result of an examination.
 
-    Attributes: objects: located and read back right; `size_bytes` of them. lost: objects of the
-        bucket that are neither located nor skipped with a reason, or do not read back. double:
-        objects located twice, and posts of a root beyond the first. overcharged_bytes: charged by
-        the network beyond the copies of the located chunks. complaints: all of it in sentences, and
-        what else is not as it should be.
+    Attributes:
+        objects: located and read back right, with `size_bytes` in total.
+        lost: objects neither located nor skipped with a reason, or that do not read back.
+        double: objects located twice, and repeated posts of a root.
+        overcharged_bytes: charged beyond the copies of located chunks.
+        complaints: all faults as sentences.
     """
 
     objects: int
@@ -85,14 +81,12 @@ class Verdict:
     complaints: Sequence[str]
 
     def require(self) -> None:
-        """Raise AssertionError, with every complaint, unless all is well."""
+        """Raise AssertionError with every complaint, if there is one."""
         assert not self.complaints, "\n".join(self.complaints)
 
 
 @dataclass
 class _Findings:
-    """What an examination gathers."""
-
     lost: int = 0
     double: int = 0
     overcharged_bytes: int = 0
@@ -108,10 +102,10 @@ class World:
     """Everything that a source needs to be archived on Jackal.
 
     Attributes:
-        folder: where its home is; `staging` the staging folder.
-        objects: the bodies that the bucket has now, by key.
-        bucket: a bucket with a client that may do anything.
-        network: with other worlds' wallets on it, too.
+        folder: the folder of its home.
+        objects: the bucket's present bodies, by key.
+        bucket: a bucket with an unlimited client.
+        network: shared with other worlds' wallets.
         address: of this world's wallet.
     """
 
@@ -126,10 +120,9 @@ class World:
         lease_seconds: float = LEASE_SECONDS,
         **sections: Any,
     ) -> None:
-        """Make one.
+        """Make a world. `sections` change settings, e.g.
 
-        `sections` change settings, e.g. `packing={"staging_limit": …}`, `source={"target_size":
-        …}`.
+        `packing={"staging_limit": …}` or `source={"target_size": …}`.
         """
         self.folder = folder
         self.bucket = bucket
@@ -149,24 +142,20 @@ class World:
         network.fund(self.address, COINS)
         network.grant(self.address, SPACE)
 
-    # --- the bucket
-    # --------------------------------------------------------------------------------
+    # --- the bucket -------------------------------------------------------------------------------
 
     def put(self, key: str, body: bytes = b"", **options: Any) -> dict[str, Any]:
-        """Put an object; S3's answer."""
+        """Put an object; return S3's answer."""
         self.objects[key] = body
         self._ever_put.setdefault(key, set()).add(hashlib.sha256(body).digest())
         return self.bucket.put(key, body, **options)
 
     def delete(self, key: str) -> None:
-        """Delete an object."""
         del self.objects[key]
         self.bucket.delete(key)
 
     def fill(self, seed: int = 7, *, small: int = 18, large: int = 3) -> None:
-        """Put small objects, empty ones, and some that are fetched by several ranged GETs: chunks
-        of three sizes.
-        """
+        """Put small, empty and multi-range objects: chunks of three sizes."""
         chance = random.Random(seed)
         for number in range(small):
             self.put(f"some/key-{number:03d}", chance.randbytes(chance.randrange(1, 30_000)))
@@ -177,12 +166,11 @@ class World:
         self.put("changed/twice", chance.randbytes(5_000))
         self.put("changed/twice", chance.randbytes(6_000))
 
-    # --- its parts
-    # --------------------------------------------------------------------------------
+    # --- its parts --------------------------------------------------------------------------------
 
     @property
     def values(self) -> dict[str, Any]:
-        """The settings' values, as a file and the environment would give them."""
+        """Return the settings' values, as file and environment would give them."""
         keys = {"access_key_id": KEY_ID, "secret_access_key": SECRET}
         bucket = {
             "bucket": self.bucket.name,
@@ -208,7 +196,6 @@ class World:
 
     @property
     def staging(self) -> Path:
-        """The staging folder."""
         return Settings.model_validate(self.values).staging_folder
 
     @contextmanager
@@ -227,8 +214,7 @@ class World:
         finally:
             ledger.close()
 
-    # --- runs
-    # --------------------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------------------
 
     def plan(self) -> list[str]:
         """Take an inventory and cut a plan; return the new chunks."""
@@ -239,7 +225,7 @@ class World:
             ]
 
     def start(self, chunk: str = "", *, fatal: Fatal | None = None, told: bool = False) -> Run:
-        """Begin a process that runs a chunk's steps, by default everything from the inventory on.
+        """Start a process that runs a chunk's steps, or everything.
 
         Args:
             chunk: its name, or "".
@@ -265,8 +251,7 @@ class World:
         return self.start(chunk, fatal=fatal).wait()
 
     def finish(self) -> None:
-        """Do inventory, plan and all chunks until everything is located or skipped, as the next
-        runs would.
+        """Run inventory, plan and chunks until everything is located or skipped.
 
         A partition whose run was killed or failed is run again, whatever its chunk's state.
         """
@@ -289,54 +274,50 @@ class World:
         raise AssertionError(f"after {ROUNDS} rounds there is still something to archive")
 
     def end_runs(self) -> None:
-        """Kill every process that goes on."""
+        """Kill every running process."""
         for run in self.runs:
             run.kill()
 
     def chunks(self, *states: ChunkState) -> Sequence[Chunk]:
-        """Return its chunks as the ledger has them."""
         with self.run_context() as context:
             return context.ledger.chunks.list(SOURCE, states or None)
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Ask the database itself."""
+        """Query the database directly."""
         with psycopg.connect(self.database_url) as connection:
             return connection.execute(statement, values).fetchall()
 
-    # --- the examination
-    # --------------------------------------------------------------------------------
+    # --- the examination --------------------------------------------------------------------------
 
     def check(self) -> Verdict:
-        """Examine; raise AssertionError unless all is well."""
+        """Examine the finished world; raise AssertionError if anything is wrong."""
         verdict = self.examine()
         verdict.require()
         return verdict
 
     def examine(self) -> Verdict:
-        """Look at everything, now that all is said to be done; see `Verdict`."""
-        found = _Findings()
+        """Examine everything after the last run; see `Verdict`."""
+        findings = _Findings()
         with self.run_context("the examination") as context:
             listed = [obj for page in context.objects.list_pages() for obj in page]
-            self._look_for_lost(listed, found)
-            self._look_at_plans(context, found)
-            self._read_back(context, listed, found)
-            self._look_at_chunks(context, found)
-            self._look_at_the_network(context, found)
-            self._look_at_what_is_left(context, found)
-        self._look_at_runs(found)
+            self._look_for_lost(listed, findings)
+            self._look_at_plans(context, findings)
+            self._read_back(context, listed, findings)
+            self._look_at_chunks(context, findings)
+            self._look_at_the_network(context, findings)
+            self._look_at_what_is_left(context, findings)
+        self._look_at_runs(findings)
         numbers = (
-            found.objects,
-            found.size_bytes,
-            found.lost,
-            found.double,
-            found.overcharged_bytes,
+            findings.objects,
+            findings.size_bytes,
+            findings.lost,
+            findings.double,
+            findings.overcharged_bytes,
         )
-        return Verdict(*numbers, complaints=found.complaints)
+        return Verdict(*numbers, complaints=findings.complaints)
 
     def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
-        """Each object of the bucket is located in exactly one chunk in good standing, or skipped
-        with a reason.
-        """
+        """Each object is located in one chunk in good standing, or skipped with a reason."""
         rows = self.query(
             f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN chunks c USING "
             "(caf_file_id)"
@@ -371,9 +352,7 @@ class World:
             found.complain(f"the accounting does not agree: {accounting}")
 
     def _read_back(self, context: RunContext, listed: Sequence[S3Object], found: _Findings) -> None:
-        """Every location reads back with its SHA-256, as a body that its key has or had; the
-        bucket's own, byte by byte.
-        """
+        """Every location reads back with its SHA-256, as a body that its key has or had."""
         current = {(obj.key.decode(), obj.object_version) for obj in listed}
         for key, version, sha256 in self.query(
             f"SELECT file_path, {IDENTITY}, sha256 FROM file_locations ORDER BY 1, 2"
@@ -413,13 +392,11 @@ class World:
                 found.complain(f"chunk {chunk.name}: {explanation}")
 
     def _look_at_the_network(self, context: RunContext, found: _Findings) -> None:
-        """Each chunk's root was posted once, nothing else was, and the space that it takes was
-        charged once.
-        """
+        """Each chunk's root was posted and charged once, and nothing else was posted."""
         chunks = context.ledger.chunks.list(SOURCE, [ChunkState.LOCATED])
         state = self.network.state()
         expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
-        files = Counter(one["merkle"] for one in state["files"] if one["owner"] == self.address)
+        files = Counter(file["merkle"] for file in state["files"] if file["owner"] == self.address)
         posts = Counter({root: state["posts_by_root"].get(root, 0) for root in files | expected})
         for what, counted in (("files", files), ("posts", posts)):
             if counted != expected:
@@ -435,11 +412,9 @@ class World:
             found.complain(f"charged: {charged} bytes of space, where {due} were due")
 
     def _look_at_what_is_left(self, context: RunContext, found: _Findings) -> None:
-        """Nothing is in staging, reserved, claimed or pending, and nobody alive holds a lease but
-        this process.
-        """
-        if left := sorted(path.name for path in context.staging().iterdir()):
-            found.complain(f"left in staging: {', '.join(left)}")
+        """Nothing is staged, reserved, claimed or pending, and only this process holds leases."""
+        if names := sorted(path.name for path in context.staging().iterdir()):
+            found.complain(f"left in staging: {', '.join(names)}")
         for table in ("staging_reservations", "claims", "pending_locations"):
             ((count,),) = self.query(f"SELECT count(*) FROM {table}")
             if count:
@@ -456,7 +431,7 @@ class World:
             found.complain(f"left: transactions whose fate is not known: {unsettled}")
 
     def _look_at_runs(self, found: _Findings) -> None:
-        """No run ended with anything but a result or an error of ours, or said anything."""
+        """Every run ended with a result or a CafError, and printed nothing."""
         for run in self.runs:
             status = run.wait()
             if status == WITH_TRACEBACK or run.said:

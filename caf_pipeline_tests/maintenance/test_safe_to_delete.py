@@ -43,7 +43,7 @@ from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.compare_headers import OTHER_BYTES, WITHOUT_CHECKSUM
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND

@@ -1,4 +1,4 @@
-"""The packing journal: whatever becomes of it, what is believed of it is a right prefix."""
+"""The packing journal: only a valid prefix is accepted, whatever the damage."""
 
 import os
 from dataclasses import fields, replace
@@ -26,17 +26,17 @@ from caf_pipeline_tests.support.plans import MOMENT
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An undisturbed packing with a journal of one checkpoint for each object and part."""
+    """A complete packing with a checkpoint for each object and part."""
     packing = Packing(tmp_path_factory.mktemp("whole"), a_source())
     packing.packed = packing.run()
     packing.opening = packing.packer().opening
     packing.bytes, packing.log = packing.files()
-    packing.said = [said for _, said in checkpoints(packing.journal, packing.opening)]
+    packing.said = [checkpoint for _, checkpoint in checkpoints(packing.journal, packing.opening)]
     return packing
 
 
 def read(path, opening):
-    """What is read of a journal, and why no more."""
+    """Return the accepted checkpoints, and why no more."""
     journal = Journal.open(path, opening)
     try:
         return list(journal.checkpoints()), journal.broken
@@ -45,16 +45,16 @@ def read(path, opening):
 
 
 def checkpoints(path, opening):
-    found, _ = read(path, opening)
-    return found
+    accepted, _ = read(path, opening)
+    return accepted
 
 
 def written(path, says):
-    """A journal that says this, rightly numbered, with the first as its opening."""
+    """Write a journal of these entries, correctly numbered."""
     path.unlink(missing_ok=True)
     journal = Journal.open(path, says[0])
-    for said in says:
-        journal.append(said)
+    for record in says:
+        journal.append(record)
     journal.close()
     return path
 
@@ -64,9 +64,7 @@ def entries(log):
 
 
 def goes_on_right(whole, folder, part, journal):
-    """Pack on from these files, and return what was resumed: the chunk is the undisturbed one in
-    any case.
-    """
+    """Resume from these files; the chunk must be the same. Return the resumed bytes."""
     packing = Packing(folder, a_source())
     packing.put(part, journal)
     packed = packing.run()
@@ -75,12 +73,12 @@ def goes_on_right(whole, folder, part, journal):
     return packed
 
 
-def test_a_journal_tells_of_every_object_and_where_the_file_is_safe(whole):
+def test_journal_has_every_object_and_durable_size(whole):
     assert len(whole.said) > 20
-    outcomes = [outcome for said in whole.said for outcome in said.outcomes]
+    outcomes = [outcome for checkpoint in whole.said for outcome in checkpoint.outcomes]
     assert len(outcomes) == len(whole.source.bodies)
     assert whole.said[-1].durable_bytes == whole.said[-1].boundary == outcomes[-1].end_byte
-    inside = [said.open.size_bytes for said in whole.said if said.open]
+    inside = [checkpoint.open.size_bytes for checkpoint in whole.said if checkpoint.open]
     assert inside == sorted(inside)
     assert len(inside) >= 4
 
@@ -101,9 +99,9 @@ def test_a_journal_cut_at_any_byte_tells_a_prefix(whole, tmp_path):
     for size in range(len(whole.log) - 1, -1, -1):
         os.truncate(path, size)
         if size % 13 and size not in ends and size + 1 not in ends:
-            continue  # within an entry one place is like the next
-        found = [said for _, said in checkpoints(path, whole.opening)]
-        assert found == whole.said[: sum(1 for end in ends if end <= size)]
+            continue  # any byte of an entry is like another
+        accepted = [checkpoint for _, checkpoint in checkpoints(path, whole.opening)]
+        assert accepted == whole.said[: sum(1 for end in ends if end <= size)]
 
 
 def test_a_flipped_byte_anywhere_in_a_journal_leaves_a_prefix(whole, tmp_path):
@@ -112,9 +110,9 @@ def test_a_flipped_byte_anywhere_in_a_journal_leaves_a_prefix(whole, tmp_path):
         log = bytearray(whole.log)
         log[at] ^= 0x10
         path.write_bytes(log)
-        found = [said for _, said in checkpoints(path, whole.opening)]
-        assert found == whole.said[: len(found)]
-        assert len(found) < len(whole.said) or at < 16  # the log's own header says nothing
+        accepted = [checkpoint for _, checkpoint in checkpoints(path, whole.opening)]
+        assert accepted == whole.said[: len(accepted)]
+        assert len(accepted) < len(whole.said) or at < 16  # the log's own header does not matter
 
 
 @pytest.mark.parametrize("tenth", range(10))
@@ -127,41 +125,40 @@ def test_packing_goes_on_right_from_a_damaged_journal(whole, tmp_path, tenth):
 
 
 @pytest.mark.parametrize("tenth", range(10))
-def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(
-    whole, tmp_path, tenth
-):
+def test_flipped_byte_ends_prefix_at_checkpoint_before(whole, tmp_path, tenth):
     at = (whole.said[-1].durable_bytes - 1) * tenth // 9
     part = bytearray(whole.bytes)
     part[at] ^= 1
     packed = goes_on_right(whole, tmp_path / "chunk", bytes(part), whole.log)
     assert packed.resumed_bytes == max(
-        (said.durable_bytes for said in whole.said if said.durable_bytes <= at), default=0
+        (checkpoint.durable_bytes for checkpoint in whole.said if checkpoint.durable_bytes <= at),
+        default=0,
     )
     assert packed.not_resumed
 
 
 @pytest.mark.parametrize("tenth", range(10))
-def test_a_part_shorter_than_its_journal_says_is_resumed_where_it_is_whole(whole, tmp_path, tenth):
+def test_part_shorter_than_journal_is_resumed_where_whole(whole, tmp_path, tenth):
     size = whole.said[-1].durable_bytes * tenth // 10
     packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes[:size], whole.log)
     assert packed.resumed_bytes == max(
-        (said.durable_bytes for said in whole.said if said.durable_bytes <= size), default=0
+        (checkpoint.durable_bytes for checkpoint in whole.said if checkpoint.durable_bytes <= size),
+        default=0,
     )
 
 
-def test_a_journal_that_went_on_after_a_crash_is_read_to_its_end(whole, tmp_path):
+def test_journal_continued_after_crash_is_read_completely(whole, tmp_path):
     packing = Packing(tmp_path, a_source())
     place, _ = checkpoints(whole.journal, whole.opening)[9]
     packing.put(whole.bytes, whole.log[: place.end])
     packing.run()
-    found = checkpoints(packing.journal, whole.opening)
-    assert [said for _, said in found[:10]] == whole.said[:10]
-    assert found[-1][1].durable_bytes == whole.said[-1].durable_bytes
+    accepted = checkpoints(packing.journal, whole.opening)
+    assert [checkpoint for _, checkpoint in accepted[:10]] == whole.said[:10]
+    assert accepted[-1][1].durable_bytes == whole.said[-1].durable_bytes
     assert packing.part.read_bytes() == whole.bytes
 
 
-# --- journals that lie
-# ------------------------------------------------------------------------------------------
+# --- journals that lie ----------------------------------------------------------------------------
 
 
 def changed(said, **changes):
@@ -169,12 +166,12 @@ def changed(said, **changes):
 
 
 def lies(whole):
-    """Rightly numbered entries in place of the fifth checkpoint, each of which says something that
-    is not so.
-    """
+    """Correctly numbered but false entries in place of the fifth checkpoint."""
     true = whole.said[4]
     (member,) = true.outcomes
-    inside = next(number for number, said in enumerate(whole.said) if said.open and number > 5)
+    inside = next(
+        number for number, checkpoint in enumerate(whole.said) if checkpoint.open and number > 5
+    )
     yield "another sha256", 4, changed(true, outcomes=[changed(member, sha256=bytes(32))])
     yield "another tree", 4, changed(true, tree=whole.said[-1].tree)
     yield "a tree that is none", 4, changed(true, tree=b"")
@@ -245,8 +242,8 @@ def test_a_journal_of_another_opening_is_not_resumed(whole, tmp_path, field, val
     path = written(
         tmp_path / "foreign.journal", [changed(whole.opening, **{field: value}), *whole.said]
     )
-    found, why = read(path, whole.opening)
-    assert found == []
+    accepted, why = read(path, whole.opening)
+    assert accepted == []
     assert field.replace("_", " ") in why
     assert (
         goes_on_right(whole, tmp_path / "chunk", whole.bytes, path.read_bytes()).resumed_bytes == 0
@@ -271,24 +268,22 @@ def test_the_opening_tells_chunks_of_one_plan_apart(whole):
     assert Packing(whole.folder, a_source(), identity=other).packer().opening != whole.opening
 
 
-def test_a_journal_that_goes_on_with_entries_of_another_is_believed_up_to_them(whole, tmp_path):
-    """As a disk may leave it after a loss of power: old blocks of a file that is gone, in the place
-    of new ones.
-    """
+def test_journal_is_accepted_up_to_entries_of_another(whole, tmp_path):
+    """A loss of power may leave old blocks of a deleted file in place of new ones."""
     other = Packing(
         tmp_path / "other", a_source(), identity=replace(IDENTITY, chunk="src-00000000-00002")
     )
     other.run()
-    own, foreign = entries(whole.log), entries(other.journal.read_bytes())
-    assert [entry.end for entry in own] == [
+    own_entries, foreign = entries(whole.log), entries(other.journal.read_bytes())
+    assert [entry.end for entry in own_entries] == [
         entry.end for entry in foreign
-    ]  # so that one fits where the other was
-    mixed = whole.log[: own[9].end] + other.journal.read_bytes()[foreign[9].end :]
+    ]  # so that both have the same size
+    mixed = whole.log[: own_entries[9].end] + other.journal.read_bytes()[foreign[9].end :]
     path = tmp_path / "mixed.journal"
     path.write_bytes(mixed)
-    found, why = read(path, whole.opening)
-    assert [said for _, said in found] == whole.said[:9]
-    assert why == "its entry 10 is missing, or of another journal"
+    accepted, why = read(path, whole.opening)
+    assert [checkpoint for _, checkpoint in accepted] == whole.said[:9]
+    assert "entry 10" in why
     assert (
         goes_on_right(whole, tmp_path / "chunk", whole.bytes, mixed).resumed_bytes
         == whole.said[8].durable_bytes
@@ -296,16 +291,16 @@ def test_a_journal_that_goes_on_with_entries_of_another_is_believed_up_to_them(w
 
 
 def test_reordered_and_repeated_entries_end_the_prefix(whole, tmp_path):
-    log, found = whole.log, entries(whole.log)
+    log, log_entries = whole.log, entries(whole.log)
     reader = LogReader(lambda start, end: log[start:end], len(log))
-    kept = [(entry.user_data, reader.content(entry)) for entry in found[:10]]
+    kept = [(entry.user_data, reader.content(entry)) for entry in log_entries[:10]]
     for order in ([0, 1, 2, 4, 3, 5], [0, 1, 2, 2, 3], [0, 2, 3], [1, 2, 3], [0, 1, 2, 1, 2, 3]):
         writer = LogWriter()
         path = tmp_path / "reordered.journal"
         path.write_bytes(b"".join(writer.entry(*kept[number]) for number in order))
-        said = [said for _, said in checkpoints(path, whole.opening)]
-        assert said == whole.said[: len(said)]
-        assert len(said) <= 2
+        accepted = [accepted for _, accepted in checkpoints(path, whole.opening)]
+        assert accepted == whole.said[: len(accepted)]
+        assert len(accepted) <= 2
 
 
 @pytest.mark.thorough
@@ -341,7 +336,7 @@ def test_a_file_that_is_no_journal_is_packed_again(whole, tmp_path):
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ObjectHeaders)])
 def test_a_checkpoint_is_due_where_headers_are_long(tmp_path, field):
-    """Longer entries than `MAX_ENTRY_BYTES` would not be read."""
+    """Entries longer than `MAX_ENTRY_BYTES` would not be read."""
     source = a_source(small=20, large=0)
     value = {"k": "x" * 8000} if field == "user_metadata" else "x" * 8000
     source.headers = {key: ObjectHeaders(**{field: value}) for key in source.bodies}
@@ -349,12 +344,14 @@ def test_a_checkpoint_is_due_where_headers_are_long(tmp_path, field):
         tmp_path, source, pace=CheckpointPace(due_outcomes_bytes=20_000, due_seconds=3600)
     )
     packing.run()
-    found = [said for _, said in checkpoints(packing.journal, packing.packer().opening)]
-    assert max(len(said.outcomes) for said in found) <= 6
+    accepted = [
+        checkpoint for _, checkpoint in checkpoints(packing.journal, packing.packer().opening)
+    ]
+    assert max(len(checkpoint.outcomes) for checkpoint in accepted) <= 6
     assert all(
         outcome.headers == ObjectHeaders(**{field: value})
-        for said in found
-        for outcome in said.outcomes
+        for checkpoint in accepted
+        for outcome in checkpoint.outcomes
     )
 
 

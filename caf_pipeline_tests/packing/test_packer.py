@@ -1,4 +1,4 @@
-"""Packing one chunk: bodies, skips, limits, and what is left behind."""
+"""Packing one chunk: bodies, skips, limits, and remains."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer
-from caf_pipeline.packing.prefetch import BEGUN_AHEAD, BEGUN_BYTES, OrderedFetch
+from caf_pipeline.packing.prefetch import SMALL_GETS_PER_THREAD, SMALL_OBJECT_BYTES, OrderedFetch
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectPart
@@ -51,7 +51,7 @@ def pack(packer, plan, folder):
 
 
 class Packing:
-    """A chunk packed from a memory source, and what can be asked of it."""
+    """A chunk packed from a memory source."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ def test_the_file_is_never_larger_than_planned(tmp_path):
     "reason",
     [SkipReason.CHANGED, SkipReason.DELETED, SkipReason.COLD_STORAGE, SkipReason.ACCESS_DENIED],
 )
-def test_an_unavailable_object_is_skipped_with_its_reason_and_the_rest_goes_on(tmp_path, reason):
+def test_unavailable_object_is_skipped_with_reason(tmp_path, reason):
     source = MemorySource(bodies(5), unavailable={"key-0002": (reason, -1)})
     packing = Packing(tmp_path, source)
     skipped = [(row["key"], row["skip_reason"]) for row in packing.rows() if row["skip_reason"]]
@@ -155,7 +155,7 @@ def test_an_unavailable_object_is_skipped_with_its_reason_and_the_rest_goes_on(t
     assert "key-0002" not in packing.chunk.reader
 
 
-def test_an_object_that_changes_in_its_middle_leaves_no_byte_of_it(tmp_path):
+def test_object_changed_in_middle_leaves_no_byte(tmp_path):
     content = {
         "a": os.urandom(100),
         "b": os.urandom(6 * PART),
@@ -174,7 +174,7 @@ def test_an_object_that_changes_in_its_middle_leaves_no_byte_of_it(tmp_path):
     assert broken.packed.merkle_root == merkle_root(broken.staged, 3)
 
 
-def test_a_read_failure_fails_the_run_unless_it_is_given_up_on(tmp_path):
+def test_read_failure_fails_run_unless_given_up(tmp_path):
     source = MemorySource(bodies(3), failing={"key-0001": 0})
     (tmp_path / "1").mkdir()
     (tmp_path / "2").mkdir()
@@ -184,7 +184,7 @@ def test_a_read_failure_fails_the_run_unless_it_is_given_up_on(tmp_path):
     assert [row["skip_reason"] for row in packing.rows()] == [None, "unreadable", None]
 
 
-def test_a_body_that_differs_from_s3s_own_checksum_is_not_archived(tmp_path):
+def test_body_with_wrong_s3_checksum_is_not_archived(tmp_path):
     source = MemorySource(bodies(3) | {"large": os.urandom(3 * PART)})
     for key in ("key-0001", "large"):
         source.checksums[key] = Checksum("crc32", b"\0\0\0\0")
@@ -202,7 +202,7 @@ def test_a_body_that_has_s3s_own_checksum_is_archived(tmp_path):
     assert Packing(tmp_path, source).packed.member_count == 4
 
 
-def test_s3s_own_checksums_are_not_asked_for_where_the_settings_say_so(tmp_path):
+def test_s3_checksums_are_not_requested_if_disabled(tmp_path):
     source = MemorySource(bodies(3) | {"large": os.urandom(3 * PART)})
     source.checksums = {key: Checksum("crc32", b"\0\0\0\0") for key in source.bodies}
     settings = SETTINGS.model_copy(update={"compare_checksums": False})
@@ -234,7 +234,7 @@ def test_a_chunk_that_its_metadata_would_overfill_closes_earlier(tmp_path):
     assert [row["key"] for row in packing.rows()] == sorted(source.bodies)[: packed.member_count]
 
 
-def test_a_single_object_that_its_metadata_lifts_over_the_limit_is_skipped(tmp_path):
+def test_single_object_over_limit_by_metadata_is_skipped(tmp_path):
     source = MemorySource(
         {"a": os.urandom(900_000)}, headers={"a": ObjectHeaders(user_metadata={"m": "x" * 200_000})}
     )
@@ -315,7 +315,7 @@ def test_the_real_reader_of_the_format_sees_only_members(tmp_path):
 
 
 class SlowWriter:
-    """Counts what stands between the reads and the writer."""
+    """Counts the reads that wait for the writer."""
 
     def __init__(self, source):
         self.source = source
@@ -345,19 +345,17 @@ def test_the_window_bounds_the_bytes_ahead_of_the_writer(tmp_path):
     with OrderedFetch(counting, objects, window_bytes=window, part_bytes=PART, threads=8) as fetch:
         while planned := fetch.next_object():
             for part, _ in fetch.parts(planned):
-                time.sleep(0.001)  # lets the readers run ahead as far as they may
+                time.sleep(0.001)  # lets the readers run ahead
                 with counting.lock:
                     counting.now -= len(part.body)
-    assert counting.most <= window + PART  # the part in the writer's hands is no longer ahead of it
+    assert counting.most <= window + PART  # the part being written is not ahead
 
 
 SMALL_WINDOW = {"window_bytes": 1 << 20, "part_bytes": PART}
 
 
 class BeginningSource(MemorySource):
-    """Begins all but some keys; what is begun and not yet waited for is in `begun`, and fails for
-    the keys of `broken`.
-    """
+    """Starts all reads but some keys. `begun` has the pending ones; those in `broken` fail."""
 
     def __init__(self, bodies, broken=(), unable=()):
         super().__init__(bodies)
@@ -370,7 +368,7 @@ class BeginningSource(MemorySource):
         self.begun.append(obj.key.decode())
         self.most = max(
             self.most, sum(key not in self.broken for key in self.begun)
-        )  # what has failed is under way no more
+        )  # failed reads are not pending
         return Begun(self, obj)
 
 
@@ -397,12 +395,11 @@ class Begun:
 @given(
     data=st.data(),
     sizes=st.lists(
-        st.sampled_from([0, 1, 1000, BEGUN_BYTES, BEGUN_BYTES + 1, 3 * PART]), max_size=30
+        st.sampled_from([0, 1, 1000, SMALL_OBJECT_BYTES, SMALL_OBJECT_BYTES + 1, 3 * PART]),
+        max_size=30,
     ),
 )
-def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(
-    tmp_path_factory, data, sizes
-):
+def test_small_failed_and_threaded_reads_come_in_order(tmp_path_factory, data, sizes):
     made = {f"key-{number:04d}": os.urandom(size) for number, size in enumerate(sizes)}
     some = st.sets(st.sampled_from(sorted(made))) if made else st.just(set())
     source = BeginningSource(made, broken=data.draw(some), unable=data.draw(some))
@@ -423,14 +420,14 @@ def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(
                     crc64nvme(body).to_bytes(8, "big"),
                 )
     assert list(fetched.items()) == list(made.items())
-    assert source.most <= BEGUN_AHEAD * threads
-    small = {key for key, body in made.items() if len(body) <= BEGUN_BYTES}
+    assert source.most <= SMALL_GETS_PER_THREAD * threads
+    small = {key for key, body in made.items() if len(body) <= SMALL_OBJECT_BYTES}
     assert sorted(key for key, *_ in source.reads if key in small) == sorted(
         small & (source.broken | source.unable)
     )
 
 
-def test_what_was_begun_and_failed_is_read_again_side_by_side(tmp_path):
+def test_failed_small_reads_are_retried_concurrently(tmp_path):
     source = BeginningSource(bodies(12), broken=[f"key-{number:04d}" for number in (2, 5, 7)])
     gate = threading.Barrier(3)
     read = source.read
@@ -456,7 +453,7 @@ def test_a_begun_body_whose_checksum_differs_is_read_again(tmp_path):
     assert [key for key, *_ in source.reads] == ["key-0001"]
 
 
-def test_nothing_that_was_begun_is_left_behind_by_a_packing_that_ends_early(tmp_path):
+def test_packing_that_ends_early_cancels_all_started_reads(tmp_path):
     source = BeginningSource(bodies(50))
     plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
     objects = read_chunk_objects(plan.folder, 1)

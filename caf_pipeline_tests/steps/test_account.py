@@ -1,6 +1,4 @@
-"""A chunk's manifest held against its part of the plan and its index: what contradicts them is
-found, and not sealed.
-"""
+"""Manifests that contradict the plan or the index are reported and not sealed."""
 
 import os
 from dataclasses import replace
@@ -63,7 +61,7 @@ def in_another_order(rows):
 
 
 def with_plan(context, name, change):
-    """Write the chunk's plan with changed rows, as if another had been packed."""
+    """Replace the chunk's plan by one with changed rows."""
     path = Path(context.ledger.chunks.get(name).plan_folder) / OBJECTS_FILE
     table = pq.read_table(path)
     rows = table.to_pylist()
@@ -76,16 +74,16 @@ CHANGES = [renamed, other_version, one_less, last_missing, one_more, in_another_
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(context, name, change):
+def test_packed_file_that_contradicts_its_plan_is_not_sealed(context, name, change):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     with_plan(context, name, change)
-    with pytest.raises(IntegrityError, match="does not account for its part of the plan"):
+    with pytest.raises(IntegrityError, match=name):
         chunk_steps.seal_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.PACKING
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(context, name, change):
+def test_account_of_stored_chunk_names_difference_from_plan(context, name, change):
     archive_chunk(context, name)
     with_plan(context, name, change)
     account = account_for_chunk(context, name)
@@ -97,11 +95,11 @@ def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(contex
     "changes",
     [
         {
-            "misplaced": lambda self, *row: (
+            "range_fault": lambda self, *row: (
                 "" if row[0] != "key-05" else f"the index has {row[0]} elsewhere"
             )
         },
-        {"miscounted": lambda self, members: f"the index has more than {members} members"},
+        {"member_count_fault": lambda self, members: f"the index has more than {members} members"},
     ],
     ids=["a member elsewhere", "a member more"],
 )
@@ -121,10 +119,7 @@ def test_a_ledger_with_other_counts_is_told_apart(context, name, monkeypatch):
         "get",
         lambda name: replace(original(name), member_count=11, skipped_count=1),
     )
-    assert (
-        "the ledger has 11 members, 1 skipped and 0 released"
-        in account_for_chunk(context, name).explanation
-    )
+    assert "11 members, 1 skipped" in account_for_chunk(context, name).explanation
 
 
 def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):
@@ -139,7 +134,7 @@ def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, 5, 2048])
-def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(
+def test_seal_report_counts_skips_and_names_largest_members(
     context, source, name, monkeypatch, rows
 ):
     monkeypatch.setattr("caf_pipeline.inventory.manifest.MANIFEST_GROUP_ROWS", rows)
@@ -154,7 +149,7 @@ def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(
     assert (again.skipped, again.largest) == (report.skipped, report.largest)
 
 
-def test_the_report_of_a_chunk_whose_objects_were_all_skipped_counts_them(context, source, name):
+def test_seal_report_counts_skips_of_chunk_without_members(context, source, name):
     source.unavailable = dict.fromkeys(KEYS, ("deleted", 0))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)

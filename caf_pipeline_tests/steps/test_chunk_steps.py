@@ -1,6 +1,4 @@
-"""The steps of a chunk: what each leaves, what a crash or another run leaves, and that running
-again ends right.
-"""
+"""The steps of a chunk: their results, crashes, concurrent runs, and repeated runs."""
 
 import os
 from dataclasses import replace
@@ -85,16 +83,16 @@ def test_the_accounts_agree_and_members_read_back(context):
         assert fetch_members(context, name).mismatched == []
 
 
-def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
+def test_member_with_other_bytes_in_store_is_named(context):
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "key-003")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[location.row.start_byte] ^= 1
     file.write_bytes(data)
-    found = fetch_members(context, location.chunk, members=100)
-    assert found.tried == context.ledger.chunks.get(location.chunk).member_count
-    assert [said.partition(" ")[0] for said in found.mismatched] == ["key-003"]
+    fetched = fetch_members(context, location.chunk, members=100)
+    assert fetched.tried == context.ledger.chunks.get(location.chunk).member_count
+    assert [text.partition(" ")[0] for text in fetched.mismatched] == ["key-003"]
 
 
 def test_members_are_fetched_without_the_manifest(context):
@@ -120,7 +118,7 @@ def test_only_new_objects_are_planned_again(context, source):
 
 
 @pytest.mark.parametrize("last", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
-def test_running_a_partition_again_from_the_start_ends_right_after_any_step(context, last):
+def test_partition_run_again_after_any_step_ends_right(context, last):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=last)
     archive_chunk(context, name)
@@ -180,7 +178,7 @@ def test_a_copy_with_other_bytes_is_not_verified(context):
     assert states(context)[name] is ChunkState.UPLOADING
 
 
-def test_what_was_lost_from_staging_before_the_post_is_packed_again(context):
+def test_file_lost_before_post_is_packed_again(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     chunk_steps.staged_path(context, name).unlink()
@@ -188,7 +186,7 @@ def test_what_was_lost_from_staging_before_the_post_is_packed_again(context):
     assert account_for_chunk(context, name).agrees
 
 
-def test_what_was_lost_from_staging_after_the_post_is_packed_to_the_same_root(context):
+def test_file_lost_after_post_is_packed_to_same_root(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
     root = context.ledger.chunks.get(name).merkle_root
@@ -200,9 +198,7 @@ def test_what_was_lost_from_staging_after_the_post_is_packed_to_the_same_root(co
     )
 
 
-def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_planned_again(
-    context, source
-):
+def test_posted_chunk_with_changed_objects_is_abandoned_and_planned_again(context, source):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunk_steps.staged_path(context, name).unlink()
@@ -228,7 +224,7 @@ def test_a_damaged_staged_file_is_not_posted(context):
     assert fetch_members(context, name, members=100).mismatched == []
 
 
-def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, source, database):
+def test_run_of_chunk_held_by_live_run_ends_as_held(tmp_path, source, database):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, source, ledger)
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
@@ -241,7 +237,7 @@ def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, sou
     assert caught.value.holder == "run-1"
 
 
-def test_skipped_objects_end_their_claim_and_are_recorded_with_their_reason(context, source):
+def test_skipped_objects_end_their_claim_and_record_reason(context, source):
     source.unavailable = {"key-001": (SkipReason.COLD_STORAGE, -1)}
     archive_everything(context)
     account = context.ledger.chunks.account("src")
@@ -271,7 +267,7 @@ def test_an_object_is_skipped_as_unreadable_only_after_several_runs(tmp_path, so
     for number in (1, 2):
         context = a_run_context(tmp_path, source, ledger, run=f"run-{number}")
         chunk_steps.load_batch(context, name)
-        for _ in range(2):  # a run's own retries count once
+        for _ in range(2):  # retries of one run count once
             with pytest.raises(ObjectReadFailed):
                 chunk_steps.pack_chunk(context, name)
     context = a_run_context(tmp_path, source, ledger, run="run-3")
@@ -305,7 +301,7 @@ def test_a_later_run_reads_only_what_failed_before(tmp_path, source, ledger):
         with pytest.raises(ObjectReadFailed):
             chunk_steps.pack_chunk(context, name)
         read_times.append([key for key, _, _ in source.reads].count("key-011"))
-    assert read_times == [2, 1]  # the window of the packing reads it once each time
+    assert read_times == [2, 1]  # each packing reads it once in its window
 
 
 def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledger):
@@ -322,7 +318,7 @@ def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledg
     assert chunk_steps.pack_chunk(context, name).merkle_root == resumed.merkle_root
 
 
-def test_a_source_that_lists_but_gives_nothing_makes_no_object_unreadable(tmp_path, source, ledger):
+def test_source_that_only_lists_makes_no_object_unreadable(tmp_path, source, ledger):
     source.failing = dict.fromkeys(source.bodies, -1)
     (name, *_) = [chunk.name for chunk in plan(a_run_context(tmp_path, source, ledger)).chunks]
     for number in range(4):
@@ -347,7 +343,7 @@ def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledg
     assert not context.ledger.chunks.account("src").skipped
 
 
-def test_a_failed_packing_leaves_what_is_safe_by_its_journal_and_reserves_no_more(context, source):
+def test_failed_packing_keeps_and_reserves_only_journaled_bytes(context, source):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     source.failing = {"key-003": 0}
     chunk_steps.load_batch(context, name)
@@ -369,7 +365,7 @@ def test_a_packing_that_fails_at_its_first_object_leaves_nothing(context, source
     assert context.ledger.staging.list() == []
 
 
-def test_staging_beyond_its_limit_is_refused_before_a_byte_is_fetched(tmp_path, source, ledger):
+def test_staging_over_limit_is_refused_before_any_fetch(tmp_path, source, ledger):
     context = a_run_context(tmp_path, source, ledger, packing={"staging_limit": "100KiB"})
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     chunk_steps.load_batch(context, name)
@@ -390,11 +386,11 @@ def test_a_withdrawn_chunks_objects_are_planned_again_into_another_chunk(context
 @pytest.mark.parametrize(
     "step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"]
 )
-def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context, step):
+def test_parked_chunk_is_refused_until_unparked(context, step):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=getattr(chunk_steps, step))
     chunk_steps.park(context, name, "five runs failed")
-    with pytest.raises(CafError, match="is parked: five runs failed"):
+    with pytest.raises(CafError, match="parked: five runs failed"):
         chunk_steps.post_file(context, name)
     chunk_steps.unpark(context, name)
     archive_chunk(context, name)
@@ -402,13 +398,13 @@ def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context, step):
 
 
 def fat_headers(source):
-    """Let each object have more user metadata than a plan reserves room for."""
+    """Give each object more user metadata than a plan reserves space for."""
     source.headers = {
         key: ObjectHeaders(user_metadata={"m": "x" * 30_000}) for key in source.bodies
     }
 
 
-def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, source):
+def test_unplanned_metadata_closes_no_chunk_early(context, source):
     fat_headers(source)
     archive_everything(context)
     chunks = context.ledger.chunks.list(source="src")
@@ -417,7 +413,7 @@ def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, s
     every_object_reads_back(context)
 
 
-def test_objects_that_an_early_close_released_are_in_the_next_plan(context, source):
+def test_objects_released_by_early_close_are_in_next_plan(context, source):
     fat_headers(source)
     for chunk in plan(context).chunks:
         limit_to_target(Path(chunk.plan_folder))
@@ -431,16 +427,14 @@ def test_objects_that_an_early_close_released_are_in_the_next_plan(context, sour
 
 
 class SlowStore(DirectoryStore):
-    """A store that was measured to take so many bytes in time."""
+    """A store with a measured limit of bytes that it takes in time."""
 
     def largest_chunk_bytes(self):
         return 500_000
 
 
 @pytest.mark.thorough
-def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(
-    tmp_path, source, ledger
-):
+def test_chunks_after_a_too_large_one_fit_with_manifests(tmp_path, source, ledger):
     context = a_run_context(tmp_path, source, ledger, store=SlowStore(tmp_path / "store"))
     fat_headers(source)
     for chunk in plan(context).chunks:
@@ -453,7 +447,7 @@ def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(
     every_object_reads_back(context)
 
 
-def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path, ledger):
+def test_older_version_loaded_later_is_not_current(tmp_path, ledger):
     from datetime import timedelta
 
     source = MemorySource({"a": b"old"})
@@ -473,7 +467,7 @@ def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path,
     assert b"".join(fetch(ledger.lookup, context.store, "src", "a").pieces) == b"new!"
 
 
-def test_wrong_bytes_in_the_store_are_never_handed_out_as_right(context, tmp_path):
+def test_wrong_bytes_in_store_are_never_returned(context, tmp_path):
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "key-000")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
@@ -504,19 +498,17 @@ def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledge
     assert account_for_plan(context, report).holds
 
 
-def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_until_it_is_listed_again(  # noqa: E501
-    tmp_path, ledger
-):
+def test_unlisted_skipped_object_is_history_until_listed_again(tmp_path, ledger):
     class Odd(MemorySource):
         listed = (b"bad\xff", b"huge", b"other\xff")
 
         def objects(self):
-            one = super().object("a")
+            obj = super().object("a")
             sizes = {b"huge": 1 << 52}
             return [
-                one,
+                obj,
                 *(
-                    replace(one, key=key, size_bytes=sizes.get(key, 1))
+                    replace(obj, key=key, size_bytes=sizes.get(key, 1))
                     for key in sorted(self.listed)
                 ),
             ]
@@ -535,7 +527,7 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
     assert skipped() == {
         "too_large": 1,
         "unsupported_key": 2,
-    }  # of a part of the source nothing ends
+    }  # a partial inventory ends no skip
     plan(context)
     assert skipped() == {"unsupported_key": 1}
     assert account_for_plan(context, plan(context)).skipped == {"unsupported_key": 1}
@@ -547,31 +539,29 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
 def test_a_bounded_look_counts_only_what_a_plan_would_take(context, source):
     archive_everything(context)
     source.bodies["zz"] = b"12345"
-    look = inventories.look_for_new(context, after=b"", max_pages=5)
+    look = inventories.scan_for_new(context, after=b"", max_pages=5)
     assert (look.new_objects, look.next_after) == (1, None)
 
 
-def test_a_window_of_keys_makes_a_snapshot_that_is_not_complete(context):
+def test_window_of_keys_makes_incomplete_snapshot(context):
     snapshot = inventories.take_inventory(context, after=b"key-010", until=b"key-019")
     assert (snapshot.object_count, snapshot.complete) == (9, False)
     report = planning.cut_plan(context, snapshot)
     assert sum(chunk.object_count for chunk in report.chunks) == 9
 
 
-def test_a_run_plans_the_snapshot_that_it_took_though_another_took_a_later_one(
-    tmp_path, source, ledger
-):
-    one, other, third = (
+def test_run_plans_its_own_snapshot_despite_a_later_one(tmp_path, source, ledger):
+    first, other, third = (
         a_run_context(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3")
     )
-    own = inventories.take_inventory(one, after=b"key-010", until=b"key-019")
+    own_snapshot = inventories.take_inventory(first, after=b"key-010", until=b"key-019")
     later = inventories.take_inventory(other, after=b"key-020", until=b"key-029")
-    assert inventories.snapshot_to_plan(one).name == own.name
+    assert inventories.snapshot_to_plan(first).name == own_snapshot.name
     assert inventories.snapshot_to_plan(third).name == later.name
 
 
 def test_without_a_snapshot_there_is_nothing_to_plan(context):
-    with pytest.raises(NotLocated, match="no inventory of 'src' yet"):
+    with pytest.raises(NotLocated, match="'src'"):
         inventories.snapshot_to_plan(context)
 
 

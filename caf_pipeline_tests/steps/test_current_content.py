@@ -1,10 +1,7 @@
-"""What is current in the bucket is what the archive gives out, over puts, overwrites, deletions and
-restored versions.
-"""
+"""The archive returns what is current in the bucket, after any history."""
 
 import hashlib
 import random
-import time
 from datetime import timedelta
 
 import pytest
@@ -27,6 +24,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.support.current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.postgres import connected
@@ -40,23 +38,10 @@ from caf_pipeline_tests.support.run_contexts import (
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
 
-A, B = b"first content", b"second content, longer"
 SHA256 = {"ChecksumAlgorithm": "SHA256"}
 
 
-def next_second() -> None:
-    """Let what is written from now on have another LastModified: S3 tells it to the second."""
-    time.sleep(1.01 - time.time() % 1)
-
-
-def current(context, key="k"):
-    """Return the bytes that a look-up gives, and what is said of them."""
-    found = fetch(context.ledger.lookup, context.store, "src", key)
-    return b"".join(found.pieces), found.location.currency
-
-
 def headers_of(context, key="k"):
-    """Return content type and user metadata that the archive has of the current object."""
     location = fetch(context.ledger.lookup, context.store, "src", key).location
     rows = (
         open_chunk(context, context.ledger.chunks.get(location.chunk))
@@ -71,11 +56,6 @@ def headers_of(context, key="k"):
     return row["content_type"], dict(row["user_metadata"])
 
 
-def packed(context):
-    """Return how many objects all chunks together have."""
-    return sum(chunk.member_count for chunk in context.ledger.chunks.list("src"))
-
-
 @pytest.fixture
 def bucket(new_bucket):
     return new_bucket
@@ -86,11 +66,10 @@ def context(tmp_path, bucket, ledger):
     return a_run_context(tmp_path, bucket.source(), ledger)
 
 
-# --- a bucket without versions
-# -----------------------------------------------------------------------------------------
+# --- a bucket without versions --------------------------------------------------------------------
 
 
-def test_content_that_comes_back_is_given_out_again_and_not_packed_again(context, bucket):
+def test_returning_content_is_read_but_not_packed_again(context, bucket):
     for body in (A, B, A):
         bucket.put("k", body, **SHA256)
         archive_everything(context)
@@ -100,7 +79,7 @@ def test_content_that_comes_back_is_given_out_again_and_not_packed_again(context
     assert plan(context).exceptions == 0
 
 
-def test_content_that_comes_back_after_a_deletion_is_given_out_again(context, bucket):
+def test_returning_content_after_deletion_is_read_again(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     bucket.delete("k")
@@ -112,7 +91,7 @@ def test_content_that_comes_back_after_a_deletion_is_given_out_again(context, bu
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 1)
 
 
-def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(context, bucket):
+def test_object_archived_since_listing_is_neither_gone_nor_older(context, bucket):
     bucket.put("a", A)
     archive_everything(context)
     whole = inventories.latest_snapshot(context, complete=True)
@@ -123,23 +102,28 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(context, bu
         context, inventories.take_inventory(context, until=b"z")
     )  # as the sensor lists a part of the bucket
     archive_chunk(context, planned.chunks[0].name)
-    found = planning.account_for(context, whole)
+    accounting = planning.account_for(context, whole)
     content = context.ledger.chunks.account("src").content
-    assert (found.current, found.older, found.gone, content.uncounted_objects) == (1, 0, 0, 2)
+    assert (accounting.current, accounting.older, accounting.gone, content.uncounted_objects) == (
+        1,
+        0,
+        0,
+        2,
+    )
 
 
 @pytest.mark.thorough
-def test_a_key_that_is_gone_says_when_it_was_last_listed(context, bucket):
+def test_deleted_key_reports_when_it_was_last_listed(context, bucket):
     bucket.put("k", A, **SHA256)
     bucket.put("other", B)
     archive_everything(context)
-    next_second()  # S3's clock tells whole seconds: an object is not listed before it was written
-    seen = inventories.take_inventory(context)
-    planning.cut_plan(context, seen)
+    next_second()  # S3 has whole seconds: an object is never listed before its time
+    snapshot = inventories.take_inventory(context)
+    planning.cut_plan(context, snapshot)
     next_second()
     bucket.delete("k")
     plan(context)
-    assert current(context)[1].last_seen == seen.taken_at
+    assert current(context)[1].last_seen == snapshot.taken_at
 
 
 @pytest.mark.thorough
@@ -161,7 +145,7 @@ def test_inventories_that_are_planned_in_another_order_say_the_same(context, buc
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(context, bucket):
+def test_chunk_loaded_late_does_not_make_older_content_current(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
@@ -192,9 +176,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(
 
 
 @pytest.mark.thorough
-def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(
-    context, bucket, ledger, database
-):
+def test_rebuilt_ledger_has_objects_archived_again_for_headers(context, bucket, ledger, database):
     for value in ("1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(context)
@@ -210,19 +192,29 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(
     assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
 
 
-def test_current_content_that_is_under_way_or_skipped_is_told_of(context, bucket):
+def test_pending_or_skipped_current_content_is_reported(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
     bucket.put("k", B, **SHA256)
     (name,) = [chunk.name for chunk in plan(context).chunks]
-    body, said = current(context)
-    assert (body, said.is_current, said.chunk, said.state) == (A, False, name, "planned")
+    body, currency = current(context)
+    assert (body, currency.is_current, currency.chunk, currency.state) == (
+        A,
+        False,
+        name,
+        "planned",
+    )
     next_second()
     bucket.put("k", b"third", **SHA256)
     archive_chunk(context, name)
-    body, said = current(context)
-    assert (body, said.is_current, said.chunk, said.state) == (A, False, None, SkipReason.CHANGED)
+    body, currency = current(context)
+    assert (body, currency.is_current, currency.chunk, currency.state) == (
+        A,
+        False,
+        None,
+        SkipReason.CHANGED,
+    )
 
 
 @pytest.mark.thorough
@@ -241,11 +233,10 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
     assert (content.current_objects, content.older_objects, content.gone_objects) == (2, 1, 1)
 
 
-# --- headers
-# ------------------------------------------------------------------------------------------
+# --- headers --------------------------------------------------------------------------------------
 
 
-def test_the_same_bytes_with_the_same_headers_are_not_packed_again(context, bucket):
+def test_same_bytes_with_same_headers_are_not_packed_again(context, bucket):
     for _ in range(3):
         bucket.put("k", A, **SHA256, ContentType="text/plain", Metadata={"a": "1"})
         archive_everything(context)
@@ -258,9 +249,9 @@ def test_a_look_settles_what_a_plan_has_compared(context, bucket):
     archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
     plan(context)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.thorough
@@ -270,17 +261,27 @@ def test_a_look_finds_content_that_came_back(context, bucket):
         archive_everything(context)
         next_second()
     bucket.put("k", A, **SHA256)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 1
     plan(context)
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.parametrize(
     "changed",
-    sampled([{"Metadata": {"a": "2"}}, {"Metadata": {}}, {"ContentType": "text/html"}, {"CacheControl": "no-cache"},  # noqa: E501
-     {"ContentDisposition": "inline"}, {"ContentLanguage": "de"}, {"ContentEncoding": "gzip"}], every=7),  # noqa: E501
+    sampled(
+        [
+            {"Metadata": {"a": "2"}},
+            {"Metadata": {}},
+            {"ContentType": "text/html"},
+            {"CacheControl": "no-cache"},
+            {"ContentDisposition": "inline"},
+            {"ContentLanguage": "de"},
+            {"ContentEncoding": "gzip"},
+        ],
+        every=7,
+    ),
     ids=str,
-)  # fmt: skip
+)
 def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, bucket, changed):
     first = {"ContentType": "text/plain", "Metadata": {"a": "1"}}
     bucket.put("k", A, **SHA256, **first)
@@ -297,7 +298,7 @@ def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, buc
 
 
 @pytest.mark.thorough
-def test_headers_that_come_back_are_given_out_again_and_not_packed_again(context, bucket):
+def test_returning_headers_are_read_but_not_packed_again(context, bucket):
     for value in ("1", "2", "1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(context)
@@ -307,7 +308,7 @@ def test_headers_that_come_back_are_given_out_again_and_not_packed_again(context
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
-def test_what_was_written_again_is_not_compared_while_it_is_left_out(
+def test_rewritten_object_is_not_compared_while_left_out(
     tmp_path, context, bucket, ledger, content_type
 ):
     bucket.put("k", A, **SHA256, ContentType="text/plain")
@@ -362,9 +363,7 @@ def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(
-    context, bucket
-):
+def test_object_rewritten_during_comparison_waits_for_next_inventory(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
@@ -377,8 +376,7 @@ def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next
     assert headers_of(context)[1] == {"a": "2"}
 
 
-# --- bytes
-# ------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def test_the_collision_pair_has_one_md5_and_two_sha256():
@@ -461,11 +459,10 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
     assert plan(context).comparison.without_checksum == 1
 
 
-# --- versions
-# ------------------------------------------------------------------------------------------
+# --- versions -------------------------------------------------------------------------------------
 
 
-def test_a_version_is_current_again_when_the_one_after_it_is_deleted(context, bucket):
+def test_version_is_current_again_after_deletion_of_the_next(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
     archive_everything(context)
@@ -477,7 +474,7 @@ def test_a_version_is_current_again_when_the_one_after_it_is_deleted(context, bu
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 2)
 
 
-def test_an_old_version_that_was_never_archived_is_when_it_is_current(context, bucket):
+def test_old_unarchived_version_is_archived_once_current(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
     next_second()
@@ -498,8 +495,7 @@ def test_an_inventory_is_of_s3s_own_time(context, bucket):
     assert read_snapshot(snapshot.path).taken_at == snapshot.taken_at
 
 
-# --- anything, in any order
-# ------------------------------------------------------------------------------------------
+# --- anything, in any order -----------------------------------------------------------------------
 
 KEYS = ["a", "a/b", "ü"]
 BODIES = [b"", b"one", b"two, longer"]
@@ -507,11 +503,10 @@ METADATA = [{}, {"a": "1"}, {"a": "2"}]
 
 
 class BucketMachine(RuleBasedStateMachine):
-    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and
-    packs no bytes twice.
+    """Random histories of a bucket: the archive returns its content and packs no bytes twice.
 
-    `switches`: the setting `versions` is another one now and then; chunks are small, and located in
-    any order.
+    `switches` changes the setting `versions` now and then. Chunks are small and located in any
+    order.
     """
 
     def __init__(self, s3_server, folder, ledger, kind, *, switches=False):
@@ -560,9 +555,9 @@ class BucketMachine(RuleBasedStateMachine):
         answer = self.bucket.client.list_object_versions(Bucket=self.bucket.name)
         versions = [*answer.get("Versions", []), *answer.get("DeleteMarkers", [])]
         if versions:
-            one = versions[which % len(versions)]
+            version = versions[which % len(versions)]
             self.bucket.client.delete_object(
-                Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"]
+                Bucket=self.bucket.name, Key=version["Key"], VersionId=version["VersionId"]
             )
 
     @precondition(lambda self: self.kind != "unversioned")
@@ -572,11 +567,11 @@ class BucketMachine(RuleBasedStateMachine):
             "Versions", []
         )
         if versions:
-            one = versions[which % len(versions)]
-            found = self.bucket.client.get_object(
-                Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"]
+            version = versions[which % len(versions)]
+            answer = self.bucket.client.get_object(
+                Bucket=self.bucket.name, Key=version["Key"], VersionId=version["VersionId"]
             )
-            self.put(one["Key"], found["Body"].read(), found["Metadata"])
+            self.put(version["Key"], answer["Body"].read(), answer["Metadata"])
 
     @precondition(lambda self: self.switches)
     @rule()
@@ -593,11 +588,11 @@ class BucketMachine(RuleBasedStateMachine):
         for chunk in chunks:
             archive_chunk(self.context, chunk.name)
         account_for_plan(self.context, report)
-        if self.context.all_versions:  # also of a key that no inventory saw before it was deleted
+        if self.context.all_versions:  # even for a key that no inventory listed
             versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get(
                 "Versions", []
             )
-            self.archived |= {one["Key"] for one in versions}
+            self.archived |= {version["Key"] for version in versions}
         self.compare()
         if self.context.all_versions:
             self.compare_versions()
@@ -611,9 +606,9 @@ class BucketMachine(RuleBasedStateMachine):
             listed.update({obj.key.decode(): obj for obj in page})
         for key in KEYS:
             if key in listed:
-                body, said = current(self.context, key)
+                body, currency = current(self.context, key)
                 answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=key)
-                assert (body, said.is_current) == (answer["Body"].read(), True)
+                assert (body, currency.is_current) == (answer["Body"].read(), True)
                 assert headers_of(self.context, key)[1] == answer["Metadata"]
                 self.archived.add(key)
             elif key in self.archived:
@@ -631,29 +626,29 @@ class BucketMachine(RuleBasedStateMachine):
     def compare_versions(self):
         client, name = self.bucket.client, self.bucket.name
         versions = client.list_object_versions(Bucket=name).get("Versions", [])
-        for one in versions:
-            key, size, etag = one["Key"], one["Size"], one["ETag"].strip('"')
-            answer = client.get_object(Bucket=name, Key=key, VersionId=one["VersionId"])
+        for version in versions:
+            key, size, etag = version["Key"], version["Size"], version["ETag"].strip('"')
+            answer = client.get_object(Bucket=name, Key=key, VersionId=version["VersionId"])
             rows, _ = self.context.ledger.lookup.versions("src", key, 1000)
-            if one["VersionId"] == "null":
+            if version["VersionId"] == "null":
                 (row, *_) = [
                     row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)
                 ]
             else:
-                (row,) = [row for row in rows if row.object_version == one["VersionId"]]
-            found = fetch(
+                (row,) = [row for row in rows if row.object_version == version["VersionId"]]
+            reader = fetch(
                 self.context.ledger.lookup, self.context.store, "src", key, row.object_version
             )
-            assert b"".join(found.pieces) == answer["Body"].read()
+            assert b"".join(reader.pieces) == answer["Body"].read()
         account = self.context.ledger.chunks.account("src")
         if account.content:
             content = account.content
             counted = content.current_objects + content.older_objects + content.gone_objects
             assert counted + content.uncounted_objects == account.located_objects
             markers = client.list_object_versions(Bucket=name).get("DeleteMarkers", [])
-            older = sum(not one["IsLatest"] for one in versions)
+            older = sum(not version["IsLatest"] for version in versions)
             assert content.beside == VersionCounts(
-                older, len(markers), sum(one["IsLatest"] for one in markers)
+                older, len(markers), sum(version["IsLatest"] for version in markers)
             )
 
     def teardown(self):
@@ -662,9 +657,7 @@ class BucketMachine(RuleBasedStateMachine):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "unversioned", "suspended"])
-def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(
-    s3_server, ledger, tmp_path, kind
-):
+def test_archive_returns_bucket_content_after_any_history(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
         settings=settings(max_examples=4, stateful_step_count=12),
@@ -673,9 +666,7 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "suspended"])
-def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(
-    s3_server, ledger, tmp_path, kind
-):
+def test_archive_of_all_versions_returns_bucket_content(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind, switches=True),
         settings=settings(max_examples=5, stateful_step_count=12),

@@ -1,6 +1,4 @@
-"""Filters of a source: what they leave out is counted, in its one place, and planned once they do
-not leave it out any more.
-"""
+"""Filters: excluded objects are counted once, and planned after the filter is removed."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -43,7 +41,7 @@ def located(context) -> int:
     return context.ledger.chunks.account("src").located_objects
 
 
-def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(run_context):
+def test_filtered_objects_are_counted_by_filter_and_not_planned(run_context):
     context = run_context(**FILTERS)
     preview = preview_plan(context, inventories.take_inventory(context))
     assert (preview.left_out, preview.estimate.statistics.objects) == (LEFT_OUT, 3)
@@ -68,7 +66,7 @@ def test_what_a_filter_no_longer_leaves_out_is_planned(run_context):
     assert (account.located, account.left_out, account.holds) == (6, {"exclude": 1}, True)
 
 
-def test_what_is_located_stays_so_and_is_current_whatever_a_later_filter_says(run_context):
+def test_located_object_stays_current_despite_later_filter(run_context):
     archive_everything(run_context())
     context = run_context(include=["readme"])
     report = plan(context)
@@ -77,7 +75,7 @@ def test_what_is_located_stays_so_and_is_current_whatever_a_later_filter_says(ru
     assert (report.plans, report.left_out) == ([], {})
 
 
-def test_an_object_that_was_skipped_and_is_left_out_counts_once(run_context, source):
+def test_skipped_object_left_out_later_counts_once(run_context, source):
     source.unavailable["cache/1"] = (planning.SkipReason.COLD_STORAGE, 0)
     archive_everything(run_context())
     context = run_context(**FILTERS)
@@ -105,18 +103,16 @@ def test_an_age_is_that_at_the_time_of_the_inventory(run_context):
 
 def test_a_sensor_sees_nothing_new_in_what_is_left_out(run_context):
     assert (
-        inventories.look_for_new(
+        inventories.scan_for_new(
             run_context(include=["photos/*"]), after=b"", max_pages=5
         ).new_objects
         == 3
     )
-    assert inventories.look_for_new(run_context(), after=b"", max_pages=5).new_objects == 7
+    assert inventories.scan_for_new(run_context(), after=b"", max_pages=5).new_objects == 7
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
-def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(
-    run_context, source, monkeypatch, ahead
-):
+def test_sensor_and_plan_count_ages_by_same_clock(run_context, source, monkeypatch, ahead):
     now = datetime.now(UTC)
     listed = [
         replace(obj, last_modified=now + ahead - timedelta(hours=number))
@@ -125,7 +121,7 @@ def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(
     monkeypatch.setattr(source, "objects", lambda: listed)
     monkeypatch.setattr(source, "clock", lambda: now + ahead)
     context = run_context(min_age="90m")
-    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 5
+    assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 5
     assert plan(context).left_out == {"min_age": 2}
 
 

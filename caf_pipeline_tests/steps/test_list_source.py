@@ -1,6 +1,4 @@
-"""A source listed by several threads: the same snapshot as page by page, whatever keys, server and
-moment of death.
-"""
+"""Parallel listings give the same snapshot as sequential ones, after any crash."""
 
 import json
 import multiprocessing
@@ -11,7 +9,6 @@ import tempfile
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -20,14 +17,12 @@ from hypothesis import strategies as st
 from caf_pipeline.errors import IntegrityError, SourceDenied, SourceUnreachable, StagingError
 from caf_pipeline.inventory.key_split import LAST, split_key
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.run_context import Lazy, RunContext
-from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import RequestRate
 from caf_pipeline.steps import list_source
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS
+from caf_pipeline_tests.support.listing_contexts import a_listing_context, left_in
 from caf_pipeline_tests.support.listing_server import (
     ListedKeys,
     by_component,
@@ -39,30 +34,9 @@ from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
-NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
-    notices=SimpleNamespace(mark_noticed=lambda *_: None),
-    sources=SimpleNamespace(address=lambda _: None),
-    chunks=SimpleNamespace(has_version_ids=lambda _: False),
-)
-
-
-def a_run_context(folder: Path, objects, *, waits=None, **source) -> RunContext:
-    described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
-    return RunContext(
-        "src",
-        described,
-        this_process("run-1"),
-        *map(Lazy.of, (objects, None, NO_LEDGER)),
-        waits=waits or Waits(),
-    )
-
 
 def keys_of(snapshot) -> list[bytes]:
     return [obj.key for obj in read_objects(snapshot.path)]
-
-
-def left_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("inventories/src/.*"))
 
 
 @pytest.fixture
@@ -101,14 +75,14 @@ SHAPES = {
 
 @pytest.mark.parametrize("versioned", sampled([False, True], every=2))
 @pytest.mark.parametrize("shape", sampled(SHAPES, every=2))
-def test_a_listing_in_parts_has_each_object_once_and_in_order(
+def test_parallel_listing_has_each_object_once_in_order(
     scripted_s3, tmp_path, small_pieces, shape, versioned
 ):
     keys = set(SHAPES[shape])
     if versioned and shape == "no UTF-8":
         pytest.skip("a listing of versions cannot be asked to go on at such a key, and says so")
     objects = ListedKeys(keys, versioned=versioned).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(keys)
     assert (snapshot.object_count, snapshot.object_bytes) == (len(keys), 3 * len(keys))
     assert left_in(tmp_path) == []
@@ -116,29 +90,33 @@ def test_a_listing_in_parts_has_each_object_once_and_in_order(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("shape", ["in sequence", "random", "deep under one beginning", "by days"])
-def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tmp_path, shape):
-    """What a thread asks for in vain is one page at each split."""
+def test_parallel_listing_needs_few_extra_pages(scripted_s3, tmp_path, shape):
+    """A split may cost one useless page."""
     keys = set(SHAPES[shape])
     listed = ListedKeys(keys)
     starts = lambda: {request.query.get("start-after") for request in listed.pages}  # noqa: E731
     take_inventory(
-        a_run_context(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1)
+        a_listing_context(
+            tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1
+        )
     )
     assert starts() == {None}
     serial = len(listed.pages)
     listed.pages.clear()
     take_inventory(
-        a_run_context(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8)
+        a_listing_context(
+            tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8
+        )
     )
     assert len(starts()) > 4
     assert len(listed.pages) < 2 * serial
 
 
 def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
-    for attempt in range(40):  # whether another thread is there in time is chance
+    for attempt in range(40):  # another thread may come too late
         listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
         take_inventory(
-            a_run_context(
+            a_listing_context(
                 tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8
             )
         )
@@ -147,21 +125,21 @@ def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("versioned", [False, True])
-def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_path, versioned):
+def test_real_server_gives_same_listing_in_parts(new_bucket, tmp_path, versioned):
     keys = KEYS
     if versioned:
         new_bucket.keep_versions()
         keys = [
             key for key in KEYS if key.isprintable()
-        ]  # moto fails where a listing of versions goes on at another
+        ]  # moto cannot resume a listing of versions at another key
     for key in keys:
         new_bucket.put(key, key.encode())
     for key in keys[::3] if versioned else ():
         new_bucket.put(key, b"newer")
         new_bucket.delete(key + "deleted")
-    parts = take_inventory(a_run_context(tmp_path / "parts", new_bucket.source(page_keys=3)))
+    parts = take_inventory(a_listing_context(tmp_path / "parts", new_bucket.source(page_keys=3)))
     serial = take_inventory(
-        a_run_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1)
+        a_listing_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1)
     )
     assert list(read_objects(parts.path)) == list(read_objects(serial.path))
     assert keys_of(parts) == sorted(key.encode() for key in keys)
@@ -178,14 +156,14 @@ TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "re
     st.tuples(st.sampled_from([bytes, by_component]), st.booleans()),
 )
 @settings(max_examples=30)
-def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(
+def test_any_keys_in_any_server_order_are_listed_completely(
     scripted_s3, keys, size, bounds, server
 ):
     (after, until), (order, starts) = bounds, server
     scripted_s3.requests.clear()
     listed = ListedKeys({key for key in keys if b"\0" not in key}, order=order, starts=starts)
     with tempfile.TemporaryDirectory() as folder:
-        context = a_run_context(Path(folder), listed.serve(scripted_s3, page_keys=size))
+        context = a_listing_context(Path(folder), listed.serve(scripted_s3, page_keys=size))
         whole = keys_of(take_inventory(context))
         assert whole == sorted(listed.keys)
         if order is bytes:
@@ -210,54 +188,51 @@ def test_a_server_with_an_order_of_its_own_loses_nothing(
 ):
     keys = set(SHAPES[shape])
     objects = ListedKeys(keys, **server).serve(scripted_s3, page_keys=10)
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(keys)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(keys)
     assert left_in(tmp_path) == []
 
 
-def test_an_order_that_shows_only_where_two_parts_meet_loses_nothing(scripted_s3, tmp_path):
-    """Each page is in order: a first half, whose keys are listed last, lies before where the second
-    part begins.
-    """
+def test_disorder_only_where_ranges_meet_loses_nothing(scripted_s3, tmp_path):
+    """Each page is in order, but the keys of the first half are listed last."""
     keys = [b"%04d" % number for number in range(200)]
     listed = ListedKeys(
         keys,
         order=lambda key: (b"0100" <= key < b"0105", key) if key != b"0150" else (False, b"0099x"),
     )
     assert keys_of(
-        take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))
+        take_inventory(a_listing_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))
     ) == sorted(keys)
 
 
-def test_a_server_that_refuses_to_begin_at_a_key_is_listed_from_the_begin(scripted_s3, tmp_path):
+def test_server_without_start_after_is_listed_from_start(scripted_s3, tmp_path):
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: (
         s3_error(400, "InvalidArgument") if "start-after" in asked.query else listed(asked)
     )
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(HEX)
 
 
-def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, tmp_path):
+def test_object_created_where_ranges_meet_is_no_disorder(scripted_s3, tmp_path):
     keys = set(HEX)
 
     def grow(number: int) -> None:
         keys.update(key + b"-%d" % number for key in CHANCE.sample(HEX, 3))
 
     listed = ListedKeys(keys, on_page=grow)
-    snapshot = take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10)))
-    found = keys_of(snapshot)
-    assert set(HEX) <= set(found) <= keys
-    assert all(one < two for one, two in pairwise(found))
+    snapshot = take_inventory(a_listing_context(tmp_path, listed.serve(scripted_s3, page_keys=10)))
+    listed_keys = keys_of(snapshot)
+    assert set(HEX) <= set(listed_keys) <= keys
+    assert all(first < second for first, second in pairwise(listed_keys))
     assert any("start-after" in request.query for request in listed.pages[: len(listed.pages) // 2])
 
 
-# --- interrupted
-# ------------------------------------------------------------------------------------------
+# --- interrupted ----------------------------------------------------------------------------------
 
 
 def _list_and_die(endpoint: str, folder: str) -> None:
     list_source.PIECE_OBJECTS = 20
-    take_inventory(a_run_context(Path(folder), listing_source(endpoint, 10)))
+    take_inventory(a_listing_context(Path(folder), listing_source(endpoint, 10)))
 
 
 @pytest.mark.thorough
@@ -283,7 +258,7 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(
     [folder] = left_in(tmp_path)
     listed.pages.clear()
     listed.on_page = lambda number: None
-    snapshot = take_inventory(a_run_context(tmp_path, objects))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(HEX)
     assert before <= snapshot.listed_at <= between
     assert (snapshot.taken_at, snapshot.listed_at) == (
@@ -292,7 +267,7 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(
     )
     resumed = len(listed.pages)
     listed.pages.clear()
-    again = take_inventory(a_run_context(tmp_path / "new", objects))
+    again = take_inventory(a_listing_context(tmp_path / "new", objects))
     assert keys_of(again) == keys_of(snapshot)
     assert resumed < len(listed.pages)
     assert left_in(tmp_path) == [], folder
@@ -300,26 +275,24 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(
 
 @pytest.fixture
 def interrupted(scripted_s3, tmp_path, small_pieces):
-    """A listing that ended by an error half-way, and the server, which is well again."""
+    """A listing that failed half-way, and its server, which works again."""
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: (
         s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     )
     with pytest.raises(SourceDenied, match="refuses the credentials"):
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     scripted_s3.answer = listed
     listed.pages.clear()
     return listed, objects
 
 
-def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_again(
-    interrupted, tmp_path
-):
+def test_failed_listing_leaves_no_snapshot_and_is_resumed(interrupted, tmp_path):
     listed, objects = interrupted
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
     assert len(left_in(tmp_path)) == 1
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(HEX)
     assert len(listed.pages) < 35
     assert left_in(tmp_path) == []
 
@@ -329,42 +302,42 @@ def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_
 )
 def test_a_listing_of_something_else_is_not_gone_on_with(interrupted, tmp_path, changed):
     listed, objects = interrupted
-    snapshot = take_inventory(a_run_context(tmp_path, objects, **changed))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects, **changed))
     assert keys_of(snapshot) == sorted(HEX)
     assert len(listed.pages) >= 40
 
 
 def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     _, objects = interrupted
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects), after=b"8")) == sorted(
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects), after=b"8")) == sorted(
         key for key in HEX if key > b"8"
     )
-    assert len(left_in(tmp_path)) == 1  # the other one may still be gone on with
+    assert len(left_in(tmp_path)) == 1  # the other listing may still be resumed
 
 
-def test_a_listing_that_must_be_new_is_not_gone_on_with(interrupted, tmp_path):
+def test_listing_without_resume_starts_again(interrupted, tmp_path):
     listed, objects = interrupted
-    take_inventory(a_run_context(tmp_path, objects), resume=False)
+    take_inventory(a_listing_context(tmp_path, objects), resume=False)
     assert len(listed.pages) >= 40
 
 
 def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch):
     listed, objects = interrupted
     monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
-    take_inventory(a_run_context(tmp_path, objects))
+    take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
 
-def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupted, tmp_path):
+def test_listing_from_future_clock_is_removed(interrupted, tmp_path):
     listed, objects = interrupted
     [name] = left_in(tmp_path)
     record = tmp_path / "inventories" / "src" / name / "listing.json"
-    said = json.loads(record.read_text())
+    described = json.loads(record.read_text())
     record.write_text(
-        json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
+        json.dumps(described | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
     )
-    take_inventory(a_run_context(tmp_path, objects))
+    take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
@@ -372,7 +345,7 @@ def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupt
 @pytest.mark.thorough
 def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path):
     listed, objects = interrupted
-    context = a_run_context(tmp_path, objects)
+    context = a_listing_context(tmp_path, objects)
     take_inventory(context, resume=False)
     listed.pages.clear()
     take_inventory(context)
@@ -380,20 +353,18 @@ def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path
     assert left_in(tmp_path) == []
 
 
-def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_path):
+def test_listing_of_another_process_is_left_alone(interrupted, tmp_path):
     listed, objects = interrupted
     folder = tmp_path / "inventories" / "src"
     [name] = left_in(tmp_path)
     with list_source.alone_in(folder / name) as alone:
         assert alone
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == [name]
 
 
-def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_again(
-    scripted_s3, tmp_path, monkeypatch
-):
+def test_folder_removed_before_lock_is_created_again(scripted_s3, tmp_path, monkeypatch):
     made = []
 
     def mkdtemp(**where):
@@ -404,7 +375,7 @@ def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_
 
     monkeypatch.setattr(list_source, "mkdtemp", mkdtemp)
     objects = ListedKeys({b"a", b"b"}).serve(scripted_s3, page_keys=10)
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == [b"a", b"b"]
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == [b"a", b"b"]
     assert len(made) == 2
     assert left_in(tmp_path) == []
 
@@ -413,22 +384,20 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
     _, objects = interrupted
     for piece in tmp_path.glob("inventories/src/.listing-*/*.parquet"):
         piece.write_bytes(piece.read_bytes()[:-9])
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_listing_context(tmp_path, objects))) == sorted(HEX)
 
 
 def damage_name(piece: Path) -> None:
-    """Give a column another name."""
+    """Rename a column."""
     piece.write_bytes(piece.read_bytes().replace(b"is_delete_marker", b"is_delete_markes"))
 
 
 @pytest.mark.parametrize("damage", [lambda piece: damage_page(piece, "key"), damage_name])
-def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(
-    interrupted, tmp_path, damage
-):
+def test_damaged_piece_is_named_and_listed_again(interrupted, tmp_path, damage):
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
     damage(piece)
-    context = a_run_context(tmp_path, objects)
+    context = a_listing_context(tmp_path, objects)
     with pytest.raises(IntegrityError, match=piece.name):
         take_inventory(context)
     listed.pages.clear()
@@ -437,12 +406,12 @@ def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(
     assert left_in(tmp_path) == []
 
 
-def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed(
-    scripted_s3, tmp_path, small_pieces
-):
-    """Else the keys of that range would be in no inventory, and count as gone."""
+def test_piece_with_changed_range_is_not_accepted(scripted_s3, tmp_path, small_pieces):
+    """Otherwise its keys would be missing and count as deleted."""
     listed = ListedKeys(HEX)
-    context = a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
+    context = a_listing_context(
+        tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1
+    )
     scripted_s3.answer = lambda asked: (
         s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     )
@@ -457,7 +426,7 @@ def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed
 
 
 def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
-    """An object that was put meanwhile is in it, and nothing is left behind."""
+    """It has an object that was put meanwhile, and leaves no folder."""
     keys = set(HEX[:30])
     listed = ListedKeys(keys)
     objects = listed.serve(scripted_s3, page_keys=10)
@@ -465,25 +434,26 @@ def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
         s3_error(503, "SlowDown") if len(listed.pages) >= 2 else listed(asked)
     )
     with pytest.raises(SourceUnreachable):
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     assert left_in(tmp_path) == []
     keys.add(b"0")
     scripted_s3.answer = listed
-    assert b"0" in keys_of(take_inventory(a_run_context(tmp_path, objects)))
+    assert b"0" in keys_of(take_inventory(a_listing_context(tmp_path, objects)))
 
 
-def test_a_disk_that_is_full_ends_the_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
+def test_full_disk_ends_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
     def full(self, *_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(list_source.WholeParquet, "write", full)
     with pytest.raises(StagingError, match="No space left"):
-        take_inventory(a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10)))
+        take_inventory(
+            a_listing_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10))
+        )
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
 
 
-# --- the rate, and what is told
-# --------------------------------------------------------------------------------------
+# --- the rate and progress messages ---------------------------------------------------------------
 
 
 def test_requests_are_spaced_out_over_all_threads(monkeypatch):
@@ -505,22 +475,21 @@ def test_each_request_counts_also_one_that_is_sent_again(scripted_s3, tmp_path, 
     scripted_s3.answer = lambda asked: (
         failing.pop() if failing and "versioning" not in asked.query else listed(asked)
     )
-    take_inventory(a_run_context(tmp_path, objects))
+    take_inventory(a_listing_context(tmp_path, objects))
     assert len(waited) == len(scripted_s3.requests) > len(listed.pages) + 1
 
 
 def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(list_source, "TOLD_SECONDS", 0.0)
-    waits = Waits(lambda waits: told.extend(wait.sentence for wait in waits))
+    sentences = []
+    monkeypatch.setattr(list_source, "PROGRESS_SECONDS", 0.0)
+    waits = Waits(lambda waits: sentences.extend(wait.sentence for wait in waits))
     take_inventory(
-        a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits)
+        a_listing_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits)
     )
-    assert any("the listing of 'src', which has 2" in sentence for sentence in told)
+    assert any("'src'" in sentence and " 2" in sentence for sentence in sentences)
 
 
-# --- where a range is split
-# ------------------------------------------------------------------------------------------
+# --- where a range is split -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -537,12 +506,12 @@ def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monk
         ((b"c", b"c\xff"), b"c\xff\x01", "", False, None),
     ],
 )
-def test_a_range_is_split_where_its_keys_tell_that_more_may_be(seen, until, prefix, jump, split):
+def test_range_is_split_where_more_keys_are_likely(seen, until, prefix, jump, split):
     assert split_key(*seen, until, alphabet="abc01", prefix=prefix, jump=jump) == split
 
 
 @given(st.binary(min_size=1, max_size=5), st.binary(max_size=5), st.text(), st.booleans())
-def test_a_split_is_text_between_the_last_key_and_the_end(last, more, alphabet, jump):
+def test_split_key_is_text_between_last_key_and_end(last, more, alphabet, jump):
     alphabet = [char for char in alphabet if not "\ud800" <= char <= "\udfff"]
     split = split_key(last, last, last + more if more else None, alphabet=alphabet, jump=jump)
     assert split is None or last < split.decode().encode()

@@ -1,6 +1,4 @@
-"""A bucket with versions is listed by several threads as it is page by page: each version once, and
-no key in two parts.
-"""
+"""Parallel listings of a versioned bucket have each version once, as sequential ones."""
 
 import random
 import tempfile
@@ -16,8 +14,8 @@ from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps, inventories, list_source, planning
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.steps.notices import look_at_noticed
-from caf_pipeline_tests.steps.test_list_source import a_run_context, left_in
+from caf_pipeline.steps.notices import scan_noticed
+from caf_pipeline_tests.support.listing_contexts import a_listing_context, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.run_contexts import a_run_context as with_ledger
 from caf_pipeline_tests.support.s3_server import s3_error
@@ -27,7 +25,7 @@ CHANCE = random.Random("versions")
 
 
 def some_versions(count: int, *, deleted: float = 0.0) -> list[str]:
-    """Return version ids, of which about so many are delete markers."""
+    """Return version ids; about this many are delete markers."""
     return [
         f"{'d' if CHANCE.random() < deleted else 'v'}{CHANCE.getrandbits(48):012x}"
         for _ in range(count)
@@ -56,13 +54,11 @@ HISTORIES = {
 
 
 def expected(history) -> list[tuple[bytes, str, bool, bool]]:
-    """Return key, version id and both flags of all versions, as a snapshot of versions of one time
-    has them.
-    """
+    """Return key, version id and both flags of all versions, as a snapshot has them."""
     rows = [
-        (key, one, at == 0, one.startswith("d"))
+        (key, version, at == 0, version.startswith("d"))
         for key, versions in history.items()
-        for at, one in enumerate(versions)
+        for at, version in enumerate(versions)
     ]
     return sorted(rows)
 
@@ -96,7 +92,7 @@ def test_each_version_and_delete_marker_is_listed_once(
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     snapshot = take_inventory(
-        a_run_context(tmp_path, objects, versions="all", listing_threads=threads)
+        a_listing_context(tmp_path, objects, versions="all", listing_threads=threads)
     )
     assert rows_of(snapshot) == expected(history)
     assert snapshot.object_count == sum(not marker for *_, marker in expected(history))
@@ -107,19 +103,19 @@ def test_each_version_and_delete_marker_is_listed_once(
 def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects))
     assert rows_of(snapshot) == [row for row in expected(history) if row[2] and not row[3]]
     assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
 
 
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
-def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(
+def test_version_repeated_at_page_start_counts_once(
     scripted_s3, tmp_path, small_pieces, shape, versions
 ):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history, repeats=True).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects, versions=versions))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects, versions=versions))
     assert rows_of(snapshot) == [
         row for row in expected(history) if versions == "all" or (row[2] and not row[3])
     ]
@@ -141,13 +137,13 @@ def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(
         every=2,
     ),
 )
-def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(
+def test_interrupted_listing_resumes_at_key_boundaries(
     scripted_s3, tmp_path, shape, pages, versions
 ):
     history = HISTORIES[shape]
     listed = ListedKeys((), history=history)
     objects = listed.serve(scripted_s3, page_keys=10)
-    context = a_run_context(tmp_path, objects, versions=versions)
+    context = a_listing_context(tmp_path, objects, versions=versions)
     scripted_s3.answer = lambda asked: (
         s3_error(403, "ExpiredToken") if len(listed.pages) >= pages else listed(asked)
     )
@@ -155,9 +151,9 @@ def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(
         take_inventory(context)
     scripted_s3.answer = listed
     snapshot = take_inventory(context)
-    wanted = expected(history)
+    complete = expected(history)
     assert rows_of(snapshot) == [
-        row for row in wanted if versions == "all" or (row[2] and not row[3])
+        row for row in complete if versions == "all" or (row[2] and not row[3])
     ]
     assert snapshot.beside == counts_of(history)
     assert left_in(tmp_path) == []
@@ -166,19 +162,19 @@ def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("is_interrupted", [False, True])
 @pytest.mark.parametrize("is_refused_first", [False, True])
-def test_all_of_a_listing_has_version_ids_or_nothing_of_it(
+def test_whole_listing_has_version_ids_or_none(
     scripted_s3, tmp_path, is_refused_first, is_interrupted
 ):
-    """The bucket may be asked whether it keeps versions when the listing begins, or only later."""
+    """Permission to read the versioning may come and go during a listing."""
     with_ids, without = ListedKeys((), history=HISTORIES["one version each"]), ListedKeys(KEYS)
     objects = with_ids.serve(scripted_s3, page_keys=10)
-    context = a_run_context(tmp_path, objects)
+    context = a_listing_context(tmp_path, objects)
     asked_for_versioning = []
 
     def answer(asked):
         if "versioning" in asked.query:
             asked_for_versioning.append(asked)
-            begins = len(asked_for_versioning) <= 2  # the clock's request is such a one, too
+            begins = len(asked_for_versioning) <= 2  # the clock's request counts, too
             return s3_error(403, "AccessDenied") if begins == is_refused_first else with_ids(asked)
         return with_ids(asked) if "versions" in asked.query else without(asked)
 
@@ -207,11 +203,11 @@ def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, 
         s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     )
     with pytest.raises(SourceDenied):
-        take_inventory(a_run_context(tmp_path, objects))
+        take_inventory(a_listing_context(tmp_path, objects))
     scripted_s3.answer = listed
-    assert rows_of(take_inventory(a_run_context(tmp_path, objects, versions="all"))) == expected(
-        history
-    )
+    assert rows_of(
+        take_inventory(a_listing_context(tmp_path, objects, versions="all"))
+    ) == expected(history)
 
 
 VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
@@ -233,7 +229,7 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
     after, until = bounds
     listed = ListedKeys((), history=history)
     with tempfile.TemporaryDirectory() as folder:
-        context = a_run_context(
+        context = a_listing_context(
             Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all"
         )
         assert rows_of(take_inventory(context)) == expected(history)
@@ -244,11 +240,11 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
         assert (rows_of(part), part.beside) == (expected(within), counts_of(within))
 
 
-def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.inventory.snapshot.MAX_HELD_ROWS", 100)
+def test_key_with_too_many_versions_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
     history = HISTORIES["one key of hundreds"]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=200)
-    snapshot = take_inventory(a_run_context(tmp_path, objects, versions="all"))
+    snapshot = take_inventory(a_listing_context(tmp_path, objects, versions="all"))
     assert (rows_of(snapshot), snapshot.beside) == (expected(history), counts_of(history))
 
 
@@ -265,37 +261,36 @@ def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp
     ),
 )
 def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, shape):
-    """What a look ends with is where the next one begins: nothing of a key may be left behind
-    it.
-    """
+    """The next scan begins where one ends, so no version of a key may be behind it."""
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     source = {"bucket": "b", "public": True, "versions": "all"}
     context = with_ledger(tmp_path, objects, ledger, sources={"src": source})
-    found, after = 0, b""
+    new_objects, after = 0, b""
     for _ in range(len(history) + 1):
-        look = inventories.look_for_new(context, after=after, max_pages=2)
-        found += look.new_objects
+        look = inventories.scan_for_new(context, after=after, max_pages=2)
+        new_objects += look.new_objects
         assert look.all_new == bool(look.new_objects)  # delete markers are never archived
         if look.next_after is None:
             break
         assert look.next_after > after
         after = look.next_after
-    assert (look.next_after, found) == (None, sum(not marker for *_, marker in expected(history)))
+    assert (look.next_after, new_objects) == (
+        None,
+        sum(not marker for *_, marker in expected(history)),
+    )
 
 
 DELETED = {f"{number:03}".encode(): ["d2", "v1"] for number in range(50)} | {b"z": ["v1"]}
 
 
-def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there(
-    scripted_s3, tmp_path, ledger
-):
+def test_scan_of_deleted_keys_ends_in_time_and_continues(scripted_s3, tmp_path, ledger):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
     context = with_ledger(tmp_path, objects, ledger)
     after, looks = b"", []
     while after is not None:
         looks.append(
-            inventories.look_for_new(context, after=after, max_pages=1, enough=lambda: True)
+            inventories.scan_for_new(context, after=after, max_pages=1, enough=lambda: True)
         )
         assert looks[-1].next_after is None or looks[-1].next_after > after
         after = looks[-1].next_after
@@ -303,29 +298,27 @@ def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there
     assert len(looks) > 10
 
 
-def test_deleted_keys_are_passed_by_one_look_where_there_is_time(scripted_s3, tmp_path, ledger):
+def test_one_scan_passes_deleted_keys_if_time_allows(scripted_s3, tmp_path, ledger):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
-    look = inventories.look_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
+    look = inventories.scan_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
     assert (look.new_objects, look.next_after, look.pages, look.all_new) == (1, None, 1, True)
 
 
-def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, tmp_path, ledger):
+def test_scan_of_noticed_keys_ends_in_time_at_deleted_keys(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     named = [ObjectEvent(key, "") for key in (b"001", b"z")]
     ledger.notices.take_messages("src", [QueueMessage("m", "", b"", named, "")])
-    found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: True)
-    assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
+    scan = scan_noticed(context, after=b"", max_pages=20, enough=lambda: True)
+    assert (scan.to_plan, scan.until, len(listed.pages)) == (True, b"001", 1)
 
 
-def test_whether_a_bucket_answers_is_one_request_where_all_keys_at_its_begin_are_deleted(
-    scripted_s3, tmp_path, ledger
-):
+def test_reachability_of_bucket_with_deleted_keys_costs_one_request(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     (chunk,) = planning.cut_plan(context, take_inventory(context)).chunks
     chunk_steps.load_batch(context, chunk.name)
     listed.pages.clear()
-    with pytest.raises(SourceUnreachable):  # the script gives listings alone
+    with pytest.raises(SourceUnreachable):  # the script answers only listings
         chunk_steps.pack_chunk(context, chunk.name)
     assert sum("versions" in request.query for request in listed.pages) == 1

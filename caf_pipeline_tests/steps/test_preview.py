@@ -1,4 +1,4 @@
-"""What a plan would do and cost, against the plan that is then made."""
+"""Previews match the plans that are made afterwards."""
 
 import os
 from dataclasses import replace
@@ -42,17 +42,17 @@ def previewed(context):
     return preview.preview_plan(context, inventories.take_inventory(context))
 
 
-def test_a_preview_has_the_chunks_and_objects_of_the_plan_that_is_made_then(context):
-    found = previewed(context)
+def test_preview_has_same_chunks_and_objects_as_plan(context):
+    result = previewed(context)
     made = plan(context)
-    assert found.estimate.chunks == len(made.chunks) > 1
-    assert found.estimate.statistics == preview.estimate_report(context, made).statistics
-    assert found.estimate.statistics.objects == made.plan.object_count == 31
-    assert found.estimate.expected_bytes == sum(chunk.expected_size_bytes for chunk in made.chunks)
-    assert found.estimate.fill == made.chunks[0].object_bytes / (1 << 20)
+    assert result.estimate.chunks == len(made.chunks) > 1
+    assert result.estimate.statistics == preview.estimate_report(context, made).statistics
+    assert result.estimate.statistics.objects == made.plan.object_count == 31
+    assert result.estimate.expected_bytes == sum(chunk.expected_size_bytes for chunk in made.chunks)
+    assert result.estimate.fill == made.chunks[0].object_bytes / (1 << 20)
 
 
-def test_a_preview_of_a_source_that_the_ledger_does_not_know_leaves_it_unknown(context, ledger):
+def test_preview_of_unknown_source_leaves_it_unknown(context, ledger):
     other = open_run_context(
         context.settings.model_copy(update={"sources": {"new": context.source_settings}}),
         "new",
@@ -65,7 +65,7 @@ def test_a_preview_of_a_source_that_the_ledger_does_not_know_leaves_it_unknown(c
     assert ledger.lookup.sources() == ["src"]
 
 
-def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(context):
+def test_preview_claims_nothing_and_leaves_only_inventory(context):
     first, second = previewed(context), previewed(context)
     assert (second.claimed, second.previous) == (0, None)
     assert first.estimate == second.estimate
@@ -77,33 +77,32 @@ def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(context):
 @pytest.mark.parametrize(
     "error", [NotPublic("it is not public", hint="make it so"), StoreUnreachable("away"), None]
 )
-def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(
-    tmp_path, source, ledger, error
-):
+def test_preview_reports_why_store_would_refuse_chunks(tmp_path, source, ledger, error):
     class Asked(DirectoryStore):
         def admit(self, **given):
-            asked.append(given)
+            requests.append(given)
             if error:
                 raise error
 
-    asked = []
+    requests = []
     context = a_run_context(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
-    found = previewed(context)
-    largest = asked[0]["stored_size_bytes"]
-    assert asked == [
+    result = previewed(context)
+    largest = requests[0]["stored_size_bytes"]
+    assert requests == [
         {
             "public": False,
             "stored_size_bytes": largest,
-            "waiting_bytes": found.estimate.expected_bytes - largest,
+            "waiting_bytes": result.estimate.expected_bytes - largest,
         }
     ]
-    said = "as things are, not all of it would be stored: it is not public; make it so"
-    assert found.warning == (said if error and error.permanent else "")
+    refused = error is not None and error.permanent
+    assert result.warning.endswith("it is not public; make it so" if refused else "")
+    assert bool(result.warning) is bool(refused)
     plan(context)
     source.bodies["new"] = b"new"
     previewed(context)
     total = sum(chunk.expected_size_bytes for chunk in ledger.chunks.list("src"))
-    assert asked[-1]["waiting_bytes"] == total
+    assert requests[-1]["waiting_bytes"] == total
 
 
 def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
@@ -116,27 +115,25 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
     )
     source.bodies["new"] = b"new"
     source.bodies["bad\x00key"] = b"x"
-    found = previewed(context)
-    assert (found.located, found.claimed, found.estimate.statistics.objects) == (
+    result = previewed(context)
+    assert (result.located, result.claimed, result.estimate.statistics.objects) == (
         members,
         31 - members,
         1,
     )
-    assert found.skipped == {"access_denied": 1, "unsupported_key": 1}
-    last = found.difference
+    assert result.skipped == {"access_denied": 1, "unsupported_key": 1}
+    last = result.difference
     assert (last.plan, last.objects, last.chunks) == (
-        found.previous.record.name,
+        result.previous.record.name,
         1 - 31,
-        found.estimate.chunks - 2,
+        result.estimate.chunks - 2,
     )
 
 
 @pytest.mark.parametrize(
     ("key", "reason"), [("bad\x00key", "unsupported_key"), ("huge", "too_large")]
 )
-def test_an_object_that_is_back_and_skipped_again_is_counted_once(
-    context, source, monkeypatch, key, reason
-):
+def test_returning_object_that_is_skipped_counts_once(context, source, monkeypatch, key, reason):
     terms = planning.plan_terms
     monkeypatch.setattr(
         planning,
@@ -150,39 +147,37 @@ def test_an_object_that_is_back_and_skipped_again_is_counted_once(
     plan(context)
     source.bodies[key] = body
     inventory = inventories.take_inventory(context)
-    found = preview.preview_plan(context, inventory)
+    result = preview.preview_plan(context, inventory)
     planning.cut_plan(context, inventory)
-    assert found.skipped == planning.account_for(context, inventory).skipped == {reason: 1}
+    assert result.skipped == planning.account_for(context, inventory).skipped == {reason: 1}
 
 
-def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(
-    context, source
-):
+def test_archiving_since_inventory_does_not_change_its_preview(context, source):
     archive_everything(context)
     source.bodies["new"] = b"new"
     earlier = inventories.take_inventory(context)
     source.bodies["key-000"] = b"another content"
     source.bodies["later"] = b"later"
     archive_everything(context)
-    found, account = preview.preview_plan(context, earlier), planning.account_for(context, earlier)
+    result, account = preview.preview_plan(context, earlier), planning.account_for(context, earlier)
     assert (account.objects, account.located) == (32, 32)
-    assert (found.located, found.claimed, found.estimate.statistics.objects) == (
+    assert (result.located, result.claimed, result.estimate.statistics.objects) == (
         account.located,
         account.claimed,
         0,
     )
 
 
-def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(context, source, monkeypatch):
+def test_many_chunks_are_previewed_as_several_plans(context, source, monkeypatch):
     monkeypatch.setattr(preview, "MAX_CHUNKS", 1)
     monkeypatch.setattr(cutting, "MAX_CHUNKS", 1)
-    found = previewed(context)
+    result = previewed(context)
     made = plan(context)
-    assert found.plans == len(made.plans) == found.estimate.chunks == 2
+    assert result.plans == len(made.plans) == result.estimate.chunks == 2
 
 
 class SlowStore(DirectoryStore):
-    """A store that, once it was measured, takes no more than this at once."""
+    """A store with a measured limit of bytes."""
 
     fitting = None
 
@@ -190,18 +185,16 @@ class SlowStore(DirectoryStore):
         return self.fitting
 
 
-def test_chunks_that_are_cut_smaller_for_a_slow_store_are_compared_with_that_size(
-    tmp_path, source, ledger
-):
+def test_smaller_chunks_for_slow_store_define_fill(tmp_path, source, ledger):
     store = SlowStore(tmp_path / "store")
     context = a_run_context(tmp_path, source, ledger, store=store)
     for chunk in plan(context).chunks:
         chunk_steps.withdraw(context, chunk.name)
     store.fitting = 1 << 18
-    found = previewed(context).estimate
+    result = previewed(context).estimate
     made = preview.estimate_report(context, plan(context))
-    assert (found.target_bytes, made.target_bytes) == (1 << 18, 1 << 18)
-    assert found.fill == made.fill > 0.7
+    assert (result.target_bytes, made.target_bytes) == (1 << 18, 1 << 18)
+    assert result.fill == made.fill > 0.7
 
 
 @pytest.mark.thorough
@@ -215,8 +208,8 @@ def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, le
     assert estimate.seconds == 1000 / estimate.rate.bytes_per_second > 0
 
 
-def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(context, source):
-    """A source that has a chunk a day, which takes twenty minutes from its plan to its location."""
+def test_pauses_without_plans_do_not_lower_measured_rate(context, source):
+    """One chunk a day, which takes twenty minutes from plan to location."""
     for day in range(5):
         source.bodies = {f"day-{day}": os.urandom(12_000)}
         (name,) = archive_everything(context)
@@ -231,7 +224,7 @@ def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(c
     assert (rate.chunks, rate.bytes_per_second) == (4, 10)
 
 
-def test_requests_and_egress_have_list_prices_at_aws_and_else_only_those_that_are_set():
+def test_requests_and_egress_have_list_prices_only_at_aws():
     assert preview.prices(SourceSettings(bucket="b")) == (0.0004, 0.09)
     other = {"bucket": "b", "endpoint_url": "http://s3.example.org"}
     assert preview.prices(SourceSettings(**other)) == (None, None)
@@ -239,7 +232,7 @@ def test_requests_and_egress_have_list_prices_at_aws_and_else_only_those_that_ar
     assert preview.prices(SourceSettings(bucket="b", egress_price=0)) == (0.0004, 0)
 
 
-def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, source, ledger):
+def test_requests_cost_per_thousand_and_egress_per_gib(tmp_path, source, ledger):
     described = {"bucket": "b", "target_size": "1MiB", "get_price": 5, "egress_price": 1024}
     estimate = previewed(
         a_run_context(tmp_path, source, ledger, sources={"src": described})
@@ -248,20 +241,18 @@ def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, sou
     assert estimate.egress_usd == pytest.approx(1_200_000 / (1 << 20))
 
 
-def test_requests_are_as_many_as_are_sent_where_one_may_not_be_as_large_as_set(
-    tmp_path, source, ledger, monkeypatch
-):
-    monkeypatch.setattr(writer, "LARGEST_PART_BYTES", 65_536)
+def test_capped_part_size_raises_number_of_requests(tmp_path, source, ledger, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_PART_BYTES", 65_536)
     source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
     packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
     context = a_run_context(tmp_path, source, ledger, packing=packing)
-    found = previewed(context)
+    result = previewed(context)
     archive_everything(context)
-    assert found.estimate.requests == len(source.reads) == 31 + 2 + 3
+    assert result.estimate.requests == len(source.reads) == 31 + 2 + 3
 
 
 class PricedStore(DirectoryStore):
-    """A store that asks a coin a byte, or does not answer."""
+    """A store that charges a coin per byte, or does not answer."""
 
     answers = True
 
@@ -271,9 +262,7 @@ class PricedStore(DirectoryStore):
         return StorageCost(3, 3 * stored_size_bytes, 30, 3 * stored_size_bytes, chunks)
 
 
-def test_the_store_says_what_the_space_costs_and_a_preview_goes_on_without_it(
-    tmp_path, source, ledger
-):
+def test_preview_has_storage_price_or_goes_on_without(tmp_path, source, ledger):
     store = PricedStore(tmp_path / "store")
     context = a_run_context(tmp_path, source, ledger, store=store)
     estimate = previewed(context).estimate
@@ -290,17 +279,20 @@ def test_a_store_that_charges_nothing_has_no_cost(context):
     assert (estimate.storage, estimate.storage_unknown) == (None, "")
 
 
-def test_the_tail_that_would_wait_is_no_part_of_the_estimate(tmp_path, source, ledger):
+def test_waiting_tail_is_no_part_of_estimate(tmp_path, source, ledger):
     described = {
         "bucket": "b",
         "target_size": "1MiB",
         "min_chunk_size": "512KiB",
         "max_wait": "3660d",
     }
-    found = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described}))
-    assert (found.waiting.objects + found.estimate.statistics.objects, found.estimate.chunks) == (
+    result = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described}))
+    assert (
+        result.waiting.objects + result.estimate.statistics.objects,
+        result.estimate.chunks,
+    ) == (
         31,
         1,
     )
-    assert found.claimed == 0
-    assert found.as_json()["waiting"]["objects"] == found.waiting.objects
+    assert result.claimed == 0
+    assert result.as_json()["waiting"]["objects"] == result.waiting.objects

@@ -1,6 +1,4 @@
-"""Objects that are larger than a chunk: split over chunks, located as a whole or not at all, read
-as one.
-"""
+"""Objects larger than a chunk: split, located as a whole or not at all, read as one."""
 
 import hashlib
 import os
@@ -36,8 +34,8 @@ from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.cli.test_log_search import packed
 from caf_pipeline_tests.contracts.ledger import seal_facts
-from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
@@ -59,7 +57,7 @@ HUGE = os.urandom(400_000)
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch):
-    """Let chunks have at most 160,000 bytes; who packs a plan takes the limit from its files."""
+    """Limit chunks to 160,000 bytes; packing takes the limit from the plan."""
     terms = planning.plan_terms
     monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=LIMITS))
 
@@ -77,7 +75,7 @@ def context(tmp_path, source, ledger):
 
 
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC64NVME"])
-def test_a_split_object_with_an_equal_checksum_is_not_archived_again(
+def test_split_object_with_equal_checksum_is_not_archived_again(
     tmp_path, new_bucket, ledger, checksum
 ):
     context = a_run_context(tmp_path, new_bucket.source(), ledger, target="128KiB")
@@ -103,7 +101,7 @@ def test_the_crc64_of_a_split_object_follows_from_its_parts(context):
     find_spec("yscope_clp_core") is None,
     reason="there is no clp-s: its wheel is for Linux on x86-64",
 )
-def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, source, tmp_path):
+def test_log_in_parts_is_searched_by_header_time(context, source, tmp_path):
     records = [
         {"ts": 1_700_000_000_000 + n, "n": n, "text": random.Random(n).randbytes(200).hex()}
         for n in range(1500)
@@ -121,7 +119,7 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, sourc
         assert (searching.listed, searching.not_recorded) == (
             5,
             2,
-        )  # that in parts which is no log, too
+        )  # split objects that are not logs, too
         return searched
 
     assert found() == {"log": 2}
@@ -129,32 +127,30 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, sourc
     assert found(first_ms=1_700_000_001_500) == {}
 
 
-def test_a_preview_says_at_least_how_many_plans_there_would_be(
-    context, source, monkeypatch, capsys
-):
+def test_preview_gives_minimum_number_of_plans(context, source, monkeypatch, capsys):
     source.bodies |= {"huge-2": os.urandom(400_000), "huge-3": os.urandom(400_000)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 7)
-    found = preview_plan(context, inventories.take_inventory(context))
-    plans._print_preview(found)
+    result = preview_plan(context, inventories.take_inventory(context))
+    plans._print_preview(result)
     made = plan(context)
-    assert (found.estimate.chunks, found.plans, len(made.plans)) == (len(made.chunks), 2, 3)
+    assert (result.estimate.chunks, result.plans, len(made.plans)) == (len(made.chunks), 2, 3)
     assert "plans     at least 2, since" in capsys.readouterr().out
 
 
-def test_a_preview_of_several_plans_says_how_full_their_chunks_get(context, source, monkeypatch):
+def test_preview_of_several_plans_gives_fill(context, source, monkeypatch):
     source.bodies |= {f"huge-{number}": os.urandom(400_000 + 7 * number) for number in range(5)}
     source.bodies |= {f"small-{number}": os.urandom(60_000) for number in range(9)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 5)
-    found = preview_plan(context, inventories.take_inventory(context)).estimate
+    estimate = preview_plan(context, inventories.take_inventory(context)).estimate
     made = plan(context)
     assert len(made.plans) > 2
-    assert found.fill == preview.estimate_report(context, made).fill
+    assert estimate.fill == preview.estimate_report(context, made).fill
 
 
 def parts_of(context):
-    """The chunks that are to have a part, in order, but for those of parts that were given up."""
+    """Return the chunks with parts that were not given up, in order."""
     return [
         chunk.name
         for chunk in context.ledger.chunks.list("src")
@@ -167,9 +163,7 @@ def whole_chunks(context):
 
 
 def is_nowhere(context):
-    """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks
-    take of it, what is counted.
-    """
+    """Return whether look-ups, plans, checks and counts all lack the huge object."""
     ledger, folder = context.ledger, context.plans()
     ledger.exports.standing("src", folder / "standing.parquet")
     ledger.exports.located("src", folder / "located.parquet")
@@ -190,12 +184,12 @@ def is_nowhere(context):
         and bool(settled) <= bool(held)
         and not any(row["key"] == b"huge" for row in rows)
         and not ledger.content.located_versions("src", ["huge"])
-        and "huge" not in [one.row.key for one in list_objects(ledger.lookup, "src")]
+        and "huge" not in [entry.row.key for entry in list_objects(ledger.lookup, "src")]
         and ledger.chunks.account("src").located_objects == whole
     )
 
 
-def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, source, tmp_path):
+def test_object_larger_than_chunk_is_split_and_reads_back(context, source, tmp_path):
     archive_everything(context)
     parts = parts_of(context)
     assert len(parts) == 4
@@ -207,19 +201,19 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, s
     save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == HUGE
     location = context.ledger.lookup.locate("src", "huge")
-    assert [one.chunk for one in location.ranges] == parts
+    assert [entry.chunk for entry in location.ranges] == parts
     assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (
         0,
         len(HUGE),
         b"",
     )
-    assert {one.row.key: one.size_bytes for one in list_objects(context.ledger.lookup, "src")} == {
-        key: len(body) for key, body in source.bodies.items()
-    }
+    assert {
+        entry.row.key: entry.size_bytes for entry in list_objects(context.ledger.lookup, "src")
+    } == {key: len(body) for key, body in source.bodies.items()}
     assert {chunk.state for chunk in context.ledger.chunks.list("src")} == {ChunkState.LOCATED}
 
 
-def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(context):
+def test_part_has_object_number_and_range_in_manifest(context):
     archive_everything(context)
     chunk = context.ledger.chunks.get(parts_of(context)[1])
     opened = chunk_steps.open_chunk(context, chunk)
@@ -241,19 +235,17 @@ MANY_HEADERS = ObjectHeaders(
 )
 
 
-def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(
-    context, source, monkeypatch
-):
+def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
     scans, register = [], ledger_plans.register_parts
 
     def counted(connection, *arguments):
-        seen = (
+        statement = (
             "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = "
             "'object_parts'"
         )
-        before = connection.exec_driver_sql(seen).scalar_one()
+        before = connection.exec_driver_sql(statement).scalar_one()
         register(connection, *arguments)
-        scans.append(connection.exec_driver_sql(seen).scalar_one() - before)
+        scans.append(connection.exec_driver_sql(statement).scalar_one() - before)
 
     monkeypatch.setattr(ledger_plans, "register_parts", counted)
     source.bodies["another"] = os.urandom(1_000_000)
@@ -267,7 +259,7 @@ def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(
 def test_headers_that_no_listing_shows_keep_no_object_out(
     context, source, size_bytes, limit_bytes, chunks
 ):
-    """It nearly fills the largest chunk there can be, or is larger than what a slow store takes."""
+    """It nearly fills the largest chunk, or exceeds what a slow store takes."""
     source.bodies = {"large": HUGE[:size_bytes]}
     source.headers["large"] = MANY_HEADERS
     context.store.largest_chunk_bytes = lambda: limit_bytes
@@ -281,7 +273,7 @@ def test_headers_that_no_listing_shows_keep_no_object_out(
 
 
 @pytest.mark.thorough
-def test_headers_that_no_listing_shows_do_not_keep_a_part_out(context, source):
+def test_unlisted_headers_do_not_exclude_a_part(context, source):
     source.headers["huge"] = MANY_HEADERS
     context.store.largest_chunk_bytes = lambda: 60_000
     plan(context)
@@ -295,9 +287,14 @@ def test_headers_that_no_listing_shows_do_not_keep_a_part_out(context, source):
 
 def test_a_preview_counts_objects_that_are_split_and_their_parts(context, source):
     preview = preview_plan(context, inventories.take_inventory(context))
-    seen = preview.estimate.statistics
-    assert (seen.split_objects, seen.parts, seen.objects, preview.estimate.chunks) == (1, 4, 4, 5)
-    assert seen.size_bytes == sum(map(len, source.bodies.values()))
+    statistics = preview.estimate.statistics
+    assert (
+        statistics.split_objects,
+        statistics.parts,
+        statistics.objects,
+        preview.estimate.chunks,
+    ) == (1, 4, 4, 5)
+    assert statistics.size_bytes == sum(map(len, source.bodies.values()))
     assert (preview.claimed, preview.located, preview.skipped) == (0, 0, {})
     assert (preview.as_json()["split_objects"], preview.as_json()["parts"]) == (1, 4)
     assert plan(context).plan.object_count == 4
@@ -314,7 +311,7 @@ def objects_by_state(context):
 
 
 @pytest.mark.thorough
-def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source):
+def test_split_object_is_located_once_all_parts_are(context, source):
     report = plan(context)
     assert objects_by_state(context) == {ChunkState.PLANNED: 4}
     *first, last = parts_of(context)
@@ -337,7 +334,7 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source
     assert not plan(context).plan
 
 
-def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context, source):
+def test_last_located_part_completes_object_in_any_order(context, source):
     plan(context)
     first, *others = parts_of(context)
     for name in [*whole_chunks(context), *others]:
@@ -346,7 +343,7 @@ def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context,
         assert progress.recent.objects < 4
     assert objects_by_state(context) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
     source.unavailable["huge"] = SkipReason.CHANGED, 0
-    archive_chunk(context, first)  # which gives all parts up
+    archive_chunk(context, first)  # gives up all parts
     assert is_nowhere(context)
     (progress,) = context.ledger.progress.of(["src"])
     located = progress.sums([ChunkState.LOCATED])
@@ -357,9 +354,7 @@ def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("packed", sampled(range(4), every=4))
-def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(
-    context, source, packed
-):
+def test_object_changed_between_parts_is_lost_and_successor_archived(context, source, packed):
     plan(context)
     names = parts_of(context)
     for name in names[:packed]:
@@ -370,7 +365,7 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
     assert parts_of(context) == []
     assert is_nowhere(context)
     for name in names[packed + 1 :]:
-        archive_chunk(context, name)  # no failure, and nothing is fetched
+        archive_chunk(context, name)  # neither a failure nor a fetch
         assert context.ledger.chunks.get(name).state is ChunkState.WITHDRAWN
     assert is_nowhere(context)
     assert context.ledger.chunks.account("src").claimed_objects == 2 + 1
@@ -384,7 +379,7 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
 
 
 @pytest.mark.thorough
-def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(context, source):
+def test_replanned_content_is_located_by_new_parts_only(context, source):
     plan(context)
     names = parts_of(context)
     archive_chunk(context, names[0])
@@ -401,35 +396,35 @@ def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(contex
         archive_chunk(context, chunk.name)
         assert is_nowhere(context)
     archive_chunk(context, again.chunks[-1].name)
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [
+    assert [part.chunk for part in context.ledger.lookup.locate("src", "huge").ranges] == [
         chunk.name for chunk in again.chunks
     ]
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[:3])
-def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(context, source, step):
+def test_packed_unposted_part_is_withdrawn_with_the_others(context, source, step):
     plan(context)
-    one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=step)
+    first, other = parts_of(context)[:2]
+    archive_chunk(context, first, until=step)
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
     del source.unavailable["huge"]
-    archive_chunk(context, one)
-    assert context.ledger.chunks.get(one).state is ChunkState.WITHDRAWN
+    archive_chunk(context, first)
+    assert context.ledger.chunks.get(first).state is ChunkState.WITHDRAWN
     assert not list(context.staging().iterdir())
     assert is_nowhere(context)
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[3:6])
-def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
+def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
-    one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=step)
+    first, other = parts_of(context)[:2]
+    archive_chunk(context, first, until=step)
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
-    archive_chunk(context, one)
-    assert context.ledger.chunks.get(one).state is ChunkState.LOCATED
+    archive_chunk(context, first)
+    assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
     assert is_nowhere(context)
     del source.bodies["huge"]
     del source.unavailable["huge"]
@@ -437,7 +432,7 @@ def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
     assert account_for_plan(context, report).gone == 0
 
 
-def test_when_a_located_part_is_lost_the_object_is_planned_again(context, source):
+def test_lost_located_part_makes_object_planned_again(context, source):
     archive_everything(context)
     lost = context.ledger.chunks.get(parts_of(context)[1])
     with chunk_steps.lease_chunk(context, lost.name) as lease:
@@ -467,23 +462,23 @@ def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
     data = bytearray(file.read_bytes())
     data[location.end_byte - 1] ^= 1
     file.write_bytes(data)
-    (said,) = fetch_members(context, location.chunk).mismatched
-    assert said.startswith("part 3 of huge")
+    (mismatch,) = fetch_members(context, location.chunk).mismatched
+    assert mismatch.startswith("part 3 of huge")
 
 
 def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
     archive_everything(context)
-    one = context.ledger.lookup.locate("src", "huge").ranges[3]
-    file = context.store.folder / "chunks" / f"{one.posting.merkle_root.hex()}.caf"
+    damaged = context.ledger.lookup.locate("src", "huge").ranges[3]
+    file = context.store.folder / "chunks" / f"{damaged.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
-    data[one.start_byte] ^= 1
+    data[damaged.start_byte] ^= 1
     file.write_bytes(data)
-    with pytest.raises(IntegrityError, match=one.chunk):
+    with pytest.raises(IntegrityError, match=damaged.chunk):
         save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found = fetch(context.ledger.lookup, context.store, "src", "huge")
+    reader = fetch(context.ledger.lookup, context.store, "src", "huge")
     with pytest.raises(IntegrityError):
-        next(found.pieces)
+        next(reader.pieces)
 
 
 TELL = "UPDATE file_locations SET {} WHERE part = 2"
@@ -505,7 +500,7 @@ NO_WHOLE = {
 }
 
 
-def test_parts_that_do_not_make_up_the_object_are_no_object(context):
+def test_incomplete_parts_are_no_object(context):
     archive_everything(context)
     assert not is_nowhere(context)
     with connected(context.ledger.database) as connection:
@@ -521,18 +516,18 @@ def test_parts_that_do_not_make_up_the_object_are_no_object(context):
         assert connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one() == 1
 
 
-def test_a_chunk_that_has_another_part_than_planned_is_not_sealed(context):
+def test_chunk_with_other_part_than_planned_is_not_sealed(context):
     plan(context)
-    one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=chunk_steps.pack_chunk)
+    first, other = parts_of(context)[:2]
+    archive_chunk(context, first, until=chunk_steps.pack_chunk)
     archive_chunk(context, other, until=chunk_steps.seal_chunk)
     part = chunk_steps.open_chunk(context, context.ledger.chunks.get(other)).manifest().part()
-    with chunk_steps.lease_chunk(context, one) as lease:
-        with pytest.raises(CafError, match="planned part"):
-            context.ledger.moves.seal(lease, one, seal_facts(1), [], [], part=part)
+    with chunk_steps.lease_chunk(context, first) as lease:
+        with pytest.raises(CafError, match="planned"):
+            context.ledger.moves.seal(lease, first, seal_facts(1), [], [], part=part)
         with pytest.raises(CafError, match="0 locations"):
-            context.ledger.moves.seal(lease, one, seal_facts(1), [], [])
-    assert context.ledger.chunks.get(one).state is ChunkState.PACKING
+            context.ledger.moves.seal(lease, first, seal_facts(1), [], [])
+    assert context.ledger.chunks.get(first).state is ChunkState.PACKING
 
 
 def test_a_missing_object_is_named_as_not_archived(context):
@@ -541,7 +536,7 @@ def test_a_missing_object_is_named_as_not_archived(context):
         fetch(context.ledger.lookup, context.store, "src", "huge")
 
 
-def test_parts_that_are_located_at_the_same_time_make_the_object_located(context, database_url):
+def test_parts_located_concurrently_make_object_located(context, database_url):
     plan(context)
     names = parts_of(context)
     for name in names:
@@ -623,8 +618,7 @@ def test_what_was_fetched_of_a_part_is_not_fetched_again(context, source, monkey
     assert min(begin for begin, _ in again) > 200_000
 
 
-# --- a store of several providers
-# ------------------------------------------------------------------------------------
+# --- a store of several providers -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -654,49 +648,49 @@ def pass_windows(context, names, count=3):
 @pytest.mark.thorough
 def test_a_provider_that_lies_in_one_part_is_passed_over(several):
     archive_everything(several)
-    for at, one in enumerate(several.ledger.lookup.locate("src", "huge").ranges):
+    for at, part in enumerate(several.ledger.lookup.locate("src", "huge").ranges):
         provider = ("anna", "bert", "carl", "anna")[at]
-        file = several.store.file(provider, one.posting)
+        file = several.store.file(provider, part.posting)
         data = bytearray(file.read_bytes())
-        data[one.end_byte - 1] ^= 1
+        data[part.end_byte - 1] ^= 1
         file.write_bytes(data)
     assert b"".join(fetch(several.ledger.lookup, several.store, "src", "huge").pieces) == HUGE
 
 
 @pytest.mark.thorough
-def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several, tmp_path):
+def test_split_object_is_safe_once_every_chunk_is(several, tmp_path):
     names = archive_everything(several)
     parts = parts_of(several)
     several.store.window = several.store.now = 1
     pass_windows(several, [name for name in names if name != parts[2]])
-    found, why = safe_keys(several, tmp_path)
+    safe, why = safe_keys(several, tmp_path)
     assert why == {"huge": "one_window"}
-    assert found.safe_objects == 3
+    assert safe.safe_objects == 3
     pass_windows(several, names)
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.everything_is_safe, found.safe_objects) == ({}, True, 4)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.everything_is_safe, safe.safe_objects) == ({}, True, 4)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
-def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(
+def test_one_unsafe_or_contradicting_part_makes_object_unsafe(
     several, tmp_path, database_url, part
 ):
     names = archive_everything(several)
     pass_windows(several, names)
-    one = several.ledger.lookup.locate("src", "huge").ranges[part]
+    location = several.ledger.lookup.locate("src", "huge").ranges[part]
     with connected(several.ledger.database) as connection:
         connection.execute(
             "UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = "
             "%(part)s",
             {"part": part + 1},
         )
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects) == ({"huge": "disagrees"}, 3)
-    several.store.file("bert", one.posting).unlink()
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects) == ({"huge": "disagrees"}, 3)
+    several.store.file("bert", location.posting).unlink()
     several.store.window = several.store.now = several.store.now + 1
-    found, why = safe_keys(several, tmp_path)
-    assert (found.safe_objects, set(why)) == (3, {"huge"})
+    safe, why = safe_keys(several, tmp_path)
+    assert (safe.safe_objects, set(why)) == (3, {"huge"})
 
 
 @pytest.mark.thorough
@@ -706,15 +700,15 @@ def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
         archive_chunk(several, name)
     names = [chunk.name for chunk in several.ledger.chunks.list("src", [ChunkState.LOCATED])]
     pass_windows(several, names)
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects, found.gone) == ({"huge": "claimed"}, 3, 0)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects, safe.gone) == ({"huge": "claimed"}, 3, 0)
     several.objects.unavailable["huge"] = SkipReason.CHANGED, 0
     archive_chunk(several, parts_of(several)[-1])
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects, found.gone) == ({"huge": "skipped"}, 3, 0)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects, safe.gone) == ({"huge": "skipped"}, 3, 0)
     del several.objects.bodies["huge"]
-    found, why = safe_keys(several, tmp_path)
-    assert (why, found.safe_objects, found.gone) == ({}, 3, 0)
+    safe, why = safe_keys(several, tmp_path)
+    assert (why, safe.safe_objects, safe.gone) == ({}, 3, 0)
 
 
 @pytest.fixture
@@ -737,7 +731,7 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
         assert outcome.finding.kind is FileKind.CHUNK
     assert rows_of(context.ledger) == rows_of(several.ledger)
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(
+    assert [part.chunk for part in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(
         several
     )
     assert not plan(context).plan
@@ -780,7 +774,7 @@ def test_parts_of_two_plans_are_never_mixed(several, lost):
     for chunk in again.chunks[:3]:
         archive_chunk(several, chunk.name)
     list(rebuild(context))
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [
+    assert [part.chunk for part in context.ledger.lookup.locate("src", "huge").ranges] == [
         chunk.name for chunk in again.chunks
     ]
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
@@ -807,14 +801,11 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
     assert several.ledger.lookup.locate("src", "huge")
 
 
-# --- S3
-# ------------------------------------------------------------------------------------------
+# --- S3 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
-def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(
-    tmp_path, new_bucket, ledger, versions
-):
+def test_parts_are_read_by_range_bound_to_content(tmp_path, new_bucket, ledger, versions):
     if versions:
         new_bucket.keep_versions()
     new_bucket.put("huge", HUGE)

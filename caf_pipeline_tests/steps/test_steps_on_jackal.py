@@ -1,6 +1,4 @@
-"""The steps over Jackal as the loopback network speaks it: archived, proven, damaged and repaired,
-on the real ledger.
-"""
+"""The steps on the loopback Jackal network: archive, prove, damage, repair."""
 
 import os
 import re
@@ -68,19 +66,19 @@ def every_object_reads_back(context):
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
-def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(context):
-    found = preview_plan(context, inventories.take_inventory(context)).estimate
-    assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
-    assert (found.storage.days, found.storage.price_ujkl) == (
+def test_preview_gives_price_of_all_copies_before_post(context):
+    estimate = preview_plan(context, inventories.take_inventory(context)).estimate
+    assert estimate.storage.charged_bytes == 3 * estimate.expected_bytes > 3 * 400_000
+    assert (estimate.storage.days, estimate.storage.price_ujkl) == (
         LEAST_DAYS,
         context.store.chain.price(LEAST_DAYS, LEAST_BYTES),
     )
-    assert found.storage.priced_as == "1,000,000,000 bytes, the least that is sold"
-    assert found.storage.fees_ujkl > 0
+    assert "1,000,000,000 bytes" in estimate.storage.priced_as
+    assert estimate.storage.fees_ujkl > 0
     assert context.ledger.chunks.list("src") == []
 
 
-def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(context, name):
+def test_chunk_is_located_with_three_proven_copies_and_kept(context, name):
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     assert len([copy for copy in context.ledger.replicas.list(name) if copy.listed]) == 3
     assert chunk_steps.staged_path(context, name).exists()
@@ -95,9 +93,7 @@ def test_a_look_finds_a_proof_window_of_each_copy(context, name):
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(
-    context, name, network
-):
+def test_damaged_chunk_is_uploaded_elsewhere_without_second_post(context, name, network):
     chunk = context.ledger.chunks.get(name)
     gone = context.store.copies(chunk_steps.posting_of(chunk))[0].provider
     network.drop_proofs(chunk.merkle_root, network.provider_addresses.index(gone))
@@ -109,9 +105,7 @@ def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_wi
     every_object_reads_back(context)
 
 
-def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(
-    context, name, network
-):
+def test_lost_copy_is_found_and_restored_from_another_provider(context, name, network):
     chunk = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     listed = [copy.provider for copy in context.store.copies(chunk_steps.posting_of(chunk))]
@@ -124,7 +118,7 @@ def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Wait a second for a provider that sends nothing."""
+    """Wait only a second for silent providers."""
     monkeypatch.setattr(provider, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(provider, "PROBE_SECONDS", 1.0)
 
@@ -152,7 +146,7 @@ def test_a_copy_that_lost_a_range_is_repaired(context, name, network, closes):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_range_that_every_copy_lost_is_repaired_from_the_source(context, name, network):
+def test_range_lost_by_every_copy_is_repaired_from_source(context, name, network):
     chunk = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     sample = chunk.samples[5]
@@ -186,19 +180,19 @@ def test_a_silent_copy_does_not_keep_another_from_repair(context, name, network)
 
 
 def test_a_look_that_outlasts_proof_windows_damages_nothing(context, name, network, monkeypatch):
-    look, window = scrub.look_at_copy, context.store.chain.proof_window()
+    look, window = scrub.check_copy, context.store.chain.proof_window()
 
     def slow(*arguments, **options):
         network.advance(2 * window)
         return look(*arguments, **options)
 
-    monkeypatch.setattr(scrub, "look_at_copy", slow)
+    monkeypatch.setattr(scrub, "check_copy", slow)
     report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.LOCATED
     assert not any(check.fault for check in report.checks)
 
 
-def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(context, network):
+def test_run_beyond_bought_space_fails_before_any_fetch(context, network):
     network.grant(ADDRESS, 100_000)
     (chunk,) = plan(context).chunks
     with pytest.raises(
@@ -208,7 +202,7 @@ def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched
     assert context.objects.reads == []
 
 
-def test_a_source_that_is_not_public_is_refused_before_a_byte_is_fetched(make_context):
+def test_private_source_is_refused_before_any_fetch(make_context):
     context = make_context(public=False)
     (chunk,) = plan(context).chunks
     with pytest.raises(NotPublic):

@@ -1,6 +1,4 @@
-"""Two machines with a ledger and a store in common, each with a home and a staging folder of its
-own.
-"""
+"""Two machines share ledger and store, but not home and staging."""
 
 import shutil
 
@@ -48,7 +46,7 @@ def name_of(context):
 
 
 @pytest.mark.parametrize("reached", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
-def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, reached):
+def test_one_home_finishes_what_the_other_started(homes, reached):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=reached)
@@ -62,15 +60,14 @@ def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, re
         assert b"".join(fetch(second.ledger.lookup, second.store, "src", key).pieces) == body
 
 
-def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(homes, source):
+def test_posted_chunk_with_changed_objects_stays_with_its_packer(homes, source):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=chunk_steps.post_file)
     source.unavailable["key-0"] = (SkipReason.CHANGED, -1)
     for _ in range(2):
-        with pytest.raises(StoreError, match="where this run does not look") as caught:
+        with pytest.raises(StoreError, match=str(first.staging())):
             archive_chunk(second, name)
-        assert str(first.staging()) in str(caught.value)
         assert first.ledger.chunks.get(name).state is ChunkState.POSTED
     archive_chunk(first, name)
     assert (
@@ -79,21 +76,19 @@ def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(
     )
 
 
-def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_place(
-    homes, source, tmp_path, ledger
-):
+def test_posted_chunk_with_lost_staging_is_abandoned_by_successor(homes, source, tmp_path, ledger):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=chunk_steps.post_file)
     source.unavailable["key-0"] = (SkipReason.CHANGED, -1)
     shutil.rmtree(first.staging())
-    with pytest.raises(StoreError, match="where this run does not look"):
+    with pytest.raises(StoreError, match=str(first.staging())):
         archive_chunk(second, name)
     staging = str(first.staging())
     at_its_place = a_run_context(
         tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging
     )
-    with pytest.raises(StoreError, match="gone or damaged"):
+    with pytest.raises(StoreError, match=name):
         archive_chunk(at_its_place, name)
     assert ledger.chunks.get(name).state is ChunkState.ABANDONED
     source.unavailable.clear()
@@ -107,9 +102,7 @@ def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_plac
 @pytest.mark.parametrize(
     "reached", [None, chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file]
 )
-def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(
-    homes, reached, tmp_path
-):
+def test_missing_plans_folder_is_named_and_changes_nothing(homes, reached, tmp_path):
     first, second = homes
     name = name_of(first)
     if reached:

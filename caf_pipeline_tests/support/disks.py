@@ -1,4 +1,4 @@
-"""Small disks for tests of full ones: real file systems, mounted where the machine lets us."""
+"""Small real file systems for tests of full disks, if the machine can mount them."""
 
 import os
 import resource
@@ -33,10 +33,7 @@ def small_disk(tmp_path):
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system of its own, that can be filled, emptied and made read-only.
-
-    What is tested stands beside the filler.
-    """
+    """A file system that can be filled and made read-only. Tests use a folder beside the filler."""
 
     folder: Path
 
@@ -46,7 +43,7 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def fill(self, *, leave_bytes: int = 0) -> None:
-        """Take all of the room but so much, in whole pages."""
+        """Use all space but so many bytes, in whole pages."""
         self.make_room()
         taken = self.free_bytes - leave_bytes
         if taken > 0:
@@ -57,7 +54,7 @@ class Disk:
         (self.folder / _FILLER).unlink(missing_ok=True)
 
     def read_only(self) -> None:
-        """Let nobody write, root neither; nothing may be open for writing."""
+        """Deny all writes, even to root; no file may be open for writing."""
         subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
 
     def writable(self) -> None:
@@ -66,10 +63,10 @@ class Disk:
 
 @contextmanager
 def a_disk(size_bytes: int) -> Iterator[Disk]:
-    """Mount a file system in memory while the context lasts, or skip the test.
+    """Mount a file system in memory, or skip the test.
 
-    Not among pytest's folders: of a killed session a mount is left, on which the next one would
-    fail to tidy up.
+    It is outside of pytest's folders: a killed session leaves a mount, which pytest could not
+    remove.
     """
     folder = Path(tempfile.mkdtemp(prefix="caf-disk-"))
     folder.chmod(0o755)  # Postgres has a user of its own
@@ -91,14 +88,13 @@ def a_disk(size_bytes: int) -> Iterator[Disk]:
 
 @pytest.fixture
 def new_disk() -> Iterator[Callable[[int], Disk]]:
-    """Makes file systems of a size in bytes."""
     with ExitStack() as stack:
         yield lambda size_bytes: stack.enter_context(a_disk(size_bytes))
 
 
 @contextmanager
 def files_of_at_most(size_bytes: int) -> Iterator[None]:
-    """Let this process write no file beyond a size, as a quota does."""
+    """Limit the size of this process's files, as a quota does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:

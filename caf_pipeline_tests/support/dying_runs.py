@@ -1,8 +1,7 @@
-"""Runs a chunk's steps in a process of its own that kills itself, by SIGKILL, at a chosen moment.
+"""Runs a chunk's steps in a process that kills itself by SIGKILL at a chosen moment.
 
-A moment is the n-th call of anything that leaves a trace: a write, an fsync, a rename, a lock, a
-transaction of the ledger. Checkpoints of the packing journal are made often, so that kills fall
-before, in and behind them.
+A moment is the n-th call that leaves a trace: a write, an fsync, a rename, a lock, a transaction.
+Checkpoints are frequent, so that kills fall before, in and behind them.
 """
 
 import fcntl
@@ -13,10 +12,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import CheckpointPace
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT
@@ -49,11 +51,11 @@ _SYSTEM_CALLS = (
 )
 
 OFTEN = CheckpointPace(due_bytes=200_000, due_outcomes=7, ahead_bytes=400_000)
-"""Checkpoints for chunks of some megabytes."""
+"""The pace of checkpoints for chunks of some megabytes."""
 
 
 class SteadySource(MemorySource):
-    """The same objects in every process. Reads are counted in a file where `log` names one."""
+    """The same objects in every process. Reads are counted in the file `log`, if set."""
 
     log: Path | None = None
 
@@ -77,9 +79,9 @@ def a_steady_source() -> SteadySource:
 
 
 def a_split_source() -> SteadySource:
-    """One object of several chunks of 128 KiB, and a small one.
+    """Return a source of one object of several 128 KiB chunks, and a small one.
 
-    It is here since a test's module takes seconds to import.
+    Test modules take seconds to import, so it is here.
     """
     return SteadySource({"huge": random.Random(5).randbytes(400_000), "k": b"small"})
 
@@ -143,12 +145,10 @@ def run(
     source: SourceMaker = a_steady_source,
     pace: CheckpointPace = OFTEN,
 ) -> int | None:
-    """Run the chunk's steps; return the moments that passed, or None where the process was killed
-    at `fatal`.
+    """Run the chunk's steps; return the number of moments, or None after a kill at `fatal`.
 
-    `store` and `settings` are those of `a_run_context`, `source` makes its source; functions of a
-    module, since another process is to find them: of this one or another in support/, which that
-    process imports with all that it imports.
+    `store` and `settings` are those of `a_run_context`; `source` makes its source. Functions must
+    be at the top of a module in support/, which the other process imports.
     """
     counted = _PROCESSES.Queue()
     named = {
@@ -166,3 +166,15 @@ def run(
         return None
     assert process.exitcode == 0, process.exitcode
     return counted.get(timeout=PATIENCE_SECONDS)
+
+
+def ends_right(context, name):
+    chunk = context.ledger.chunks.get(name)
+    account = context.ledger.chunks.account("src")
+    assert chunk.state is ChunkState.LOCATED
+    assert account_for_chunk(context, name).agrees
+    assert (account.located_objects, account.claimed_objects) == (chunk.object_count, 0)
+    assert list(context.staging().iterdir()) == []
+    assert len(list((context.store.folder / "chunks").iterdir())) == 1
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body

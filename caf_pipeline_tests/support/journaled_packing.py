@@ -1,6 +1,4 @@
-"""One chunk packed with a journal, in this process: whole, broken off, and gone on with from any
-files.
-"""
+"""One chunk packed with a journal in this process: whole, interrupted, or resumed."""
 
 import random
 from dataclasses import dataclass, field
@@ -22,15 +20,15 @@ SETTINGS = PackingSettings.model_validate(
 )
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
 EACH = CheckpointPace(due_bytes=1, due_outcomes=1, ahead_bytes=-1)
-"""A checkpoint after each object and each part, which packing waits for."""
+"""A checkpoint after each object and part; packing waits for it."""
 
 
 class Broken(Exception):
-    """What ends a packing in these tests."""
+    """Interrupts a packing."""
 
 
 def a_source(small=12, large=5, seed=3) -> SteadySource:
-    """Small objects, then one of several parts, then small ones."""
+    """Return a source of small objects, a large one, and small ones again."""
     chance = random.Random(seed)
     bodies = {f"a{number:03d}": chance.randbytes(chance.randrange(3000)) for number in range(small)}
     bodies |= {"b-large": chance.randbytes(large * PART + 17)} if large else {}
@@ -39,9 +37,7 @@ def a_source(small=12, large=5, seed=3) -> SteadySource:
 
 @dataclass
 class Packing:
-    """A chunk of a source in a folder; `plan` may be another packing's, so that both are of the
-    same chunk.
-    """
+    """A chunk of a source in a folder. With another packing's `plan`, both are the same chunk."""
 
     folder: Path
     source: SteadySource
@@ -91,7 +87,7 @@ class Packing:
         )
 
     def run(self, *, break_after: int | None = None) -> PackedChunk:
-        """Pack, going on from what is there."""
+        """Pack, or resume from existing files."""
         self.told, self.source.reads = [], []
         spool = self.folder / "chunk.manifest"
         spool.unlink(missing_ok=True)
@@ -104,5 +100,5 @@ class Packing:
             journal.close()
 
     def read_bytes(self) -> int:
-        """What the last run asked the source for."""
+        """Return the bytes that the last run read from the source."""
         return sum(end - start for _, start, end in self.source.reads)

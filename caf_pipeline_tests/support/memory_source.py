@@ -1,7 +1,4 @@
-"""An ObjectSource in memory whose objects can be made to fail.
-
-It passes the contract of the real source.
-"""
+"""An ObjectSource in memory whose objects can fail. It passes the real one's contract."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +15,7 @@ PAGE = 1000
 
 @dataclass
 class MemorySource:
-    """Holds bodies by key.
-
-    Reads of keys in `unavailable` and `failing` raise, from the given offset on.
-    """
+    """Holds bodies by key. Reads of `unavailable` and `failing` keys raise from an offset on."""
 
     bodies: dict[str, bytes]
     headers: dict[str, ObjectHeaders] = field(default_factory=dict)

@@ -1,8 +1,7 @@
-"""A run of a chunk that stops itself, by SIGSTOP, in the middle of packing: `python -m
-caf_pipeline_tests.support.pausing_run …`.
+"""A run of a chunk that stops itself by SIGSTOP while packing, or after taking files over.
 
-Or, where it is to pause at "taking over", once it has taken over what an earlier run left. Woken,
-it goes on as if nothing had happened. Prints the name of the error that ended it.
+`python -m caf_pipeline_tests.support.pausing_run …`. After SIGCONT it continues. It prints the name
+of the error that ended it.
 """
 
 import os

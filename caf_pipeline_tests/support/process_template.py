@@ -1,8 +1,7 @@
-"""Loaded last by a process of the tests' own that others are forked from: each does without what a
-process of the project does without, pandas before all, and looks for no garbage among the modules
-that it finds.
+"""Imported last by processes from which others are forked.
 
-Not for a process of pytest, whose tests try what is left out here.
+Each lacks what a process of the project lacks, above all pandas, and does not collect garbage among
+imported modules. Do not import it in pytest, whose tests cover what is missing here.
 """
 
 import gc

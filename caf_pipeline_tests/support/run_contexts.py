@@ -1,6 +1,4 @@
-"""Run contexts for tests: a memory source or a real one, a folder for a store or any other, a real
-ledger.
-"""
+"""Run contexts for tests, with any source and store, and a real ledger."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,19 +72,17 @@ def a_run_context(
 
 
 def plan(context: RunContext):
-    """Take an inventory and plan what is new; a store that a module's tests share has files of
-    other tests.
-    """
+    """Take an inventory and plan what is new. A shared store may have files of other tests."""
     return planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
 
 
 def account_for_plan(context: RunContext, report: planning.PlanReport) -> Accounting:
-    """Account for the inventory of a plan, as the check of a plan does."""
+    """Account for the inventory of a plan, as the plan's check does."""
     return planning.account_for(context, report.snapshot)
 
 
 def archive_chunk(context: RunContext, name: str, *, until=None) -> None:
-    """Run the steps of a chunk, all or up to and including one."""
+    """Run the steps of a chunk, up to and including one."""
     for step in CHUNK_STEPS:
         step(context, name)
         if step is until:
@@ -94,7 +90,7 @@ def archive_chunk(context: RunContext, name: str, *, until=None) -> None:
 
 
 def archive_everything(context: RunContext) -> list[str]:
-    """Plan what is new and archive every planned chunk; return the chunks' names."""
+    """Plan what is new and archive all planned chunks; return their names."""
     names = [chunk.name for chunk in plan(context).chunks]
     for name in names:
         archive_chunk(context, name)

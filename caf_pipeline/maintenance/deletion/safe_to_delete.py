@@ -37,7 +37,7 @@ from caf_pipeline.maintenance.deletion.files import (
 )
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.steps.planning import state_current
+from caf_pipeline.steps.planning import record_current
 from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5
@@ -129,7 +129,7 @@ def find_deletable(
         snapshot = take_inventory(context, resume=False, to_plan=False)
         with reading(snapshot.path):
             with context.lease(plan_lease(context.source)) as planning:
-                current = state_current(
+                current = record_current(
                     context, planning, snapshot, _made(folder / "current"), compares_left_out=True
                 )
             said = list(recheck(context, assessments))

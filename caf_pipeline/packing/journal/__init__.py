@@ -1,6 +1,5 @@
-"""What an interrupted packing leaves, so that the next run resumes it.
+"""The packing journal, with which the next run resumes an interrupted packing.
 
-The journal's entries, when they are written, how they are replayed against the staged bytes, and
-who takes the files over. How an entry lies in its file is `formats.chunkio`; what else a crash
-leaves is found by `maintenance.doctor`.
+`formats.chunkio` defines how an entry lies in its file. `maintenance.doctor` finds other remains of
+a crash.
 """

@@ -1,19 +1,14 @@
-"""The packing journal: which bytes of a staged chunk are safe, and what they are, so that the next
-run goes on from there.
+"""The format of the packing journal: which bytes of a staged chunk are safe, and what they are.
 
-A ChunkIO log beside the part, whose hashes tell which entries were written whole and are undamaged.
-An entry's content is MessagePack; its user data are its number, u64 LE, and 8 bytes of the SHA-256
-of the journal's opening, so that no entry of another journal is taken for one of this. Entry 0 is
-the opening: it says which chunk, plan and version of the software the bytes are a function of. Each
-later one is a checkpoint: what became of the plan's next objects, how many bytes were durable
-before it was written, and the Merkle tree where the last whole member ends.
-
-What is read is believed up to the first entry that breaks a rule; whether the staged bytes are
-those that it describes is for the packer to find out.
+The journal is a ChunkIO log beside the part, whose hashes show damaged entries. Content is
+MessagePack. User data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening,
+which rule out entries of another journal. Entry 0 is the opening; later ones are checkpoints. A
+reader accepts entries up to the first invalid one.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -36,43 +31,32 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
-from caf_pipeline.packing.sink import staging_error, sync_data
+from caf_pipeline.packing.sink import staging_errors, sync_data
 from caf_pipeline.system.hashes import RunningHash
 
 JOURNAL_FORMAT: Final = 4
-"""Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
+"""Grows with every change of the entries, and of how a member's bytes are made."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
-"""A longer entry is not read: eight times what a checkpoint gathers before packing waits for it
-(`writer`).
-"""
+"""Longer entries are not read. Packing waits at an eighth of this size (`writer`)."""
 
 MAX_OUTCOMES: Final = 40_000
-"""Of one checkpoint: twice what is gathered before packing waits, with room for what one flush
-adds.
-"""
+"""Outcomes of one checkpoint: twice the number at which packing waits, plus one flush."""
 
 MAX_JOURNAL_BYTES: Final = 8 << 30
-"""What lies beyond is not read: a million members with 8 KiB of headers each, the most that S3
-takes.
-"""
+"""Bytes beyond are not read: a million members with 8 KiB of headers, the most S3 allows."""
 
 _USER_DATA: Final = struct.Struct("<Q8s")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=DEFAULT_LIMITS.max_bytes)]
 _Sha256 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _Crc64 = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-_TreeState = Annotated[
-    bytes, msgspec.Meta(max_length=8192)
-]  # 64 levels of 64 bytes and its head are less
+_TreeState = Annotated[bytes, msgspec.Meta(max_length=8192)]  # 64 levels of 64 bytes and a head
 _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True):
-    """What a chunk's bytes are a function of, beside its objects.
-
-    A journal of another opening is not resumed.
-    """
+    """A journal's first entry: everything but the objects that determines a chunk's bytes."""
 
     journal_format: int
     software: _Name
@@ -86,10 +70,9 @@ class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True
 class PackedMember(
     msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False
 ):
-    """An object that is in the chunk, at `[start_byte, end_byte)`, with the checksums that the
-    manifest records.
+    """An object in the chunk at `[start_byte, end_byte)`, with its checksums.
 
-    No headers: it has none.
+    `headers` is None if the object has none.
     """
 
     start_byte: _Size
@@ -112,7 +95,7 @@ class SkippedObject(
 class OpenMember(
     msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False
 ):
-    """A large object of which `size_bytes` are staged, with the SHA-256 of those."""
+    """A large object that is staged in part: `size_bytes` of it, with their SHA-256."""
 
     size_bytes: _Size
     sha256: _Sha256
@@ -120,13 +103,15 @@ class OpenMember(
 
 
 class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True):
-    """What became of the plan's next objects, and how long the file is then.
+    """The outcomes of the plan's next objects, and the state of the file after them.
 
-    Attributes: outcomes: in plan order, from where the checkpoint before ended. objects_sha256:
-        over all objects of the plan that are accounted for by now (`add_to_digest`). boundary:
-        where the last whole member ends, and the open one begins. tree:
-        `MerkleTree.state(open_block=False)` at the boundary. durable_bytes: so many bytes of the
-        file were fsynced before this was written. open: the object in whose middle that is.
+    Attributes:
+        outcomes: in plan order, continuing the previous checkpoint.
+        objects_sha256: over all objects so far (`add_to_digest`).
+        boundary: end of the last whole member, and start of the open one.
+        tree: `MerkleTree.state(open_block=False)` at the boundary.
+        durable_bytes: bytes of the file that were fsynced before this entry was written.
+        open: the member that is staged in part.
     """
 
     outcomes: Annotated[list[PackedMember | SkippedObject], msgspec.Meta(max_length=MAX_OUTCOMES)]
@@ -149,11 +134,10 @@ def opening_of(
     limit_bytes: int,
     compare_checksums: bool,
 ) -> Opening:
-    """Return the opening of a packing of this chunk by this version of the software."""
+    """Return the opening for packing this chunk with this version of the software."""
     return Opening(
         journal_format=JOURNAL_FORMAT,
-        # What the bytes of a chunk depend on, by what each piece is known to change with: releases
-        # that change none of it resume.
+        # Everything in the software that the bytes depend on. Releases that keep it can resume.
         software=f"{CHUNK_FORMAT} pyarrow {pa.__version__} row groups of {MANIFEST_GROUP_ROWS}",
         identity=_sha256_of(identity),
         chunk_row=_sha256_of(chunk),
@@ -168,9 +152,7 @@ def _sha256_of(record: ChunkIdentity | ChunkPlan) -> bytes:
 
 
 def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
-    """Add a plan's next object to a running SHA-256, by which a journal is not read against other
-    objects.
-    """
+    """Add a plan's next object to a running SHA-256, which ties a journal to its objects."""
     obj, member = planned.object, planned.member.encode()
     digest.update(
         b"%d %d %b%b%d %b\0"
@@ -181,23 +163,20 @@ def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place in a journal to go on from: the position behind an entry, and the number of the
-    next.
-    """
+class JournalPosition:
+    """A position in a journal: the byte behind an entry, and the number of the next entry."""
 
     end: int = 0
     number: int = 0
 
 
 class Journal:
-    """The journal of a packing: read, then cut where it is right no more, and appended to.
+    """The journal of a packing: read first, then cut behind its valid prefix and appended to.
 
-    One thread at a time.
+    Not thread-safe. Methods raise StagingError for errors of the operating system.
 
     Attributes:
-        path: of its file.
-        broken: after a reading, why it ended before the file's last entry; "" where it did not.
+        broken: after reading, why the valid prefix ended early, or "".
     """
 
     def __init__(self, path: Path, descriptor: int, opening: Opening) -> None:
@@ -206,169 +185,126 @@ class Journal:
         self._descriptor = descriptor
         self._opening = opening
         self._mark = hashlib.sha256(_encoder.encode(opening)).digest()[:8]
-        self._place = Place()
+        self._position = JournalPosition()
         self._log = LogWriter()
 
     @classmethod
     def open(cls, path: Path, opening: Opening) -> Self:
-        """Open a journal, or make an empty one: read it, then `go_on`. Raises StagingError."""
-        try:
+        """Open a journal, or create an empty one. Read it, then call `continue_at`."""
+        with staging_errors(path):
             return cls(
                 path,
                 os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600),
                 opening,
             )
-        except OSError as error:
-            raise staging_error(path, error) from error
 
-    def found_bytes(self) -> int:
-        """Return the file's length, whatever it holds."""
+    def file_bytes(self) -> int:
+        """Return the length of the file."""
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         os.close(self._descriptor)
 
-    # --- reading
-    # --------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
-    def checkpoints(self) -> Iterator[tuple[Place, Checkpoint]]:
-        """Yield the checkpoints of the file's longest unbroken prefix, each with the place behind
-        it.
+    def checkpoints(self) -> Iterator[tuple[JournalPosition, Checkpoint]]:
+        """Yield the checkpoints of the valid prefix, each with the position behind it.
 
-        Nothing is raised for what is wrong with the file; `broken` says it. Memory is one entry.
-
-        Raises:
-            StagingError: the file cannot be read.
+        An invalid entry raises nothing; `broken` has the reason. Memory is one entry.
         """
         self.broken = "its journal has no opening"
-        before: Checkpoint | None = None
+        previous: Checkpoint | None = None
         for number, (entry, content) in enumerate(self._entries()):
-            says = _decoded(content)
-            self.broken = self._fault_of(number, entry, content, says, before)
+            record: Opening | Checkpoint | None = None
+            with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                record = None if content is None else _decoder.decode(content)
+            self.broken = self._fault_of(number, entry, record, previous)
             if self.broken:
                 return
-            if isinstance(says, Checkpoint):
-                yield Place(entry.end, number + 1), says
-                before = says
+            if isinstance(record, Checkpoint):
+                yield JournalPosition(entry.end, number + 1), record
+                previous = record
 
     def _entries(self) -> Iterator[tuple[LogEntry, bytes | None]]:
-        try:
-            log = LogReader(self._read, min(self.found_bytes(), MAX_JOURNAL_BYTES))
+        with staging_errors(self.path):
+            log = LogReader(
+                lambda start, end: os.pread(self._descriptor, end - start, start),
+                min(self.file_bytes(), MAX_JOURNAL_BYTES),
+            )
             for entry in log.entries():
-                yield (
-                    entry,
-                    log.content(entry) if entry.content_size_bytes <= MAX_ENTRY_BYTES else None,
-                )
-        except OSError as error:
-            raise staging_error(self.path, error) from error
-
-    def _read(self, start: int, end: int) -> bytes:
-        return os.pread(self._descriptor, end - start, start)
+                is_short = entry.content_size_bytes <= MAX_ENTRY_BYTES
+                yield entry, log.content(entry) if is_short else None
 
     def _fault_of(
         self,
         number: int,
         entry: LogEntry,
-        content: bytes | None,
-        says: Opening | Checkpoint | None,
-        before: Checkpoint | None,
+        record: Opening | Checkpoint | None,
+        previous: Checkpoint | None,
     ) -> str:
-        """Say why an entry is not the next of the prefix; "" where it is."""
-        if content is None:
-            return f"its entry {number} is damaged or was not written to its end"
-        if says is None:
-            return f"its entry {number} is none that this version knows"
+        """Return why an entry does not continue the valid prefix, or ""."""
+        if record is None:
+            return f"its entry {number} is damaged, incomplete or of another version"
         if number == 0:
-            return _difference(says, self._opening)
+            if not isinstance(record, Opening):
+                return "its journal has no opening"
+            expected, actual = map(msgspec.structs.asdict, (self._opening, record))
+            fields = [field for field in expected if expected[field] != actual[field]]
+            names = ", ".join(fields).replace("_", " ")
+            return f"its journal is of another {names}" if fields else ""
         if entry.user_data != _USER_DATA.pack(number, self._mark):
-            return f"its entry {number} is missing, or of another journal"
-        if not isinstance(says, Checkpoint) or not _is_sound(says, before):
-            return f"its entry {number} contradicts those before it"
+            return f"its entry {number} is missing or of another journal"
+        if not isinstance(record, Checkpoint) or not _is_consistent(record, previous):
+            return f"its entry {number} contradicts earlier entries"
         return ""
 
-    # --- writing
-    # --------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
-    def go_on(self, place: Place) -> None:
-        """Cut the journal behind a place of its prefix, durably, and append from there on.
-
-        Raises:
-            StagingError: the disk is full, or the file cannot be written.
-        """
-        try:
-            os.ftruncate(self._descriptor, place.end)
+    def continue_at(self, position: JournalPosition) -> None:
+        """Cut the journal, durably, behind a position, and append from there."""
+        with staging_errors(self.path):
+            os.ftruncate(self._descriptor, position.end)
             os.fsync(self._descriptor)
-            os.lseek(self._descriptor, place.end, os.SEEK_SET)
-        except OSError as error:
-            raise staging_error(self.path, error) from error
-        self._place = place
-        self._log = LogWriter(place.end)
+            os.lseek(self._descriptor, position.end, os.SEEK_SET)
+        self._position = position
+        self._log = LogWriter(position.end)
 
-    def append(self, says: Opening | Checkpoint) -> None:
-        """Append an entry; it is durable when this returns.
-
-        After an error nothing more may be appended.
-
-        Raises:
-            StagingError: the disk is full, or the file cannot be written.
-        """
-        user_data = _USER_DATA.pack(self._place.number, self._mark)
-        data = memoryview(self._log.entry(user_data, _encoder.encode(says)))
-        try:
+    def append(self, entry: Opening | Checkpoint) -> None:
+        """Append an entry, durably. After an error, no more entries may be appended."""
+        user_data = _USER_DATA.pack(self._position.number, self._mark)
+        data = memoryview(self._log.entry(user_data, _encoder.encode(entry)))
+        with staging_errors(self.path):
             written = 0
             while written < len(data):
                 written += os.write(self._descriptor, data[written:])
             sync_data(self._descriptor)
-        except OSError as error:
-            raise staging_error(self.path, error) from error
-        self._place = Place(self._log.position, self._place.number + 1)
+        self._position = JournalPosition(self._log.position, self._position.number + 1)
 
     def cut(self) -> None:
-        """Cut away what an append that failed has left, and give its room back; raises nothing."""
+        """Cut the remains of a failed append, which frees their space. Raises nothing."""
         try:
-            os.ftruncate(self._descriptor, self._place.end)
-        except OSError:  # a reader stops before what is torn just as well
+            os.ftruncate(self._descriptor, self._position.end)
+        except OSError:  # a reader stops before a torn entry anyway
             return
 
     @property
     def size_bytes(self) -> int:
-        """What was appended."""
-        return self._place.end
+        """The length of all complete entries."""
+        return self._position.end
 
 
-def _decoded(content: bytes | None) -> Opening | Checkpoint | None:
-    """Return what an entry says; None where it is damaged, or says nothing that this version
-    knows.
-    """
-    try:
-        return _decoder.decode(content) if content is not None else None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-
-
-def _is_sound(said: Checkpoint, before: Checkpoint | None) -> bool:
-    """Tell whether a checkpoint agrees with itself and with the one before."""
-    position = before.boundary if before else HEAD_SIZE_BYTES
-    for outcome in said.outcomes:
+def _is_consistent(checkpoint: Checkpoint, previous: Checkpoint | None) -> bool:
+    position = previous.boundary if previous else HEAD_SIZE_BYTES
+    for outcome in checkpoint.outcomes:
         if isinstance(outcome, PackedMember):
             if outcome.start_byte != position or outcome.end_byte < position:
                 return False
             position = outcome.end_byte
-    inside = said.open.size_bytes if said.open else 0
-    if said.boundary != position or said.durable_bytes != position + inside:
+    inside = checkpoint.open.size_bytes if checkpoint.open else 0
+    if checkpoint.boundary != position or checkpoint.durable_bytes != position + inside:
         return False
-    if before is None or said.outcomes or not before.open:
+    if previous is None or checkpoint.outcomes or not previous.open:
         return True
-    # Nothing was decided meanwhile: the open member has grown, or was begun again and has nothing
-    # staged.
-    return said.open is None or said.durable_bytes >= before.durable_bytes
-
-
-def _difference(says: Opening | Checkpoint, opening: Opening) -> str:
-    """Say what a journal's first entry has other than this opening; "" where nothing is."""
-    if not isinstance(says, Opening):
-        return "its journal has no opening"
-    ours, theirs = msgspec.structs.asdict(opening), msgspec.structs.asdict(says)
-    differing = [name.replace("_", " ") for name in ours if ours[name] != theirs[name]]
-    return f"its journal is of another {', '.join(differing)}" if differing else ""
+    # If there are no outcomes, the open member has grown, or was started again and is not staged.
+    return checkpoint.open is None or checkpoint.durable_bytes >= previous.durable_bytes

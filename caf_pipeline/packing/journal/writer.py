@@ -1,9 +1,7 @@
-"""Writes the packing journal while packing goes on, and makes packing wait only where a crash would
-lose too much.
+"""Writes the packing journal while packing continues.
 
-A checkpoint is taken when enough bytes, objects or seconds have passed. A thread of its own makes
-the staged bytes durable, then appends the entry; packing goes on meanwhile, until more than a
-bounded amount of work is not yet safe.
+A checkpoint is due after some bytes, objects or seconds. A thread fsyncs the staged bytes, then
+appends the entry. Packing waits only if a crash would lose too much work.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -26,24 +24,21 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
     add_to_digest,
 )
-from caf_pipeline.packing.sink import Mark, StagingSink, staging_error, sync_data
+from caf_pipeline.packing.sink import Mark, StagingSink, staging_errors, sync_data
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.system.hashes import RunningHash
 
-LOST_BYTES: Final = 256 << 20
-"""What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it
-matters.
-"""
+MAX_LOST_BYTES: Final = 256 << 20
+"""Bytes that a kill may cost, pending GETs included. A fetch of so many takes seconds."""
 
-LEAST_AHEAD_BYTES: Final = 64 << 20
-"""How far packing may always be ahead of the journal: a checkpoint's worth, so that it need not
-wait for each.
-"""
+MIN_AHEAD_BYTES: Final = 64 << 20
+"""Bytes that packing may always be ahead of the journal, so that it need not wait each time."""
 
 
-LARGEST_PART_BYTES: Final = 32 << 20
-"""A GET that a kill ends is lost as a whole: two of these, the least ahead and a window of four are
-`LOST_BYTES`.
+MAX_PART_BYTES: Final = 32 << 20
+"""A kill loses each pending GET as a whole.
+
+Two parts of this size, `MIN_AHEAD_BYTES`, and a window of four parts make `MAX_LOST_BYTES`.
 """
 
 
@@ -52,57 +47,49 @@ class CheckpointPace:
     """When a checkpoint is due, and when packing waits for it.
 
     Attributes:
-        due_bytes: not yet safe. On a disk of 200 MiB/s that is three fsyncs a second at most.
-        due_seconds: since the last; so that with the waiting below at most 10 s of work are lost.
-        due_outcomes: objects of which nothing is journaled: some 1 MB of them.
-        due_outcomes_bytes: of these as they are journaled: headers and reasons may be long.
-        ahead_bytes: packing waits before more are not safe.
-        ahead_seconds: packing waits where a checkpoint takes longer than this.
+        due_bytes: unsafe bytes. On a disk of 200 MiB/s, at most three fsyncs a second.
+        due_seconds: since the last checkpoint. A kill costs about 10 s of work in all.
+        due_outcomes: objects without an entry; about 1 MB.
+        due_outcomes_bytes: size of their entries, since headers may be long.
+        ahead_bytes: unsafe bytes at which packing waits.
+        ahead_seconds: duration of a checkpoint after which packing waits.
     """
 
     due_bytes: int = 64 << 20
     due_seconds: float = 3.0
     due_outcomes: int = 10_000
     due_outcomes_bytes: int = 4 << 20
-    ahead_bytes: int = LEAST_AHEAD_BYTES
+    ahead_bytes: int = MIN_AHEAD_BYTES
     ahead_seconds: float = 8.0
 
 
 def pace_of(settings: PackingSettings) -> CheckpointPace:
-    """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way
-    included.
-    """
+    """Return the pace at which a kill costs at most `MAX_LOST_BYTES`, pending GETs included."""
     return CheckpointPace(
-        ahead_bytes=LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings)
+        ahead_bytes=MAX_LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings)
     )
 
 
 def window_of(settings: PackingSettings) -> int:
-    """Return the window of GETs under way: as set, but no more than may be lost."""
+    """Return the window of pending GETs: as set, but limited by `MAX_LOST_BYTES`."""
     return min(
-        settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _fetched_unwritten_bytes(settings)
+        settings.window_size, MAX_LOST_BYTES - MIN_AHEAD_BYTES - _fetched_unwritten_bytes(settings)
     )
 
 
 def part_of(settings: PackingSettings) -> int:
-    """Return the size of one ranged GET: as set, but no more than what may be lost has room for,
-    beside window and pace.
-    """
-    return min(settings.part_size, LARGEST_PART_BYTES)
+    """Return the size of one ranged GET: as set, but at most `MAX_PART_BYTES`."""
+    return min(settings.part_size, MAX_PART_BYTES)
 
 
 def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
-    """Return the bytes outside the window that are fetched and not yet safe: a part that left it,
-    and one being written.
-    """
+    """Return unsafe bytes outside the window: two parts, one of them being written."""
     return 2 * part_of(settings)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """A large object that is partly in the sink: where it begins, and the running SHA-256 of what
-    is there.
-    """
+    """A large object that is partly in the sink: its start, and the SHA-256 of its bytes so far."""
 
     mark: Mark
     sha256: RunningHash
@@ -110,9 +97,7 @@ class OpenObject:
 
 
 @dataclass(slots=True)
-class _UnderWay:
-    """A checkpoint that is being made durable."""
-
+class _PendingCheckpoint:
     since: float
     durable_bytes: int
     holds: bool
@@ -120,11 +105,11 @@ class _UnderWay:
 
 
 class Checkpoints:
-    """The journal of one packing, as the packer sees it: it tells what happened, in order.
+    """The journal of one packing. The packer reports events in order.
 
     Attributes:
-        kept_bytes: so many bytes of the staged file are safe by the journal.
-        holds: whether anything is in the journal that a next run would resume.
+        kept_bytes: bytes of the staged file that are safe.
+        holds: whether the journal has anything to resume.
     """
 
     def __init__(
@@ -136,9 +121,7 @@ class Checkpoints:
         objects_digest: RunningHash,
         resumed_bytes: int,
     ) -> None:
-        """Go on behind `resumed_bytes` of the sink, which the journal holds already, and the
-        objects in the digest.
-        """
+        """Continue behind `resumed_bytes` of the sink, and the objects in the digest."""
         self.kept_bytes = resumed_bytes
         self.holds = resumed_bytes > 0
         self._journal = journal
@@ -149,64 +132,60 @@ class Checkpoints:
         self._outcomes_bytes = 0
         self._open: OpenObject | None = None
         self._since = time.monotonic()
-        self._under_way: _UnderWay | None = None
+        self._pending: _PendingCheckpoint | None = None
         self._failed = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     @property
     def resumable_bytes(self) -> int:
-        """Bytes of the staged file that a next run would keep; 0 where it would begin again."""
+        """Bytes of the staged file that a next run would keep; 0 if it would start again."""
         return self.kept_bytes if self.holds else 0
 
-    # --- what happens
-    # --------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------
 
     def begin_member(self, opened: OpenObject) -> None:
-        """A large object is written, from its mark on."""
+        """Report that a large object is written from its mark on."""
         self._open = opened
 
     def done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
-        """An object is whole in the sink, or it is left out and nothing of it is in the sink any
-        more.
-        """
+        """Report that an object is whole in the sink, or that it is left out."""
         self._open = None
         add_to_digest(self._objects_digest, planned)
         self._outcomes.append(outcome)
         self._outcomes_bytes += len(msgspec.msgpack.encode(outcome))
 
     def rolled_back(self) -> None:
-        """The sink was rolled back: where the journal lists bytes that are gone, an entry says so
-        before others follow.
+        """Report a rollback of the sink.
+
+        If the journal lists bytes that are gone, an entry says so before others follow.
         """
         self._open = None
-        if self._under_way or self.kept_bytes > self._sink.size_bytes:
+        if self._pending or self.kept_bytes > self._sink.size_bytes:
             self.save()
 
     def reached(self) -> None:
-        """Take a checkpoint if one is due, and wait while too much is not safe.
+        """Take a checkpoint if one is due, and wait while too many bytes are unsafe.
 
-        Raises StagingError where one failed.
+        Raises:
+            StagingError: a checkpoint failed.
         """
-        if self._under_way and self._under_way.done.done():
+        if self._pending and self._pending.done.done():
             self._wait()
-        if not self._under_way and self._due():
+        if not self._pending and self._due():
             self._take()
-        while self._under_way and self._too_far():
+        while self._pending and self._must_wait():
             self._wait()
             if self._due():
                 self._take()
 
     def save(self) -> None:
-        """Make all that happened safe, and return when it is. Raises StagingError."""
+        """Make everything so far safe before returning; raise StagingError if that fails."""
         self._wait()
         self._take()
         self._wait()
 
     def end(self, *, save: bool) -> None:
-        """End the journal after a failure.
-
-        With `save`, a last checkpoint is written, if that is still possible.
-        """
+        """End the journal after a failure; with `save`, try to write a last checkpoint."""
         try:
             self._wait()
             if (
@@ -216,21 +195,21 @@ class Checkpoints:
             ):
                 self.save()
         except StagingError:
-            # the packing has its error already, and the journal holds up to where it stands
+            # The packing already has an error, and the journal is valid up to its last entry.
             self._failed = True
         if self._failed:
             self._journal.cut()
 
     def close(self) -> None:
-        """Give the thread back; waits for a checkpoint under way."""
+        """Wait for a pending checkpoint and stop the thread."""
         self._writer.shutdown(cancel_futures=True)
 
-    # --- checkpoints
-    # --------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------
 
     def _due(self) -> bool:
         pace = self._pace
-        size_bytes = self._sink.size_bytes - self._begun_bytes()
+        safe_bytes = self._pending.durable_bytes if self._pending else self.kept_bytes
+        size_bytes = self._sink.size_bytes - safe_bytes
         if not self._outcomes and size_bytes <= 0:
             return False
         return (
@@ -240,18 +219,15 @@ class Checkpoints:
             or time.monotonic() - self._since >= pace.due_seconds
         )
 
-    def _begun_bytes(self) -> int:
-        return self._under_way.durable_bytes if self._under_way else self.kept_bytes
-
-    def _too_far(self) -> bool:
+    def _must_wait(self) -> bool:
         pace = self._pace
         return (
             self._sink.size_bytes - self.kept_bytes > pace.ahead_bytes
             or len(self._outcomes) >= 2 * pace.due_outcomes
             or self._outcomes_bytes >= 2 * pace.due_outcomes_bytes
             or (
-                self._under_way is not None
-                and time.monotonic() - self._under_way.since > pace.ahead_seconds
+                self._pending is not None
+                and time.monotonic() - self._pending.since > pace.ahead_seconds
             )
         )
 
@@ -269,26 +245,24 @@ class Checkpoints:
         holds = bool(outcomes or inside) or self.holds
 
         def make_durable() -> None:
-            try:
+            with staging_errors(self._sink.part.path):
                 sync_data(self._sink.part.descriptor)
-            except OSError as error:
-                raise staging_error(self._sink.part.path, error) from error
             state = boundary.closed_state()
             self._journal.append(
                 Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside)
             )
 
-        self._under_way = _UnderWay(
+        self._pending = _PendingCheckpoint(
             self._since, now.offset, holds, self._writer.submit(make_durable)
         )
         self._since = time.monotonic()
 
     def _wait(self) -> None:
-        under_way = self._under_way
-        if under_way is None:
+        pending = self._pending
+        if pending is None:
             return
-        wait([under_way.done])  # Ctrl-C may come here: then it is still under way
-        self._under_way = None
-        self._failed = under_way.done.exception() is not None
-        under_way.done.result()
-        self.kept_bytes, self.holds = under_way.durable_bytes, under_way.holds
+        wait([pending.done])  # after a Ctrl-C here it is still pending
+        self._pending = None
+        self._failed = pending.done.exception() is not None
+        pending.done.result()
+        self.kept_bytes, self.holds = pending.durable_bytes, pending.holds
