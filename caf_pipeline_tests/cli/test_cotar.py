@@ -17,10 +17,15 @@ from caf_pipeline.formats.cotar import hash_of
 from caf_pipeline.formats.cotar_builder import index_of
 from caf_pipeline.formats.tar import files_of, walk
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
-from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.formats.test_cotar import SAME, vector
 from caf_pipeline_tests.formats.test_tar import LONG, info, made
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    archive_source,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.memory_ranges import MemoryRanges
 from caf_pipeline_tests.support.memory_ranges import index_of as index_of_caf
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -126,7 +131,7 @@ def test_one_to_three_requests_are_sent_to_a_file(capfdbinary, bodies, embed, co
         (made([("a", b"1"), info("p", tarfile.FIFOTYPE)]), "1 pipe"),
     ],
 )
-def test_what_is_no_file_is_told(here, capsys, tar, said):
+def test_entries_that_are_not_files_are_reported(here, capsys, tar, said):
     (here / "t.tar").write_bytes(tar)
     assert main(["cotar", "index", "t.tar"]) == 0
     assert said in capsys.readouterr().err
@@ -143,14 +148,14 @@ def test_what_is_no_file_is_told(here, capsys, tar, said):
     ],
 )
 @pytest.mark.parametrize("embed", [[], ["--embed"]])
-def test_a_tar_that_is_damaged_is_told_and_leaves_nothing(here, capsys, tar, said, embed):
+def test_a_damaged_tar_is_reported_and_leaves_nothing(here, capsys, tar, said, embed):
     (here / "t.tar").write_bytes(tar)
     assert main(["cotar", "index", "t.tar", *embed]) == 4
     assert said in capsys.readouterr().err
     assert os.listdir(here) == ["t.tar"]
 
 
-def test_a_file_of_4_gib_is_told_and_leaves_nothing(here, capsys):
+def test_a_file_of_4_gib_is_refused(here, capsys):
     with open("t.tar", "r+b") as file:
         large = info("large", tarfile.REGTYPE)
         large.size = 4 << 30
@@ -161,7 +166,7 @@ def test_a_file_of_4_gib_is_told_and_leaves_nothing(here, capsys):
     assert os.listdir(here) == ["t.tar"]
 
 
-def test_an_index_that_leads_behind_a_tar_elsewhere_gives_nothing_out(here, capfdbinary):
+def test_an_index_beyond_a_remote_tar_returns_no_bytes(here, capfdbinary):
     tar, _ = indexed(MANY | {"last": bytes(5000)})
     for cut in (tar[: -(20 << 10)], tar[:1000]):
         with serving(Site(cut)) as site:
@@ -172,7 +177,7 @@ def test_an_index_that_leads_behind_a_tar_elsewhere_gives_nothing_out(here, capf
         assert b"has no byte" in err
 
 
-def test_an_index_of_another_tar_gives_nothing_out_as_whole(here, capfdbinary):
+def test_an_index_of_another_tar_returns_no_complete_file(here, capfdbinary):
     indexed(BODIES)
     other = made([(name, body[1:] + b"x" * 600) for name, body in BODIES.items()])
     (here / "other.tar").write_bytes(other)
@@ -184,7 +189,7 @@ def test_an_index_of_another_tar_gives_nothing_out_as_whole(here, capfdbinary):
 
 
 @pytest.mark.parametrize("cut", [1, 700, 1536, 4000])
-def test_a_tar_that_was_cut_since_gives_nothing_out_as_whole(here, capfdbinary, cut):
+def test_a_truncated_tar_returns_no_complete_file(here, capfdbinary, cut):
     tar, index = indexed(BODIES)
     (here / "x.tar.co").write_bytes(tar[:cut] + index)
     for name, body in BODIES.items():
@@ -208,7 +213,7 @@ def test_a_tar_that_was_cut_since_gives_nothing_out_as_whole(here, capfdbinary, 
         ),
     ],
 )
-def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said):
+def test_verify_exits_with_1_if_something_is_wrong(here, capsys, change, said):
     tar, index = indexed({"a": b"1" * 700})
     (here / "x.tar.co").write_bytes(tar + change(index))
     assert main(["cotar", "verify", "x.tar.co"]) == 1
@@ -220,7 +225,7 @@ def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said)
     [lambda index: index[:-8], lambda index: index[:-1] + b"x"],
     ids=["no last header", "another one"],
 )
-def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbinary, change):
+def test_an_index_without_its_last_header_fails_verification(here, capfdbinary, change):
     _, index = indexed({"a": b"1"})
     (here / "x.tar.index").write_bytes(change(index))
     assert main(["cotar", "cat", "x.tar", "--index", "x.tar.index", "a"]) == 0
@@ -229,14 +234,14 @@ def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbi
 
 
 @pytest.mark.parametrize("hashed", [b"x" * 8, bytes(8)])
-def test_a_slot_more_than_files_is_told(here, capsys, hashed):
+def test_verify_reports_a_surplus_slot(here, capsys, hashed):
     tar, index = indexed({"a": b"1", "b": b"2", "c": b"3"})
     slots = [index[at : at + 16] for at in range(8, len(index) - 8, 16)]
     free = 8 + 16 * slots.index(bytes(16))
     taken = next(filter(any, slots))
     (here / "x.tar.co").write_bytes(tar + index[:free] + hashed + taken[8:] + index[free + 16 :])
     assert main(["cotar", "verify", "x.tar.co"]) == 1
-    assert "of no file" in capsys.readouterr().err
+    assert "slot of bytes" in capsys.readouterr().err
 
 
 def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
@@ -257,9 +262,7 @@ def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
 
 
 @pytest.mark.parametrize(("out", "status"), [("t.tar", 2), (".", 2), ("no/folder", 8)])
-def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was(
-    here, capsys, out, status
-):
+def test_a_failed_write_of_an_index_changes_nothing(here, capsys, out, status):
     before = (here / "t.tar").read_bytes()
     assert main(["cotar", "index", "t.tar", "-o", out]) == status
     assert repr(out) in capsys.readouterr().err
@@ -267,16 +270,16 @@ def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was
     assert (here / "t.tar").read_bytes() == before
 
 
-def test_verify_tells_a_slot_of_no_file(here, capsys):
+def test_verify_reports_a_slot_without_a_file(here, capsys):
     indexed({"a": b"1", "b": b"2"})
     (here / "one.tar").write_bytes(made([("a", b"1")]))
     assert main(["cotar", "verify", "one.tar", "--index", "x.tar.index", "--json"]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out.splitlines()[-1]) == {"files": 1, "slots": 2, "problems": 1}
-    assert "of no file" in told.err
+    assert "slot of bytes" in told.err
 
 
-def test_of_a_forged_index_with_many_slots_the_first_are_told_and_all_are_counted(here, capsys):
+def test_verify_counts_all_forged_slots_and_prints_the_first(here, capsys):
     head = b"COT\x02" + (1000).to_bytes(4, "little")
     slots = b"".join(number.to_bytes(8, "little") + b"\1" * 8 for number in range(1, 1001))
     (here / "x.tar.co").write_bytes((here / "t.tar").read_bytes() + head + slots + head)
@@ -297,7 +300,7 @@ def test_the_real_builders_archives_are_verified(here, name):
     assert main(["cotar", "verify", "x.tar.co"]) == 0
 
 
-def test_the_real_builders_names_that_are_no_ascii_are_read(here, capfdbinary):
+def test_names_beyond_ascii_of_the_real_builder_are_read(here, capfdbinary):
     (here / "x.tar.co").write_bytes(
         vector("gnu_utf8_names.tar") + vector("gnu_utf8_names.tar.index")
     )
@@ -318,7 +321,7 @@ def test_a_name_that_is_missing_ends_with_4(here, capsys):
     assert "'nope'" in capsys.readouterr().err
 
 
-def test_a_url_without_a_name_for_its_index_is_told(here, capsys):
+def test_an_index_of_a_url_needs_a_name(here, capsys):
     assert main(["cotar", "index", "http://127.0.0.1:1/x.tar"]) == 2
     assert "-o" in capsys.readouterr().err
 
@@ -352,7 +355,7 @@ def test_a_tar_gets_and_loses_its_index(here):
     assert (here / "o.tar").read_bytes() == (here / "t.tar").read_bytes()
 
 
-def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
+def test_hard_links_become_copies_and_the_last_name_counts(here, capsys):
     members = [
         ("a", b"1"),
         info("l", tarfile.LNKTYPE, "a"),
@@ -371,7 +374,7 @@ def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
     }
 
 
-def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, capsys):
+def test_files_too_large_for_a_caf_are_refused_before_copying(here, capsys):
     with open("t.tar", "wb") as file:
         large = info("large", tarfile.REGTYPE)
         large.size = 1 << 30
@@ -381,14 +384,11 @@ def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, caps
             file.write(info(f"link-{number}", tarfile.LNKTYPE, "large").tobuf(tarfile.GNU_FORMAT))
         file.write(bytes(1024))
     assert main(["convert", "t.tar", "o.caf"]) == 4
-    assert (
-        "does not fit into one CAF: the archive would have 35433480192 bytes"
-        in capsys.readouterr().err
-    )
+    assert "35433480192 bytes" in capsys.readouterr().err
     assert os.listdir(here) == ["t.tar"]
 
 
-def test_members_that_share_bytes_do_not_become_a_tar_of_any_size(here, capsys):
+def test_members_that_share_bytes_become_no_huge_tar(here, capsys):
     index = json.dumps(
         index_of_caf(*((f"m{number}", 0, 100 << 20) for number in range(400)))
     ).encode()
@@ -396,7 +396,7 @@ def test_members_that_share_bytes_do_not_become_a_tar_of_any_size(here, capsys):
         file.seek(100 << 20)
         file.write(index + len(index).to_bytes(4, "little"))
     assert main(["convert", "t.caf", "o.tar"]) == 4
-    assert "share bytes; a tar of it would have 41943040000 bytes" in capsys.readouterr().err
+    assert "41943040000 bytes" in capsys.readouterr().err
     assert not (here / "o.tar").exists()
 
 
@@ -411,7 +411,7 @@ def test_a_caf_behind_a_url_is_converted(here):
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["t.tar", "o.tar"], 2, "one format"),
+        (["t.tar", "o.tar"], 2, "t.tar"),
         (["nope.caf", "o.tar"], 4, "no file"),
         (["t.tar", "nowhere/o.caf"], 8, "'nowhere/o.caf' cannot be written"),
         (["t.tar", "folder.caf"], 2, "not a file"),
@@ -423,7 +423,7 @@ def test_a_caf_behind_a_url_is_converted(here):
         (["fake.tar.co", "o.caf"], 4, "no cotar index"),
     ],
 )
-def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, arguments, status, said):
+def test_invalid_conversions_are_refused_and_leave_nothing(here, capsys, arguments, status, said):
     (here / "broken.tar").write_bytes((here / "t.tar").read_bytes()[:700])
     (here / "fake.tar.co").write_bytes((here / "t.tar").read_bytes())
     (here / "latin.tar").write_bytes(made([("ü", b"1")], tarfile.GNU_FORMAT, encoding="latin-1"))
@@ -462,9 +462,7 @@ def archive(tmp_path_factory, s3_server, databases):
     ("key", "name", "reads"),
     [("small.tar.co", "b/ü", 2), ("large.tar.co", FAR, 3), ("large.tar.co", "large", 3)],
 )
-def test_one_file_of_an_archived_object_is_given_by_two_or_three_range_reads(
-    archive, monkeypatch, key, name, reads
-):
+def test_a_file_of_an_archived_tar_takes_few_reads(archive, monkeypatch, key, name, reads):
     asked = []
     stream = ObjectRanges.stream
     monkeypatch.setattr(
@@ -480,10 +478,9 @@ def test_one_file_of_an_archived_object_is_given_by_two_or_three_range_reads(
 
 
 @pytest.mark.parametrize(("key", "name"), [("small.tar.co", "nope"), ("plain.tar", "a")])
-def test_a_file_that_an_archived_object_does_not_have_is_told(archive, key, name):
+def test_a_missing_file_of_an_archived_tar_is_reported(archive, key, name):
     done = archive("get", "src", key, "--member", name, "-o", "nothing")
-    one_sentence(done, 4)
-    assert "Name its index with --index" not in done.err  # `caf get` has no such option
+    expect_error(done, 4)
     assert not (archive.folder / "nothing").exists()
 
 
@@ -543,9 +540,7 @@ def packages(tmp_path_factory):
 
 
 @pytest.mark.thorough
-def test_the_original_reads_what_we_write_and_builds_the_same_index(
-    packages, tmp_path, monkeypatch
-):
+def test_the_original_tool_builds_the_same_index(packages, tmp_path, monkeypatch):
     monkeypatch.chdir(packages)
     bodies = BODIES | {f"n/{number}": b"%d" % number * (number % 5) for number in range(1, 500)}
     indexed(bodies)

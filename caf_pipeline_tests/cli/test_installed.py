@@ -150,6 +150,6 @@ def test_the_help_cuts_no_summary(tmp_path, group):
 @pytest.mark.parametrize(
     "arguments", [(), ("--help",), ("--version",)], ids=["alone", "--help", "--version"]
 )
-def test_a_process_says_what_the_same_command_says_here(tmp_path, arguments):
+def test_a_process_prints_the_same_as_a_call(tmp_path, arguments):
     caf = CommandLine(tmp_path, {})
     assert caf.process(*arguments) == caf(*arguments)

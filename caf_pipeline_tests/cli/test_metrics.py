@@ -47,7 +47,7 @@ def samples(page: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
+def test_metrics_match_the_ledger(caf, ledger):
     with connected(ledger.database) as connection:
         first = "(SELECT min(caf_file_id) FROM caf_files)"
         set_state(connection, "packing", f"caf_file_id = {first}")
@@ -104,7 +104,7 @@ def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
 
 
 @pytest.mark.thorough
-def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away(caf, ledger):
+def test_metrics_answer_503_while_the_database_is_away(caf, ledger):
     serving = caf.start("metrics", "--serve", "127.0.0.1:0")
     address = re.search(rb"http://\S+", serving.stderr.readline())[0].decode()
     scrape = urllib.request.Request(
@@ -129,14 +129,14 @@ def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away
 @pytest.mark.parametrize(
     "where", ["9180", "localhost:", "localhost:x", "localhost:70000", "192.0.2.1:9180"]
 )
-def test_a_place_that_cannot_be_listened_on_is_refused(tmp_path, database_url, where):
+def test_an_unusable_address_is_refused(tmp_path, database_url, where):
     caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url})
     caf.settings(source_text("http://127.0.0.1:1", "b"))
     assert caf("metrics", "--serve", where).status == 2
 
 
 @pytest.mark.thorough
-def test_it_is_served_by_ipv6(caf):
+def test_metrics_are_served_by_ipv6(caf):
     serving = caf.start("metrics", "--serve", "[::1]:0")
     address = re.search(rb"http://\[::1\]:\S+", serving.stderr.readline())[0].decode()
     with urllib.request.urlopen(address) as answer:
@@ -145,7 +145,7 @@ def test_it_is_served_by_ipv6(caf):
     serving.communicate()
 
 
-def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledger):
+def test_the_dashboard_uses_only_existing_metrics_and_states(caf, ledger):
     absent = {
         "caf_oldest_pending_timestamp_seconds",
         "caf_last_look_timestamp_seconds",

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline_tests.cli.test_pipeline import KEYS
-from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import (
     jackal_command_line,
     wallet_with_space,
@@ -40,9 +39,7 @@ def get_all(caf, bodies):
 
 
 @pytest.mark.thorough
-def test_the_staging_folder_is_moved_with_what_is_in_it(
-    tmp_path, database_url, ledger, text, bodies
-):
+def test_the_staging_folder_can_be_moved(tmp_path, database_url, ledger, text, bodies):
     caf = CommandLine(
         tmp_path, KEYS | {"CAF_DATABASE_URL": database_url, "CAF_STORE__KIND": "directory"}
     )
@@ -69,7 +66,7 @@ def test_the_staging_folder_is_moved_with_what_is_in_it(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("bodies")
-def test_another_wallet_stores_what_is_new_and_knows_what_the_first_one_stored(
+def test_another_wallet_continues_the_archive_of_the_first(
     tmp_path, network, database_url, text, new_bucket
 ):
     first, second = wallet_with_space(network), wallet_with_space(network)

