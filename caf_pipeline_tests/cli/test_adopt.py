@@ -1,6 +1,4 @@
-"""`caf adopt` on a Jackal network, as somebody meets it who comes from another program: files,
-lies, a lost ledger.
-"""
+"""`caf adopt` on a Jackal network: files of other programs, lies, a lost ledger."""
 
 import dataclasses
 import json
@@ -31,7 +29,7 @@ def lines_of(done):
 
 @dataclasses.dataclass
 class OtherProgram:
-    """What posts CAF files beside `caf`, with the same wallet or another one."""
+    """Posts CAF files without `caf`, from the same wallet or another."""
 
     folder: object
     network: object
@@ -39,7 +37,7 @@ class OtherProgram:
     words: str
 
     def post(self, name, members, words=None):
-        """Write a CAF file and store it; return its path."""
+        """Write and store a CAF file; return its path."""
         path = self.folder / name
         with CafWriter(path) as writer:
             for key, body in members.items():
@@ -52,7 +50,8 @@ class OtherProgram:
             user.upload(posted, provider)
         self.network.wait_for(
             lambda state: any(
-                (one["start"], len(one["providers"])) == (posted.start, 3) for one in state["files"]
+                (file["start"], len(file["providers"])) == (posted.start, 3)
+                for file in state["files"]
             )
         )
         return path
@@ -75,7 +74,7 @@ def other(caf, tmp_path, network):
 
 @pytest.fixture
 def bodies(caf, new_bucket):
-    """A bucket's objects, of which an inventory was taken and nothing is archived."""
+    """A bucket with an inventory and nothing archived."""
     bodies = {f"a/key-{number}": os.urandom(40_000) for number in range(6)}
     for key, body in bodies.items():
         new_bucket.put(key, body, ContentType="text/odd")
@@ -89,9 +88,7 @@ def part(bodies, *numbers):
 
 @pytest.fixture
 def posted(other, bodies):
-    """Two files of the worker, which have three of the six objects, one of them twice; the path of
-    the first.
-    """
+    """Return the path of the first of two files, which hold three of the six objects."""
     first = other.post("1.caf", {f"task/{key}": body for key, body in part(bodies, 0, 1).items()})
     other.post(
         "2.caf",
@@ -107,9 +104,9 @@ def test_posted_files_are_adopted_once_and_never_paid_again(caf, posted, network
     done = caf("adopt", "src", str(posted), "--strip", "1")
     assert done.status == 0, done.err
     assert "2 objects of 2 members" in done.out.decode()
-    *_, sums = told = lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))
+    *_, sums = lines = lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))
     assert (sums["files"], sums["adopted"]) == ({"adopted": 1, "known": 1}, 1)
-    assert {line["member"]: line["left_out"] for line in told if "member" in line} == {
+    assert {line["member"]: line["left_out"] for line in lines if "member" in line} == {
         "task/a/key-1": "archived_already",
         "task/unknown": "not_in_inventory",
     }
@@ -155,9 +152,9 @@ def test_every_command_works_with_adopted_chunks(caf, posted, bodies, ledger):
     assert b"0 missing" in caf("jackal", "files", "src").out
     assert caf("export-references", "src", "-o", "references.json").status == 0
     unsafe = {
-        one["reason"]: one["objects"]
-        for one in lines_of(caf("safe-to-delete", "src", "--json"))
-        if "reason" in one
+        line["reason"]: line["objects"]
+        for line in lines_of(caf("safe-to-delete", "src", "--json"))
+        if "reason" in line
     }
     assert unsafe["adopted"] == 3
 

@@ -1,4 +1,4 @@
-"""The commands on CAF files, from arguments to exit status, on real files and a real server."""
+"""The commands on CAF files, with real files and a real server."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ CAF = [sys.executable, "-c", "import sys; from caf_pipeline.cli import main; sys
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working directory of its own, with a small tree in `d`."""
+    """The working directory, with a small tree in `d`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d" / "a").mkdir(parents=True)
     for name, body in {"d/a/x": b"hello", "d/a.b": b"", "d/Z": b"z" * 1000, "d/ü": b"u"}.items():
@@ -52,7 +52,6 @@ def tree(folder) -> dict[str, bytes]:
 
 
 # --- create
-# ------------------------------------------------------------------------------------------
 
 
 def test_a_packed_and_extracted_tree_is_the_same(here):
@@ -167,9 +166,9 @@ def test_a_changed_file_is_an_error_and_leaves_nothing(here, change, size_bytes)
     if change == "a later time":
         os.utime(path, ns=(0, files[0].modified_ns + 1))
     elif change.startswith("a byte"):
-        found = path.stat()
+        status = path.stat()
         os.truncate(path, size_bytes + (1 if change == "a byte more" else -1))
-        os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
     else:
         path.unlink()
         if change == "a pipe":
@@ -218,12 +217,12 @@ def test_no_archive_appears_if_the_sums_cannot_be_written(here, capsys, sums):
 @pytest.mark.parametrize("proof_type", ["0", "3"])
 def test_create_and_merkle_print_the_same_root(here, capsys, proof_type):
     assert main(["create", "--proof-type", proof_type, "o.caf", "d"]) == 0
-    told = capsys.readouterr().out.split()[-1]
+    root = capsys.readouterr().out.split()[-1]
     assert main(["create", "--json", "--proof-type", proof_type, "o.caf", "d"]) == 0
     line = json.loads(capsys.readouterr().out)
     assert main(["merkle", "--json", "--proof-type", proof_type, "o.caf"]) == 0
     merkle = json.loads(capsys.readouterr().out)
-    assert (told, line["merkle_root"], line["proof_type"]) == (
+    assert (root, line["merkle_root"], line["proof_type"]) == (
         merkle["merkle_root"],
         merkle["merkle_root"],
         merkle["proof_type"],
@@ -233,11 +232,11 @@ def test_create_and_merkle_print_the_same_root(here, capsys, proof_type):
 def test_create_prints_the_root_of_a_large_archive(here, capsys):
     (here / "d" / "large").write_bytes(
         os.urandom(70 << 20)
-    )  # two times what the disk is let begin with, and several parts
+    )  # twice the size of the first write to disk, and several parts
     assert main(["create", "--proof-type", "3", "o.caf", "d"]) == 0
-    told = capsys.readouterr().out.split()[-1]
+    root = capsys.readouterr().out.split()[-1]
     assert main(["merkle", "o.caf"]) == 0
-    assert capsys.readouterr().out.split() == [told]
+    assert capsys.readouterr().out.split() == [root]
 
 
 def test_files_that_exceed_one_archive_become_a_series(here, capsys):
@@ -283,7 +282,6 @@ def test_an_archive_that_cannot_be_written_is_reported(here, capsys, out, status
 
 
 # --- list, cat, verify, merkle
-# -------------------------------------------------------------------------------------
 
 
 def test_list_prints_one_object_a_line(here, capsys):
@@ -366,7 +364,6 @@ def test_an_empty_file_has_no_root(here, capsys):
 
 
 # --- extract
-# ------------------------------------------------------------------------------------------
 
 UNHOLDABLE = [
     "",
@@ -435,7 +432,6 @@ def test_a_large_member_and_neighbours_are_extracted_right(here):
 
 
 # --- the process
-# ------------------------------------------------------------------------------------------
 
 
 def test_a_broken_pipe_ends_the_command_quietly(here):

@@ -1,4 +1,4 @@
-"""`caf backup`, as an operator meets it, and the runs after an older backup was restored."""
+"""`caf backup`, and runs after an older backup was restored."""
 
 import json
 
@@ -12,7 +12,7 @@ from caf_pipeline_tests.support.jackal_command_line import (
     wallet_with_space,
 )
 
-LONG = "600"  # seconds of a lease that does not run out while a test runs
+LONG = "600"  # seconds; a lease never expires during a test
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`caf check`, as a user meets it: a right archive, bytes that are wrong, a chunk that is gone."""
+"""`caf check`: a right archive, wrong bytes, a lost chunk."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def spoil(caf, key):
-    """Let the store have other bytes of an object."""
+    """Replace the bytes of an object in the store."""
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     data = file.read_bytes()
     file.write_bytes(data.replace(BODIES[key], BODIES[key][::-1]))
@@ -78,7 +78,7 @@ def test_wrong_bytes_name_the_key_and_exit_with_9(caf):
 
 def test_results_before_a_network_failure_are_printed(caf, tmp_path, monkeypatch):
     def read(self, posting, start_byte, end_byte, *, provider=None):
-        for piece in given(self, posting, start_byte, end_byte, provider=provider):
+        for piece in read_original(self, posting, start_byte, end_byte, provider=provider):
             yield piece[: max(0, away_from - start_byte)]
             start_byte += len(piece)
             if start_byte > away_from:
@@ -86,7 +86,7 @@ def test_results_before_a_network_failure_are_printed(caf, tmp_path, monkeypatch
 
     spoil(caf, "a/2")
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
-    away_from, given = file.read_bytes().find(BODIES["b/0"]), DirectoryReader.read
+    away_from, read_original = file.read_bytes().find(BODIES["b/0"]), DirectoryReader.read
     monkeypatch.setattr(DirectoryReader, "read", read)
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 2)
     monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
@@ -146,7 +146,7 @@ def test_a_folder_that_is_away_is_named_in_the_hint(caf):
     (caf.folder / ".caf" / "store" / MARKER).unlink()
     expect_error(
         caf("check", "src", "--full"), 7, "8 objects", "mount its disk"
-    )  # the empty one needs no store
+    )  # the empty object needs no store
 
 
 def test_wrong_bytes_mark_the_chunk_as_damaged(caf):
@@ -172,13 +172,13 @@ def test_one_wrong_copy_marks_the_chunk_as_damaged(caf, monkeypatch):
 
 
 def test_without_a_terminal_progress_is_printed_as_lines(monkeypatch):
-    said = queue.SimpleQueue()
-    monkeypatch.setattr(terminal, "note", said.put)
+    notes = queue.SimpleQueue()
+    monkeypatch.setattr(terminal, "note", notes.put)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.001)
     with terminal.object_progress("checking src") as advance:
         advance(1024)
         advance(1024)
-        while "checking src: 2 objects, 2.0 KiB, " not in said.get():
+        while "checking src: 2 objects, 2.0 KiB, " not in notes.get():
             pass
 
 

@@ -1,6 +1,4 @@
-"""`caf cotar` and `caf convert`, from arguments to exit status, on real files, a real server, and
-beside the real packages.
-"""
+"""`caf cotar` and `caf convert`, with real files, a real server and the original packages."""
 
 import hashlib
 import json
@@ -42,22 +40,22 @@ BODIES = {
 LARGE = BODIES | {"large": bytes(range(256)) * 1200, "larger": b"x" * (17 << 20), "small": b"1"}
 
 MANY = {f"tiles/{number // 100}/{number}.pbf": b"%d" % number for number in range(6000)}
-"""As many as fill more than the first read of an index."""
+"""Enough files to fill more than the first read of an index."""
 
 FAR = next(name for name in MANY if hash_of(name.encode()) % (len(MANY) * 5 // 4) < 1000)
-"""One whose slot is not in that first read."""
+"""A file whose slot is not in the first read."""
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working directory of its own, with `t.tar`."""
+    """The working directory, with `t.tar`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.tar").write_bytes(made(BODIES.items()))
     return tmp_path
 
 
 def indexed(bodies) -> tuple[bytes, bytes]:
-    """Return a tar of the bodies and its index, which are written here."""
+    """Write a tar of the bodies and its index here; return both."""
     with open("x.tar", "wb") as file:
         file.write(made(bodies.items()))
     assert main(["cotar", "index", "x.tar"]) == 0
@@ -66,7 +64,6 @@ def indexed(bodies) -> tuple[bytes, bytes]:
 
 
 # --- index, cat, list, verify
-# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("embed", [False, True])
@@ -245,10 +242,10 @@ def test_verify_reports_a_surplus_slot(here, capsys, hashed):
 
 
 def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
-    one = info("p", tarfile.REGTYPE)
-    one.size, one.pax_headers = 5, {"size": "5"}
+    header = info("p", tarfile.REGTYPE)
+    header.size, header.pax_headers = 5, {"size": "5"}
     tar = bytearray(
-        one.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")])
+        header.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")])
     )
     tar[1024 + 124 : 1024 + 136] = b"%011o\0" % 0
     tar[1024 + 148 : 1024 + 156] = b" " * 8
@@ -274,9 +271,9 @@ def test_verify_reports_a_slot_without_a_file(here, capsys):
     indexed({"a": b"1", "b": b"2"})
     (here / "one.tar").write_bytes(made([("a", b"1")]))
     assert main(["cotar", "verify", "one.tar", "--index", "x.tar.index", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out.splitlines()[-1]) == {"files": 1, "slots": 2, "problems": 1}
-    assert "slot of bytes" in told.err
+    output = capsys.readouterr()
+    assert json.loads(output.out.splitlines()[-1]) == {"files": 1, "slots": 2, "problems": 1}
+    assert "slot of bytes" in output.err
 
 
 def test_verify_counts_all_forged_slots_and_prints_the_first(here, capsys):
@@ -284,14 +281,14 @@ def test_verify_counts_all_forged_slots_and_prints_the_first(here, capsys):
     slots = b"".join(number.to_bytes(8, "little") + b"\1" * 8 for number in range(1, 1001))
     (here / "x.tar.co").write_bytes((here / "t.tar").read_bytes() + head + slots + head)
     assert main(["cotar", "verify", "x.tar.co", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out) == {
+    output = capsys.readouterr()
+    assert json.loads(output.out) == {
         "files": len(BODIES),
         "slots": 1000,
         "problems": 1000 + len(BODIES),
     }
-    assert len(told.err.splitlines()) == 23
-    assert f"and {980 + len(BODIES)} more" in told.err
+    assert len(output.err.splitlines()) == 23
+    assert f"and {980 + len(BODIES)} more" in output.err
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -327,12 +324,11 @@ def test_an_index_of_a_url_needs_a_name(here, capsys):
 
 
 # --- convert
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def large(here):
-    """The same, with files that the kernel copies."""
+    """The same directory, with files that the kernel copies."""
     (here / "t.tar").write_bytes(made(LARGE.items()))
 
 
@@ -343,7 +339,7 @@ def test_a_caf_becomes_a_tar_and_again_the_same_caf(here, capsys, ending):
     assert main(["convert", "one.caf", f"o.{ending}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["members"] == len(LARGE)
     with tarfile.open(here / f"o.{ending}") as tar:
-        assert {each.name: tar.extractfile(each).read() for each in tar} == LARGE
+        assert {member.name: tar.extractfile(member).read() for member in tar} == LARGE
     assert main(["convert", f"o.{ending}", "two.caf"]) == 0
     assert (here / "one.caf").read_bytes() == (here / "two.caf").read_bytes()
     if ending == "tar.co":
@@ -436,10 +432,9 @@ def test_invalid_conversions_are_refused_and_leave_nothing(here, capsys, argumen
 
 
 # --- archived objects
-# ------------------------------------------------------------------------------------------
 
 BEHIND = bytes(9 << 20)
-"""So much that an object with it is not read as a whole."""
+"""Large enough that an object with it is read in ranges."""
 
 
 @pytest.fixture(scope="module")
@@ -463,16 +458,16 @@ def archive(tmp_path_factory, s3_server, databases):
     [("small.tar.co", "b/ü", 2), ("large.tar.co", FAR, 3), ("large.tar.co", "large", 3)],
 )
 def test_a_file_of_an_archived_tar_takes_few_reads(archive, monkeypatch, key, name, reads):
-    asked = []
+    ranges = []
     stream = ObjectRanges.stream
     monkeypatch.setattr(
-        ObjectRanges, "stream", lambda self, *range_: asked.append(range_) or stream(self, *range_)
+        ObjectRanges, "stream", lambda self, *range_: ranges.append(range_) or stream(self, *range_)
     )
     body = (BODIES | MANY | {"large": BEHIND})[name]
     done = archive("get", "src", key, "--member", name)
     assert (done.status, done.err, done.out) == (0, "", body)
-    assert len(asked) <= reads
-    assert sum(end - start for start, end, _ in asked) <= len(body) + 80_000
+    assert len(ranges) <= reads
+    assert sum(end - start for start, end, _ in ranges) <= len(body) + 80_000
     assert archive("get", "src", key, "--member", name, "-o", "file").status == 0
     assert (archive.folder / "file").read_bytes() == body
 
@@ -485,7 +480,6 @@ def test_a_missing_file_of_an_archived_tar_is_reported(archive, key, name):
 
 
 # --- the real packages
-# ------------------------------------------------------------------------------------------
 
 READ = """
 import { readFile } from 'node:fs/promises';
@@ -497,7 +491,8 @@ import { SourceMemory } from '@chunkd/source-memory';
 
 const source = async (path) => new SourceMemory('memory://' + path, await readFile(path));
 const names = JSON.parse(await readFile('names.json', 'utf8'));
-const separate = new Cotar(await source('x.tar'), await CotarIndex.create(await source('x.tar.index')));
+const index = await CotarIndex.create(await source('x.tar.index'));
+const separate = new Cotar(await source('x.tar'), index);
 const sums = [];
 for (const cotar of [await Cotar.fromTar(await source('x.tar.co')), separate]) {
   for (const name of names) {
@@ -506,17 +501,20 @@ for (const cotar of [await Cotar.fromTar(await source('x.tar.co')), separate]) {
   }
 }
 const tar = await readFile('ascii.tar');
-const made = await CotarIndexBuilder.create(async (at, count) => at < tar.length ? tar.subarray(at, at + count) : null);
+const read = async (at, count) => at < tar.length ? tar.subarray(at, at + count) : null;
+const made = await CotarIndexBuilder.create(read);
 const written = new TarBuilder('theirs.tar');
-for (const [name, body] of JSON.parse(await readFile('theirs.json', 'utf8'))) await written.write(name, Buffer.from(body));
+for (const [name, body] of JSON.parse(await readFile('theirs.json', 'utf8'))) {
+  await written.write(name, Buffer.from(body));
+}
 await written.close();
 console.log(JSON.stringify({ sums, built: made.buffer.toString('hex') }));
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A folder in which Node finds the original's packages."""
+    """A folder in which Node finds the original packages."""
     if not shutil.which("npm"):
         pytest.skip("there is no Node")
     folder = tmp_path_factory.mktemp("packages")
@@ -551,8 +549,8 @@ def test_the_original_tool_builds_the_same_index(packages, tmp_path, monkeypatch
     assert main(["cotar", "index", "ascii.tar"]) == 0
     names = [name for name, body in bodies.items() if body] + ["nope"]
     (packages / "names.json").write_text(json.dumps(names))
-    theirs = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
-    (packages / "theirs.json").write_text(json.dumps(list(theirs.items())))
+    tar_bodies = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
+    (packages / "theirs.json").write_text(json.dumps(list(tar_bodies.items())))
     (packages / "read.mjs").write_text(READ)
     done = subprocess.run(
         ["node", "read.mjs"],
@@ -562,12 +560,12 @@ def test_the_original_tool_builds_the_same_index(packages, tmp_path, monkeypatch
         timeout=PATIENCE_SECONDS,
     )
     assert not done.returncode, done.stderr
-    told = json.loads(done.stdout)
-    assert told["sums"] == 2 * [
+    answer = json.loads(done.stdout)
+    assert answer["sums"] == 2 * [
         *(hashlib.sha256(bodies[name]).hexdigest() for name in names[:-1]),
         None,
     ]
-    assert bytes.fromhex(told["built"]) == (packages / "ascii.tar.index").read_bytes()
+    assert bytes.fromhex(answer["built"]) == (packages / "ascii.tar.index").read_bytes()
     assert main(["convert", "theirs.tar", "theirs.caf"]) == 0
     reader = CafReader.open(MemoryRanges((packages / "theirs.caf").read_bytes()))
-    assert {member.key: reader.read(member.key).decode() for member in reader.members} == theirs
+    assert {member.key: reader.read(member.key).decode() for member in reader.members} == tar_bodies

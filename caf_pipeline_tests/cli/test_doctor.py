@@ -1,6 +1,4 @@
-"""`caf doctor`, as an operator meets it: what it says, its exit statuses, bad input, and what a
-killed `caf run` leaves.
-"""
+"""`caf doctor`: output, exit statuses, bad input, and what a killed `caf run` leaves."""
 
 import json
 import os
@@ -30,10 +28,10 @@ from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a 
 from caf_pipeline_tests.support.tiers import sampled
 
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
-LONG = "600"  # seconds of a lease that does not run out while a test runs
+LONG = "600"  # seconds; a lease never expires during a test
 
 EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "2"))
-"""Every how many of the states a `caf run` is killed once; 1 tries them all."""
+"""Kill `caf run` in every N-th state; 1 tries all of them."""
 
 
 def fill(bucket):
@@ -43,7 +41,7 @@ def fill(bucket):
 
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket) -> CommandLine:
-    """A command line whose source `src` is three chunks, nothing of it archived yet."""
+    """A command line whose source `src` has three chunks, not archived."""
     fill(new_bucket)
     caf = CommandLine(tmp_path, S3_KEYS | {"CAF_DATABASE_URL": database_url})
     caf.settings(source_text(s3_server, new_bucket.name))
@@ -109,9 +107,9 @@ def test_a_finding_is_reported_then_repaired_then_gone(caf, tmp_path, database_u
     before = everything(tmp_path, database_url)
     done = caf.process("doctor", "--dry-run")
     assert done.status == 1
-    told, closing = lines(done)
-    assert told.startswith("lease  plan/src: run run-child (process ")
-    assert "; would be " in told
+    finding, closing = lines(done)
+    assert finding.startswith("lease  plan/src: run run-child (process ")
+    assert "; would be " in finding
     assert closing.endswith(": 1 not mended")
     assert everything(tmp_path, database_url) == before
     done = caf("doctor")
@@ -124,8 +122,8 @@ def test_a_finding_is_reported_then_repaired_then_gone(caf, tmp_path, database_u
 @pytest.mark.thorough
 def test_json_is_an_object_a_line(caf, database_url):
     killed("lease", database_url, "plan/src", LONG)
-    (told,) = records(caf("doctor", "--dry-run", "--json"))
-    assert (told["kind"], told["name"], told["turn"], told["done"]) == (
+    (finding,) = records(caf("doctor", "--dry-run", "--json"))
+    assert (finding["kind"], finding["name"], finding["turn"], finding["done"]) == (
         "lease",
         "plan/src",
         "doctor",
@@ -211,19 +209,18 @@ def test_a_source_of_the_settings_alone_has_no_findings(caf):
 def test_s3_is_not_needed(caf, database_url):
     archive_source(caf)
     killed("lease", database_url, "plan/src", LONG)
-    # Another endpoint would be another source to the ledger; so nobody is behind the proxy that
-    # leads to it.
+    # A different endpoint would be a different source, so a proxy without a server makes S3
+    # unreachable.
     done = caf("doctor", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
     assert (done.status, lines(done)[-1]) == (0, "1 thing found: 1 mended"), done.err
 
 
 # --- on Jackal
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
-    """The same as two chunks, kept on Jackal."""
+    """The same source as two chunks on Jackal."""
     fill(new_bucket)
     words = wallet_with_space(network).words
     caf = jackal_command_line(tmp_path, network, words, CAF_DATABASE_URL=database_url, **KEPT)
@@ -285,14 +282,14 @@ def test_doctor_and_another_run_finish_a_killed_run(on_jackal, network, database
     assert on_jackal("run").status == 0
     assert lines(on_jackal("doctor")) == ["nothing was found"]
     account = next(
-        one for one in records(on_jackal("status", "--json")) if "located_objects" in one
+        line for line in records(on_jackal("status", "--json")) if "located_objects" in line
     )
     assert (account["located_objects"], account["claimed_objects"]) == (20, 0)
     roots = [file["merkle"] for file in network.state()["files"]]
     assert len(roots) == len(set(roots))
 
 
-@pytest.mark.thorough  # `test_a_live_holder_is_left_alone` is a sample
+@pytest.mark.thorough  # `test_a_live_holder_is_left_alone` runs always
 def test_the_doctor_never_touches_a_live_run(on_jackal, database_url):
     run = on_jackal.start("run")
     doctors = []

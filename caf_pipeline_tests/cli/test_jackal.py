@@ -1,6 +1,4 @@
-"""`caf jackal`, as an operator meets it: the wallet, prices and purchases, what the chain lists,
-orders, proofs and repairs.
-"""
+"""`caf jackal`: the wallet, prices, purchases, files, limits, proofs and repairs."""
 
 import contextlib
 import json
@@ -58,9 +56,7 @@ def caf(tmp_path, network, database_url) -> CommandLine:
 
 @pytest.fixture
 def source(caf, network, s3_server, new_bucket) -> CommandLine:
-    """The same with a wallet of its own and a source `src` of three chunks, nothing archived
-    yet.
-    """
+    """The same with a new wallet and a source `src` of three chunks, not archived."""
     caf = with_wallet(caf, wallet_with_space(network).words)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
@@ -70,13 +66,13 @@ def source(caf, network, s3_server, new_bucket) -> CommandLine:
 
 @pytest.fixture
 def archived(source) -> CommandLine:
-    """The same once everything is archived."""
+    """The same source, archived."""
     archive_source(source)
     return source
 
 
 def of(done) -> dict[str, object]:
-    """The one JSON object that a command printed."""
+    """Parse the one JSON object that a command printed."""
     assert done.status == 0, done.err
     return json.loads(done.out)
 
@@ -107,7 +103,6 @@ def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_
 
 
 # --- the wallet and its space
-# ----------------------------------------------------------------------------------------
 
 
 def test_the_account_shows_address_coins_and_space(caf):
@@ -167,7 +162,6 @@ def test_chunks_in_a_folder_have_no_account(caf):
 
 
 # --- prices and purchases
-# ------------------------------------------------------------------------------------------
 
 
 def test_a_price_counts_every_copy(caf):
@@ -286,7 +280,6 @@ def test_a_killed_purchase_is_finished_and_never_repeated(caf, network, ledger):
 
 
 # --- what the chain lists
-# ------------------------------------------------------------------------------------------
 
 
 def test_the_chain_and_the_ledger_name_the_same_files(archived):
@@ -308,7 +301,7 @@ def test_files_are_listed_only_at_their_providers(archived, network):
     for line in map(json.loads, done.out.splitlines()):
         assert len(line["downloads"]) == 3 < len(urls)
         assert line["downloads"] == [
-            f"{urls[one]}/download/{line['merkle_root']}" for one in line["providers"]
+            f"{urls[provider]}/download/{line['merkle_root']}" for provider in line["providers"]
         ]
         for url in line["downloads"]:
             assert httpx.get(url, headers={"Range": "bytes=0-0"}).is_success
@@ -335,8 +328,7 @@ def test_posted_chunks_keep_their_proof_type(source, ledger):
     changed = {"CAF_JACKAL__PROOF_TYPE": "0", "CAF_SOURCES__SRC__TARGET_SIZE": "32MiB"}
     shown = of(source("jackal", "wallet", "--json", **changed))
     assert (shown["proof_type"], shown["posted_by_proof_type"]) == (0, {"3": 1})
-    said = "1 chunk posted with another type goes on as it is"
-    assert said in source("jackal", "wallet", **changed).out.decode()
+    assert "1 chunk posted" in source("jackal", "wallet", **changed).out.decode()
     done = source("run", **changed)
     assert done.status == 0, done.err
     notes = " ".join(done.err.split())
@@ -347,7 +339,6 @@ def test_posted_chunks_keep_their_proof_type(source, ledger):
 
 
 # --- orders
-# ------------------------------------------------------------------------------------------
 
 
 def test_limits_are_ordered_lifted_and_taken_back(caf):
@@ -385,7 +376,7 @@ def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
     assert source("pause", "network maintenance").status == 0
     assert of(source("limit", "--json"))["paused"] == "network maintenance"
     process = source.start("run")
-    while not any("network maintenance" in each.wait.what for each in ledger.waits.list()):
+    while not any("network maintenance" in run_wait.wait.what for run_wait in ledger.waits.list()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     assert not ledger.chunks.list(states=[ChunkState.LOCATED])
@@ -404,7 +395,6 @@ def test_no_space_is_bought_for_unverified_proof_types(caf, network):
 
 
 # --- proofs and repairs
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -470,7 +460,7 @@ def test_a_chunk_beyond_repair_keeps_no_other_from_repair(
         new_bucket.put(f"key-{number:02d}", b"overwritten")
     shutil.rmtree(tmp_path / ".caf" / "staging")
     for number in range(len(network.providers)):
-        with contextlib.suppress(ValueError):  # the provider never had it
+        with contextlib.suppress(ValueError):  # the provider never had the chunk
             network.delete_blob(number, lost.merkle_root)
     network.drop_proofs(
         short.merkle_root,
@@ -509,7 +499,6 @@ def test_an_unknown_chunk_cannot_be_repaired(caf):
 
 
 # --- a run, and what ends it
-# -----------------------------------------------------------------------------------------
 
 
 def test_a_source_not_marked_public_is_refused_before_packing(

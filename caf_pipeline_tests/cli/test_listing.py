@@ -1,4 +1,4 @@
-"""`caf ls`, `caf find` and `caf du`, as a user meets them."""
+"""`caf ls`, `caf find` and `caf du`."""
 
 import json
 import os
@@ -64,15 +64,15 @@ def test_a_level_is_listed_as_s3_lists_it(caf):
 
 
 def test_every_key_is_listed_as_a_look_up_gives_it(caf):
-    found = objects(caf("ls", "src", "--recursive", "--json"))
-    assert [one["key"] for one in found] == sorted(BODIES)
-    assert {one["key"]: one["size_bytes"] for one in found} == {
+    listed = objects(caf("ls", "src", "--recursive", "--json"))
+    assert [row["key"] for row in listed] == sorted(BODIES)
+    assert {row["key"]: row["size_bytes"] for row in listed} == {
         key: len(body) for key, body in BODIES.items()
     }
-    assert {one["key"] for one in found if one["status"] == "gone"} == {"logs/2025/c.gz"}
+    assert {row["key"] for row in listed if row["status"] == "gone"} == {"logs/2025/c.gz"}
     got = caf("get", "src", "logs/2025/c.gz")
     assert (got.out, "is gone from S3" in got.err) == (BODIES["logs/2025/c.gz"], True)
-    assert all(one["chunks"] and len(one["sha256"]) == 64 for one in found)
+    assert all(row["chunks"] and len(row["sha256"]) == 64 for row in listed)
 
 
 def test_the_option_current_lists_only_objects_in_s3(caf):
@@ -103,14 +103,14 @@ def test_objects_are_found_by_pattern_size_and_time(caf):
     assert lines(caf("find", "src", "logs")) == ["logs"]
     assert lines(caf("find", "src", "--older", "2020-01-01")) == []
     assert len(lines(caf("find", "src", "--newer", "2020-01-01T00:00:00Z"))) == len(BODIES)
-    (one,) = objects(caf("find", "src", "zo*", "--json"))
-    assert (one["key"], one["size_bytes"]) == ("zoë", 5)
+    (row,) = objects(caf("find", "src", "zo*", "--json"))
+    assert (row["key"], row["size_bytes"]) == ("zoë", 5)
 
 
 @pytest.mark.thorough
 def test_the_option_as_of_lists_and_fetches_versions(caf):
     later = objects(caf("ls", "src", "-r", "--json", "--as-of", "2099-01-01T00:00+02:00"))
-    assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {
+    assert {row["key"]: row["status"] for row in later} == dict.fromkeys(BODIES, "archived") | {
         "logs/2025/c.gz": "gone"
     }
     got = caf("get", "src", "logs/2025/c.gz", "--as-of", "2099-01-01")
@@ -179,7 +179,7 @@ def test_an_invalid_size_or_time_is_refused(caf):
     expect_error(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
     expect_error(
         caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time"
-    )  # a year before the first
+    )  # before the year 1
 
 
 def test_references_that_fsspec_cannot_read_are_counted(caf):

@@ -1,6 +1,4 @@
-"""`caf clps` and `caf chunkio` on files, URLs and archived objects, from arguments to exit
-status.
-"""
+"""`caf clps` and `caf chunkio` on files, URLs and archived objects."""
 
 import hashlib
 import json
@@ -46,39 +44,49 @@ def objects(text: str | bytes) -> list[dict]:
 
 
 # --- clps
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
 def test_inspect_reads_files_urls_and_archived_objects_alike(caf):
     with serving(Site(CLPS.read_bytes())) as site:
-        told = [
+        results = [
             caf("clps", "inspect", *words, "--json")
             for words in ([str(CLPS)], [site.url], ["src", "logs/a.clp"])
         ]
         assert len(site.requests) == 1
-    assert [(one.status, one.err) for one in told] == [(0, "")] * 3
-    assert told[0].out == told[1].out == told[2].out
-    (one,) = objects(told[0].out)
-    assert (one["version"], one["uncompressed_size"], one["total_size"], one["metadata_size"]) == (
+    assert [(result.status, result.err) for result in results] == [(0, "")] * 3
+    assert results[0].out == results[1].out == results[2].out
+    (result,) = objects(results[0].out)
+    assert (
+        result["version"],
+        result["uncompressed_size"],
+        result["total_size"],
+        result["metadata_size"],
+    ) == (
         "0.5.0",
         10641,
         1697,
         320,
     )
-    assert (one["inputs"], one["records"], one["ArchiveInfo"]) == (2, 70, {"num_segments": 1})
-    assert [(each["s"], each["e"], each["f"]["_filename"]) for each in one["RangeIndex"]] == [
+    assert (result["inputs"], result["records"], result["ArchiveInfo"]) == (
+        2,
+        70,
+        {"num_segments": 1},
+    )
+    assert [
+        (entry["s"], entry["e"], entry["f"]["_filename"]) for entry in result["RangeIndex"]
+    ] == [
         (0, 60, "a.jsonl"),
         (60, 70, "b.jsonl"),
     ]
-    (times,) = one["TimestampDictionary"]["ranges"]
+    (times,) = result["TimestampDictionary"]["ranges"]
     assert (times["key"], times["begin"], times["end"]) == (
         "timestamp",
         1_700_000_000_000,
         1_700_001_009_500,
     )
-    assert one["ArchiveFileInfo"]["files"][-1] == {"n": "/0", "o": 442}
-    assert one["sections"][-1] == {"name": "/0", "offset": 826, "size": 871}
+    assert result["ArchiveFileInfo"]["files"][-1] == {"n": "/0", "o": 442}
+    assert result["sections"][-1] == {"name": "/0", "offset": 826, "size": 871}
 
 
 def test_long_metadata_take_one_more_request_and_missing_records_another():
@@ -118,9 +126,9 @@ def test_a_truncated_clp_archive_is_reported(tmp_path, capsys):
 def test_inspect_refuses_other_files(tmp_path, capsys, body):
     (tmp_path / "file").write_bytes(body)
     assert main(["clps", "inspect", str(tmp_path / "file"), "--json"]) == 4
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"caf: error: {tmp_path / 'file'}: ")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith(f"caf: error: {tmp_path / 'file'}: ")
 
 
 def test_inspect_refuses_missing_objects_and_surplus_arguments(caf):
@@ -130,14 +138,15 @@ def test_inspect_refuses_missing_objects_and_surplus_arguments(caf):
 
 
 # --- chunkio
-# ------------------------------------------------------------------------------------------
 
 
 def test_chunkio_reads_files_urls_and_archived_objects_alike(caf):
     with serving(Site(LOG.read_bytes())) as site:
         for words in ([str(LOG)], [site.url], ["src", "logs/a.log"]):
             listed = caf("chunkio", "list", *words, "--json")
-            assert [(one["begin"], one["content_size_bytes"]) for one in objects(listed.out)] == [
+            assert [
+                (entry["begin"], entry["content_size_bytes"]) for entry in objects(listed.out)
+            ] == [
                 (0, 100),
                 (65536, 100),
                 (65692, 100),
@@ -163,7 +172,7 @@ def test_entries_are_picked_by_position(capsys):
         (["--from", "65693", "--pick", "first"], []),
     ):
         assert main(["chunkio", "list", str(LOG), "--json", *options]) == 0
-        assert [one["begin"] for one in objects(capsys.readouterr().out)] == begins
+        assert [entry["begin"] for entry in objects(capsys.readouterr().out)] == begins
 
 
 def test_deflate_contents_are_inflated_on_request(capfdbinary):
@@ -190,7 +199,7 @@ def test_damage_is_reported_and_the_rest_is_salvaged(tmp_path, capsys):
     log = bytearray(
         b"".join(writer.entry(bytes([number]) * 16, bytes(1000)) for number in range(10))
     )
-    log[16] ^= 1  # the first header: no way leads to any entry
+    log[16] ^= 1  # the first header, so that no entry is reachable
     (tmp_path / "log").write_bytes(log)
     assert main(["chunkio", "list", str(tmp_path / "log")]) == 0
     assert capsys.readouterr().out == ""
@@ -199,13 +208,13 @@ def test_damage_is_reported_and_the_rest_is_salvaged(tmp_path, capsys):
         == 0
     )
     marks = [
-        (one["reachable"], one["content_right"], one["inside"])
-        for one in objects(capsys.readouterr().out)
+        (entry["reachable"], entry["content_right"], entry["inside"])
+        for entry in objects(capsys.readouterr().out)
     ]
     assert marks == [(False, True, None)] * 9
     assert main(["chunkio", "verify", str(tmp_path / "saved"), "--json"]) == 0
     assert main(["chunkio", "list", str(tmp_path / "saved"), "--json"]) == 0
-    assert [one["user_data"][:2] for one in objects(capsys.readouterr().out)[1:]] == [
+    assert [entry["user_data"][:2] for entry in objects(capsys.readouterr().out)[1:]] == [
         f"{number:02}" for number in range(1, 10)
     ]
 

@@ -1,11 +1,8 @@
-"""`caf logs search`: what clp-s finds in archived logs, which of them are fetched for it, and what
-it cannot search.
-"""
+"""`caf logs search`: matches, the logs it fetches, and the logs it cannot search."""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -15,8 +12,8 @@ import pytest
 
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.retrieval import log_search
-from caf_pipeline.retrieval.log_search import find_clp_s
 from caf_pipeline.settings import load_settings
+from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.command_line import (
     archive_source,
     expect_error,
@@ -33,25 +30,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 DAYS = {"logs/21": 1_700_000_000_000, "logs/22": 1_700_086_400_000, "logs/23": 1_700_172_800_000}
-"""The first record of each log: 2023-11-14 22:13:20 UTC, and a day and two days later.
+"""The first record of each log: 2023-11-14 22:13:20 UTC, and one and two days later.
 
-Each has one a second for 200 seconds.
+Each log has a record every second for 200 seconds.
 """
 
 SECOND_DAY = ("--from", "2023-11-15T12:00", "--to", "2023-11-16T12:00:00+02:00")
-
-
-def packed(folder: Path, records: list[dict], *options: str) -> bytes:
-    """Have clp-s pack records, and return the archive."""
-    folder.mkdir()
-    (folder / "it.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
-    subprocess.run(
-        [find_clp_s(), "c", "--single-file-archive", *options, folder / "out", folder / "it.jsonl"],
-        check=True,
-        capture_output=True,
-    )
-    (archive,) = (folder / "out").iterdir()
-    return archive.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +59,7 @@ def caf(tmp_path_factory, network, s3_server, databases):
     whole = bucket.client.get_object(Bucket=bucket.name, Key="logs/21")["Body"].read()
     bucket.put("damaged/a", whole)
     bucket.put("damaged/b", whole[:-1])  # clp-s aborts
-    bucket.put("damaged/c", whole[:100])  # its metadata tell nothing
+    bucket.put("damaged/c", whole[:100])  # its metadata are unreadable
     bucket.put("damaged/d", whole)
     caf = jackal_command_line(
         folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take().url
@@ -86,12 +70,14 @@ def caf(tmp_path_factory, network, s3_server, databases):
 
 
 def downloads(network):
-    return sum(one["downloads"] for one in network.state()["providers"])
+    return sum(provider["downloads"] for provider in network.state()["providers"])
 
 
 def found(done):
     """Return the key and the number of each record."""
-    return [(one["key"], one["record"].get("n")) for one in map(json.loads, done.out.splitlines())]
+    return [
+        (match["key"], match["record"].get("n")) for match in map(json.loads, done.out.splitlines())
+    ]
 
 
 def staged(caf):
@@ -172,7 +158,7 @@ def test_headers_of_logs_without_recorded_times_are_read(caf):
     assert (done.status, found(done)) == (1, [("logs/22", 50)])
     assert (
         "3 logs of 9 objects searched; 9 headers read" in done.err
-    )  # that of the day, that without times, and the damaged one
+    )  # the log of the day, the one without times, and the damaged one
 
 
 @pytest.mark.parametrize(
@@ -212,11 +198,10 @@ def test_without_clp_s_one_sentence_says_how_to_install_it(caf, monkeypatch):
 
 
 # --- a clp-s that misbehaves
-# ---------------------------------------------------------------------------------------
 
 
 def a_program(folder: Path, searching: str) -> Path:
-    """Make a clp-s that takes every query, and does this where it is to search."""
+    """Make a clp-s that accepts every query; `searching` is the shell code of a search."""
     program = folder / "yscope_clp_core" / "bin" / "clp-s"
     program.parent.mkdir(parents=True)
     (folder / "yscope_clp_core" / "__init__.py").touch()
@@ -233,10 +218,10 @@ def test_clp_s_sees_no_secrets_and_works_in_private(caf, monkeypatch, tmp_path):
     monkeypatch.setattr(log_search, "find_clp_s", lambda: program)
     done = caf("logs", "search", "src", "logs/21", "n: 1", AWS_SECRET_ACCESS_KEY="very secret")
     assert done.status == 0, done.err
-    told = done.out.decode()
-    assert "PATH=" in told
-    assert not any(word in told for word in ("MNEMONIC", "AWS_", "CAF_", "very secret"))
-    assert [line.split()[1] for line in told.splitlines()[-2:]] == ["drwx------", "-rw-------"]
+    output = done.out.decode()
+    assert "PATH=" in output
+    assert not any(word in output for word in ("MNEMONIC", "AWS_", "CAF_", "very secret"))
+    assert [line.split()[1] for line in output.splitlines()[-2:]] == ["drwx------", "-rw-------"]
 
 
 def test_a_hanging_search_times_out_without_partial_records(caf, monkeypatch, tmp_path):

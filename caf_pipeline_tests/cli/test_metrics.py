@@ -1,6 +1,4 @@
-"""`caf metrics`: what Prometheus's own parser reads is what the ledger has; the dashboard asks for
-nothing else.
-"""
+"""`caf metrics` matches the ledger, and the dashboard uses only these metrics."""
 
 import json
 import re
@@ -24,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket):
     for number in range(3):
-        new_bucket.put(f"k{number}", bytes(700_000))  # a chunk each
+        new_bucket.put(f"k{number}", bytes(700_000))  # one chunk for each object
     caf = CommandLine(
         tmp_path,
         {
@@ -39,7 +37,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def samples(page: str) -> dict[tuple[str, ...], float]:
-    """What a page of OpenMetrics has, by name and labels."""
+    """Return the samples of a page of OpenMetrics, by name and labels."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page)
@@ -61,25 +59,25 @@ def test_metrics_match_the_ledger(caf, ledger):
             "NULL)"
         )
     ledger.controls.set("paused", "a test")
-    found = samples(caf("metrics").out.decode())
-    assert found["caf_chunks", "src", "located"] == 2
-    assert found["caf_chunks", "src", "packing"] == 1
-    assert found["caf_object_bytes", "src", "located"] == 1_400_000
-    assert found["caf_objects", "src", "packing"] == 1
-    assert found["caf_packing_attempts_total", "src"] == 6
-    assert found["caf_skipped_objects", "src"] == 0
-    assert found["caf_paused",] == 1
+    exported = samples(caf("metrics").out.decode())
+    assert exported["caf_chunks", "src", "located"] == 2
+    assert exported["caf_chunks", "src", "packing"] == 1
+    assert exported["caf_object_bytes", "src", "located"] == 1_400_000
+    assert exported["caf_objects", "src", "packing"] == 1
+    assert exported["caf_packing_attempts_total", "src"] == 6
+    assert exported["caf_skipped_objects", "src"] == 0
+    assert exported["caf_paused",] == 1
     (progress,) = ledger.progress.of(["src"])
-    assert found["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(
+    assert exported["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(
         progress.oldest_planned_at.timestamp()
     )
-    assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(
+    assert exported["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(
         progress.inventory_at.timestamp()
     )
-    assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
-    assert found["caf_suspected_chunks", "src"] == 1
-    assert found["caf_last_look_timestamp_seconds", "src"] == 2000
-    assert {name: value for name, value in found.items() if "bulk_look" in name[0]} == {
+    assert sum(value for name, value in exported.items() if name[:2] == ("caf_copies", "src")) == 2
+    assert exported["caf_suspected_chunks", "src"] == 1
+    assert exported["caf_last_look_timestamp_seconds", "src"] == 2000
+    assert {name: value for name, value in exported.items() if "bulk_look" in name[0]} == {
         ("caf_last_whole_bulk_look_timestamp_seconds", "jackal"): 1000
     }
 
@@ -122,8 +120,8 @@ def test_metrics_answer_503_while_the_database_is_away(caf, ledger):
     with urllib.request.urlopen(address) as answer:
         assert answer.status == 200
     serving.send_signal(signal.SIGINT)
-    _, said = serving.communicate()
-    assert (serving.returncode, said.count(b"\n")) == (130, 1)
+    _, output = serving.communicate()
+    assert (serving.returncode, output.count(b"\n")) == (130, 1)
 
 
 @pytest.mark.parametrize(
@@ -153,17 +151,19 @@ def test_the_dashboard_uses_only_existing_metrics_and_states(caf, ledger):
     }
     there = {name[0] for name in samples(render(ledger).decode())} | absent
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "caf-pipeline.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked += [
-        one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [
+        variable["query"]["query"]
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
     ]
-    named = set(re.findall(r"caf_\w+", " ".join(asked)))
+    named = set(re.findall(r"caf_\w+", " ".join(queries)))
     assert named == there
     from caf_pipeline.chunk_state import ChunkState
 
     states = {
         state
-        for several in re.findall(r'state=~?"([^"]+)"', " ".join(asked))
+        for several in re.findall(r'state=~?"([^"]+)"', " ".join(queries))
         for state in several.split("|")
     }
     assert states <= set(ChunkState)

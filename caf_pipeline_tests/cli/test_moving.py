@@ -1,4 +1,4 @@
-"""What an operator moves while chunks are under way: the staging folder, and the wallet."""
+"""Moving the staging folder, and changing the wallet, while chunks are under way."""
 
 import shutil
 import signal
@@ -19,7 +19,7 @@ pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
 @pytest.fixture
 def bodies(new_bucket):
-    """Objects in the bucket, for three chunks."""
+    """Put objects for three chunks into the bucket."""
     bodies = {f"key-{number}": bytes([number]) * 400_000 for number in range(8)}
     for key, body in bodies.items():
         new_bucket.put(key, body)
@@ -28,7 +28,7 @@ def bodies(new_bucket):
 
 @pytest.fixture
 def text(s3_server, new_bucket):
-    """Settings with chunks of four objects at most."""
+    """Settings with at most four objects a chunk."""
     return source_text(s3_server, new_bucket.name, target_size="1600000B")
 
 
@@ -81,5 +81,5 @@ def test_another_wallet_continues_the_archive_of_the_first(
     files = after("jackal", "files")
     assert files.status == 0, files.out
     assert b"src: 4 chunks on the chain, 0 missing, 0 foreign" in files.out
-    owned = [one["owner"] for one in network.state()["files"]]
-    assert (owned.count(first.address), owned.count(second.address)) == (3, 1)
+    owners = [file["owner"] for file in network.state()["files"]]
+    assert (owners.count(first.address), owners.count(second.address)) == (3, 1)

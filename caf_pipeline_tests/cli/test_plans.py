@@ -1,4 +1,4 @@
-"""`caf plan --dry-run` and `caf plans`, as a user meets them."""
+"""`caf plan` and `caf plans`."""
 
 import json
 import os
@@ -47,34 +47,34 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 def test_a_preview_shows_the_plan_and_plans_nothing(caf):
     done = caf("plan", "src", "--dry-run")
     assert done.status == 0, done.err
-    said = done.out.decode()
-    assert "planned   26 objects, 2.4 MiB" in said
-    assert "chunks    3 of 1.0 MiB, filled by 95.4% with objects" in said
-    assert "set get_price" in said
-    assert "time      not known" in said
-    assert "class     STANDARD: 26 objects, 2.4 MiB" in said
-    assert "█" in said
+    text = done.out.decode()
+    assert "planned   26 objects, 2.4 MiB" in text
+    assert "chunks    3 of 1.0 MiB, filled by 95.4% with objects" in text
+    assert "set get_price" in text
+    assert "time      not known" in text
+    assert "class     STANDARD: 26 objects, 2.4 MiB" in text
+    assert "█" in text
     assert b"nothing planned yet" in caf("plans", "src").out
 
 
 def test_a_preview_as_json_has_every_number(caf):
-    found = json.loads(caf("plan", "src", "--dry-run", "--json").out)
-    assert (found["objects"], found["bytes"], found["chunks"], found["located"]) == (
+    report = json.loads(caf("plan", "src", "--dry-run", "--json").out)
+    assert (report["objects"], report["bytes"], report["chunks"], report["located"]) == (
         26,
         2_500_000,
         3,
         0,
     )
-    assert (found["requests"], found["request_usd"], found["seconds"], found["last_plan"]) == (
+    assert (report["requests"], report["request_usd"], report["seconds"], report["last_plan"]) == (
         26,
         None,
         None,
         None,
     )
-    assert found["smallest"][0] == {"key": "empty", "bytes": 0}
-    assert sum(step["objects"] for step in found["sizes"]) == 26
+    assert report["smallest"][0] == {"key": "empty", "bytes": 0}
+    assert sum(step["objects"] for step in report["sizes"]) == 26
     again = json.loads(caf("plan", "src", "--dry-run", "--json", "--last-inventory").out)
-    assert again == found
+    assert again == report
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_preview_names_aws_only_without_an_endpoint(tmp_path, ledger, capsys, 
         tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described}
     )
     plans._print_preview(preview_plan(context, inventories.take_inventory(context)))
-    said = capsys.readouterr().out
-    assert ("bucket’s region" in said, "AWS's list prices" in said) == (
+    text = capsys.readouterr().out
+    assert ("bucket’s region" in text, "AWS's list prices" in text) == (
         not endpoint,
         not endpoint,
     )
@@ -112,8 +112,8 @@ def test_a_preview_names_the_report_and_its_age(caf, s3_server, new_bucket):
     done = caf(
         "plan", "src", "--dry-run", "--json", "--report", f"{now - timedelta(days=30):%Y-%m-%d}"
     )
-    found = json.loads(done.out)
-    assert (found["report"], found["inventory_taken_at"]) == (
+    report = json.loads(done.out)
+    assert (report["report"], report["inventory_taken_at"]) == (
         first,
         (now - timedelta(days=30)).isoformat(),
     )
@@ -186,9 +186,9 @@ def test_a_preview_warns_if_the_prefix_changed(caf, s3_server, new_bucket):
     archive_source(caf)
     assert b"refused" not in caf("plan", "src", "--dry-run").out
     caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
-    said = " ".join(caf("plan", "src", "--dry-run").out.decode().split())
-    assert "refused: source 'src'" in said
-    assert said.count(f"/{new_bucket.name}/some/") == 1
+    text = " ".join(caf("plan", "src", "--dry-run").out.decode().split())
+    assert "refused: source 'src'" in text
+    assert text.count(f"/{new_bucket.name}/some/") == 1
 
 
 def test_a_preview_keeps_noticed_keys_in_the_ledger(caf):
@@ -219,9 +219,9 @@ def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     )
     assert row["plan"] in caf("plans", "src").out.decode()
     shown = json.loads(caf("plans", "show", row["plan"], "--json").out)
-    assert [one["state"] for one in shown["chunk_list"]] == ["located"] * 3
+    assert [chunk["state"] for chunk in shown["chunk_list"]] == ["located"] * 3
     assert (
-        sum(one["objects"] for one in shown["chunk_list"])
+        sum(chunk["objects"] for chunk in shown["chunk_list"])
         == sum(step["objects"] for step in shown["sizes"])
         == 26
     )

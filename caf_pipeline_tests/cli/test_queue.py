@@ -1,6 +1,4 @@
-"""`caf queue` shows what a stranger sent, whole and harmless, and removes only what it has
-shown.
-"""
+"""`caf queue` escapes what a stranger sent, and removes only what it showed."""
 
 import json
 
@@ -24,9 +22,9 @@ def test_messages_are_shown_with_their_reasons_and_removed_on_demand(caf, ledger
         "id-1", "", b"\x1b[2J\xff\n", [ObjectEvent(b"key", "")], "it is not JSON"
     )
     assert ledger.notices.take_messages("src", [hostile]) == {"id-1"}
-    said = caf("queue", "src").out.decode()
-    assert "JSON\n  \\x1b[2J" in said
-    assert said.endswith("1 message set apart\n")
+    text = caf("queue", "src").out.decode()
+    assert "JSON\n  \\x1b[2J" in text
+    assert text.endswith("1 message set apart\n")
     status = caf("status").out.decode()
     assert "1 key" in status
     assert "1 message" in status

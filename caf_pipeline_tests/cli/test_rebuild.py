@@ -1,6 +1,4 @@
-"""`caf rebuild` on a Jackal network, as an operator meets it whose database is gone: the way back,
-and what lies beside it.
-"""
+"""`caf rebuild` of a lost ledger, from a Jackal network and from a folder."""
 
 import dataclasses
 import json
@@ -44,12 +42,11 @@ def lines_of(done):
 
 
 # --- by hand, in this process
-# ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def open_context(tmp_path, network):
-    """Opens the same source on any ledger, as a run does; `bucket` makes an archive of its own."""
+    """Opens a source on any ledger, as a run does; each bucket is another archive."""
     opened = []
 
     def make(ledger, bodies=(), *, bucket, **changes):
@@ -80,24 +77,24 @@ def test_foreign_files_under_the_archive_are_reported_without_rows(ledger, open_
     network.grant(stranger.address, 10**9)
     with httpx.Client() as client:
         foreign = ChainUser(network, client, stranger.words).post(random_content(3000), note=note)
-        ours = ChainUser(network, client)
-        noise = ours.post(random_content(4000), note=note)
+        user = ChainUser(network, client)
+        noise = user.post(random_content(4000), note=note)
         for provider in range(3):
-            ours.upload(noise, provider)
+            user.upload(noise, provider)
         network.wait_for(
             lambda state: any(
-                one["start"] == noise.start and one["providers"] for one in state["files"]
+                file["start"] == noise.start and file["providers"] for file in state["files"]
             )
         )
-        empty = ours.post(random_content(5000), note=note)
-        ours.post(random_content(6000), note=archive_note("f" * 32))
-    found = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(context)}
-    assert {start: outcome.finding.kind for start, outcome in found.items()} == {
+        empty = user.post(random_content(5000), note=note)
+        user.post(random_content(6000), note=archive_note("f" * 32))
+    outcomes = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(context)}
+    assert {start: outcome.finding.kind for start, outcome in outcomes.items()} == {
         foreign.start: FileKind.FOREIGN,
         noise.start: FileKind.NO_CHUNK,
         empty.start: FileKind.NOT_UPLOADED,
     }
-    assert stranger.address in found[foreign.start].finding.why
+    assert stranger.address in outcomes[foreign.start].finding.why
     assert context.ledger.chunks.list() == []
 
 
@@ -162,12 +159,11 @@ def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_co
 
 
 # --- the command
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def archived(tmp_path, network, database_url, s3_server, new_bucket):
-    """A command line that has archived a source, and its bucket."""
+    """A command line with an archived source, and its bucket."""
     network.grant(ADDRESS, SPACE)
     caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
     for number in range(20):
@@ -178,7 +174,7 @@ def archived(tmp_path, network, database_url, s3_server, new_bucket):
 
 
 def on(caf: CommandLine, ledger, **more: str) -> CommandLine:
-    """The same command line on another database, without a wallet."""
+    """The same command line with another database and no wallet."""
     environment = {
         name: value for name, value in caf.environment.items() if name != "JACKAL_MNEMONIC"
     }
@@ -196,8 +192,10 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     fresh = new_ledger()
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    told = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
-    assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks.list())
+    preview = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
+    assert [line["restored"] for line in lines_of(preview)[:-1]] == [False] * len(
+        ledger.chunks.list()
+    )
     assert fresh.chunks.list() == []
     done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
     assert done.status == 0, done.err
@@ -244,9 +242,9 @@ def test_a_dry_rebuild_lists_losses_only_with_restorable_chunks(
     lost = on(archived, new_ledger())("rebuild", "--owner", ADDRESS, "--dry-run")
     assert all(f"  {name}: " in lost.out.decode() for name in rebuild.NOT_KNOWN)
     assert "50 blocks" in lost.err
-    known = archived("rebuild", "--owner", ADDRESS, "--dry-run")
-    assert (known.status, known.out.decode().splitlines()) == (0, ["src: 2 known"])
-    assert "50 blocks" not in known.err
+    second = archived("rebuild", "--owner", ADDRESS, "--dry-run")
+    assert (second.status, second.out.decode().splitlines()) == (0, ["src: 2 known"])
+    assert "50 blocks" not in second.err
 
 
 @pytest.fixture

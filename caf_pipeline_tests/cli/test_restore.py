@@ -1,4 +1,4 @@
-"""`caf restore` into a folder: what is there afterwards, after kills, and what is never done."""
+"""`caf restore` into a folder: results, kills, and what it must never do."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ BODIES = {
 
 
 def with_archived(folder, databases, source):
-    """Return a command line in a folder, where these objects are archived."""
+    """Return a command line that has archived these objects."""
     caf = CommandLine(folder, KEYS | {"CAF_DATABASE_URL": databases.take().url})
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="16MiB"))
     with caf.surroundings():
@@ -76,7 +76,7 @@ def folder(tmp_path):
 
 
 def files(folder):
-    """Return what is below a folder, by the key that each path stands for."""
+    """Return the files below a folder, by the key of each path."""
     return {
         key_of(path.relative_to(folder).parts): path.read_bytes()
         for path in folder.rglob("*")
@@ -140,9 +140,9 @@ def test_failed_and_different_objects_are_lines_of_json(archived, folder):
     (folder / "some" / "key-03").write_bytes(b"other")
     with spoilt(archived, "some/key-04"):
         done = archived("restore", "src", "some/key-0", str(folder), "--json")
-    lines = {one["key"]: one for one in map(json.loads, done.out.splitlines()[:-1])}
+    lines = {line["key"]: line for line in map(json.loads, done.out.splitlines()[:-1])}
     results = dict.fromkeys((key for key in BODIES if key.startswith("some/key-0")), "restored")
-    assert {key: one["result"] for key, one in lines.items()} == results | {
+    assert {key: line["result"] for key, line in lines.items()} == results | {
         "some/key-03": "different",
         "some/key-04": "failed",
     }
@@ -168,14 +168,14 @@ def test_objects_that_are_not_archived_are_counted(archived, folder):
             ).chunks
             try:
                 done = caf("restore", "src", "some/", str(folder))
-                said = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
+                preview = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
                 whole = sums(caf("restore", "src", str(folder), "--dry-run", "--json"))
             finally:
                 chunk_steps.withdraw(context, chunk.name)
     assert done.status == 0, done.err
     assert "2 objects not archived" in done.err
     assert "`caf status src`" in done.err
-    assert (said["not_yet_archived"], said["skipped"]) == (2, 0)
+    assert (preview["not_yet_archived"], preview["skipped"]) == (2, 0)
     assert (whole["not_yet_archived"], whole["skipped"]) == (3, 1)
 
 
@@ -226,7 +226,7 @@ def test_a_killed_restore_to_a_folder_continues(archived, folder):
 
 
 def is_within_large_object(folder):
-    with contextlib.suppress(FileNotFoundError):  # it may get its name between the two looks
+    with contextlib.suppress(FileNotFoundError):  # it may be renamed between the two calls
         return any(path.stat().st_size > 1 << 20 for path in folder.glob(".caf-*.partial"))
     return False
 
@@ -285,7 +285,7 @@ def test_two_restores_never_share_a_parent_folder(archived, folder, first):
 
 @contextlib.contextmanager
 def spoilt(archived, *keys):
-    """Let the store have other bytes of these objects."""
+    """Replace the bytes of these objects in the store while the context lasts."""
     (file,) = archived.folder.glob(".caf/store/chunks/*.caf")
     right = wrong = file.read_bytes()
     for key in keys:
@@ -365,7 +365,7 @@ def test_a_dry_restore_refuses_an_unusable_folder(archived, tmp_path):
     for name in ("link", "link/new", "new/x/y", "../" * 9):
         done = archived("restore", "src", "a", f"{tmp_path}/{name}", "--dry-run")
         assert (done.status, len(done.out.splitlines())) == (0, 3), done.err
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "broken",
         "file",
         "link",
@@ -430,9 +430,7 @@ def test_the_documented_json_fields_are_printed(archived, folder):
 
 @pytest.fixture(scope="module")
 def rewritten(tmp_path_factory, databases):
-    """A source whose key `a` was archived twice, and `a~caf-v-<ETag>` beside it; gives the older
-    ETag, too.
-    """
+    """A source with two versions of `a`, a key `a~caf-v-<ETag>`, and the older ETag."""
     source = MemorySource({"a": b"first", "b": b"only"})
     etag = source.object("a").etag
     source.bodies[f"a~caf-v-{etag}"] = b"takes the name"
@@ -488,9 +486,7 @@ def test_a_restore_as_of_a_time_before_everything_has_nothing(rewritten, folder)
 
 @pytest.fixture
 def versioned(tmp_path, database_url, s3_server, new_bucket, monkeypatch):
-    """A bucket with three versions of `huge`, each in parts, all archived; gives the bodies, oldest
-    first.
-    """
+    """Archive three versions of `huge` in parts; return the bucket and the bodies, oldest first."""
     terms = planning.plan_terms
     monkeypatch.setattr(
         planning,

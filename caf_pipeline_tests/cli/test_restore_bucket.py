@@ -1,6 +1,4 @@
-"""`caf restore` into a bucket: what is there afterwards, after kills and lost answers, and what is
-never done.
-"""
+"""`caf restore` into a bucket: results, kills, lost answers, and what it must never do."""
 
 import base64
 import hashlib
@@ -54,7 +52,7 @@ FULL = ObjectHeaders(
     "whenever it is done",
     {"owner": "team a", "odd-name": "=?UTF-8?B?w7w=?="},
 )
-READ_UE = "ü".encode().decode("iso-8859-1")  # as botocore reads it
+READ_UE = "ü".encode().decode("iso-8859-1")  # as botocore decodes it
 NOT_ASCII = ObjectHeaders(
     content_disposition=f'attachment; filename="{READ_UE}.txt"',
     user_metadata={"by": READ_UE, "to": "x"},
@@ -91,7 +89,7 @@ def archived(tmp_path_factory, databases):
 
 @pytest.fixture
 def restore(archived, new_bucket):
-    """Restores into the new bucket, by this server, with these options."""
+    """Restore into the new bucket of this server, with these options."""
 
     def run(
         *options, prefix="", endpoint=new_bucket.endpoint, to=f"s3://{new_bucket.name}/{PREFIX}"
@@ -102,9 +100,9 @@ def restore(archived, new_bucket):
 
 
 def objects(bucket):
-    """Return the bodies that a bucket has below the prefix, by what follows it."""
+    """Return the bodies below a prefix, by the rest of their keys."""
     pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name)
-    keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
+    keys = [row["Key"] for page in pages for row in page.get("Contents", ())]
     assert all(key.startswith(PREFIX) for key in keys)
     return {
         key.removeprefix(PREFIX): bucket.client.get_object(Bucket=bucket.name, Key=key)[
@@ -202,7 +200,7 @@ def test_a_comparison_continues_after_a_broken_connection(
     assert unruly_s3.struck == 2
     monkeypatch.setattr(target, "ATTEMPTS", 2)
     unruly_s3.cut_body(5 << 20, honest=False, kind="object", times=1)
-    unruly_s3.say(BODIES["large"], kind="object")  # whatever range is asked for
+    unruly_s3.say(BODIES["large"], kind="object")  # for every range
     expect_error(
         restore(prefix="large", endpoint=unruly_s3.endpoint),
         5,
@@ -224,7 +222,6 @@ def test_a_different_object_is_replaced_only_by_force(restore, new_bucket, key):
 
 
 def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, unruly_s3):
-    """Between the look and the write."""
 
     def appears(asked, answer):
         new_bucket.put(f"{PREFIX}a", b"another's")
@@ -238,7 +235,7 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, u
 
 
 def test_an_unlisted_object_is_found_when_writing(restore, new_bucket, unruly_s3):
-    """An object of another that is newer than the listing, and one that is equal."""
+    """An unlisted newer object of a stranger, and an equal one."""
     new_bucket.put(f"{PREFIX}some/key-05", b"another's")
     assert restore(prefix="some/key-07").status == 0
     unruly_s3.say(
@@ -253,7 +250,7 @@ def test_an_unlisted_object_is_found_when_writing(restore, new_bucket, unruly_s3
 def test_an_object_in_cold_storage_stops_no_other(restore, new_bucket, unruly_s3):
     new_bucket.put(
         f"{PREFIX}some/key-05", BODIES["some/key-05"]
-    )  # with no checksum: it is read to be compared
+    )  # without a checksum, so that the restore reads it
     unruly_s3.fail(403, "InvalidObjectState", kind="object", key=f"{PREFIX}some/key-05")
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
     expect_error(done, 1, "InvalidObjectState", "1 object of 20 could not be restored")
@@ -263,7 +260,7 @@ def test_an_object_in_cold_storage_stops_no_other(restore, new_bucket, unruly_s3
 def test_a_key_that_the_server_refuses_stops_no_other(restore, new_bucket, unruly_s3):
     unruly_s3.fail(
         404, "404", kind="object", key=f"{PREFIX}some/key-05"
-    )  # as moto answers to a line feed in a key
+    )  # moto's answer to a line feed in a key
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
     expect_error(
         done,
@@ -307,7 +304,7 @@ def test_a_killed_restore_to_a_bucket_continues(archived, new_bucket, tmp_path):
         assert all(BODIES[key] == body for key, body in objects(new_bucket).items())
     assert (
         sums(archived.process(*to, TMPDIR=str(tmp_path)))["failed"] == 1
-    )  # the key that is too long here
+    )  # a key that is too long with the prefix
     assert not list(tmp_path.iterdir())
     assert objects(new_bucket) == FITTING
 
@@ -352,7 +349,7 @@ def test_a_server_with_incomplete_listings_is_understood(restore, new_bucket, un
 
     new_bucket.put(
         f"{PREFIX}some/key-05", BODIES["some/key-05"]
-    )  # with no checksum: it is read to be compared
+    )  # without a checksum, so that the restore reads it
     unruly_s3.say(b"<ListBucketResult></ListBucketResult>", kind="listing")
     unruly_s3.order(without_etag, kind="head")
     done = sums(restore("--json", prefix="some/key-05", endpoint=unruly_s3.endpoint))

@@ -1,6 +1,4 @@
-"""`caf safe-to-delete`, as an operator meets it: sentences, exit statuses, and what is left when it
-is killed.
-"""
+"""`caf safe-to-delete`: output, exit statuses, and what a kill leaves."""
 
 import csv
 import json
@@ -30,7 +28,7 @@ KEYS = [f"some/key-{number:02d}" for number in range(12)]
 
 @dataclass
 class Archived:
-    """A bucket of two chunks that is archived on Jackal, and the command line for it."""
+    """A bucket of two chunks on Jackal, and its command line."""
 
     caf: CommandLine
     bucket: Bucket
@@ -45,7 +43,7 @@ class Archived:
         return self.context.ledger
 
     def pass_window(self) -> None:
-        """Let the chunks be looked at, and be proven in the window after."""
+        """Prove the chunks, then wait for the next window."""
         for chunk in self.ledger.chunks.list("src", [ChunkState.LOCATED]):
             assert prove_chunk(self.context, chunk.name).proven
         next_window(self.context, self.network)
@@ -53,9 +51,7 @@ class Archived:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """A network whose windows outlast the start of several commands, on a busy machine, too: each
-    has to see the window.
-    """
+    """A network whose windows are longer than several commands take on a busy machine."""
     folder = tmp_path_factory.mktemp("jackal")
     options = {
         "providers": 4,
@@ -72,7 +68,7 @@ def network(tmp_path_factory):
 
 @pytest.fixture
 def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
-    """A command line with a source `src` of nothing yet."""
+    """A command line with an empty source `src`."""
     caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     return caf
@@ -188,7 +184,7 @@ def test_a_source_that_is_away_writes_nothing(archived):
     }
     expect_error(
         archived("src", **more), 6, "is http://127.0.0.1"
-    )  # another address is another source
+    )  # a different address is a different source
     archived.bucket.client.delete_objects(
         Bucket=archived.bucket.name, Delete={"Objects": [{"Key": key} for key in KEYS]}
     )
@@ -200,13 +196,13 @@ def test_a_source_that_is_away_writes_nothing(archived):
 
 @pytest.mark.thorough
 def test_unusable_output_files_are_refused(archived):
-    theirs = archived.caf.folder / "theirs.csv"
-    theirs.write_text("name,age\n")
+    foreign = archived.caf.folder / "theirs.csv"
+    foreign.write_text("name,age\n")
     expect_error(archived("src", "-o", "theirs.csv"), 2, "theirs.csv exists")
     expect_error(archived("src", "--report", "theirs.csv"), 2, "theirs.csv exists")
     expect_error(archived("src", "--report", "rest.txt"), 2, "Parquet or CSV")
     expect_error(archived("src", "-o", "no/such/list.csv"), 2, "no/such/list.csv")
-    assert theirs.read_text() == "name,age\n"
+    assert foreign.read_text() == "name,age\n"
 
 
 @pytest.mark.thorough
@@ -243,8 +239,8 @@ def test_a_killed_read_back_continues_with_the_next_chunk(safe):
     assert "reading back 1 chunk," in done.err
     assert safe.ledger.chunks.get(first.name).read_back_at == read_at
     assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == len(KEYS)
-    left = {path.name for path in safe.caf.folder.iterdir() if path.name.endswith(".part")}
-    assert left == set()
+    partial = {path.name for path in safe.caf.folder.iterdir() if path.name.endswith(".part")}
+    assert partial == set()
 
 
 @pytest.mark.thorough

@@ -34,10 +34,10 @@ from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline_tests.cli.test_log_search import packed
 from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
