@@ -24,7 +24,7 @@ TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
 _RESUMABLE: Final = frozenset(
     ("run", "backfill", "rebuild", "adopt", "restore", "prove", "repair", "remove")
 )
-"""Commands that continue where they stopped."""
+"""Commands that continue an interrupted run of themselves."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -98,7 +98,7 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
             message = re.sub(pattern, replacement, message)
         return _fail(message, hint, error.exit_code)
     except typer.Abort as error:
-        # Without Ctrl-C, the input ended at a question.
+        # Otherwise the input ended at a question.
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         return INTERRUPTED

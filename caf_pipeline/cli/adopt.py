@@ -63,10 +63,10 @@ def adopt(  # noqa: PLR0917 - the command line's options
 
     Adopts files of gocaf and jackal-js-worker without uploading them again. A file counts if the
     chain lists exactly its Merkle root and size for the wallet, or for a wallet that posted the
-    ledger's chunks. As many copies as required must also return pieces of it.
+    ledger's chunks. The required number of copies must also return pieces of it.
 
-    A member becomes the location of an object of the newest complete inventory if key and size are
-    equal and the ETag is the MD5 of its bytes. All others are left out, and counted by reason;
+    A member becomes the location of an object of the newest complete inventory. Key and size must
+    be equal, and the ETag the MD5 of its bytes. All others are left out, and counted by reason;
     --json lists them. The next run archives them as usual.
 
     The file becomes a chunk that caf get, restore, check, prove and repair can use. Its objects

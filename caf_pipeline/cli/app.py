@@ -1,6 +1,6 @@
 """Builds the command `caf`: all commands, or only the requested one to save loading time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Final
 
@@ -30,35 +30,10 @@ def _options(
     """Archive S3 objects on Jackal, and work with CAF files.
 
     Errors are one sentence on stderr. The help of every command ends with its exit statuses. Every
-    command can also end with 1 (this machine refuses something, or a bug), 2 (wrong arguments), 8
-    (the output cannot be written), 130 (interrupted by Ctrl-C), 143 (SIGTERM), 129 (SIGHUP or a
-    closed terminal) and 141 (the reader of the output left).
+    command can also end with 1 (this machine refuses something, or a bug), 2 (wrong arguments) and
+    8 (the output cannot be written). Other statuses are 130 (interrupted by Ctrl-C), 143 (SIGTERM),
+    129 (SIGHUP or a closed terminal) and 141 (the reader of the output left).
     """
-    _show_help(context)
-
-
-def _jackal(context: typer.Context) -> None:
-    """Manage the wallet, its space and the files on Jackal. Start with docs/jackal.md."""
-    _show_help(context)
-
-
-def _cotar(context: typer.Context) -> None:
-    """Read files of a tar archive through a cotar index."""
-    _show_help(context)
-
-
-def _clps(context: typer.Context) -> None:
-    """Inspect logs that clp-s packed. See docs/formats.md."""
-    _show_help(context)
-
-
-def _logs(context: typer.Context) -> None:
-    """Search archived logs that clp-s packed. See docs/formats.md."""
-    _show_help(context)
-
-
-def _chunkio(context: typer.Context) -> None:
-    """Read logs that ChunkIO wrote, even damaged ones. See docs/formats.md."""
     _show_help(context)
 
 
@@ -111,18 +86,21 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Module (and function, if the name differs) and summary of each command, in the order of help."""
 
-_GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, str]]]] = {
+_GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "jackal": (
-        _jackal,
+        "Manage the wallet, its space and the files on Jackal. Start with docs/jackal.md.",
         dict.fromkeys(("wallet", "price", "buy", "files"), "jackal"),
     ),
     "cotar": (
-        _cotar,
+        "Read files of a tar archive through a cotar index.",
         {"index": "cotar", "list": "cotar:list_files", "cat": "cotar", "verify": "cotar"},
     ),
-    "clps": (_clps, {"inspect": "clps"}),
-    "logs": (_logs, {"search": "logs"}),
-    "chunkio": (_chunkio, dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio")),
+    "clps": ("Inspect logs that clp-s packed. See docs/formats.md.", {"inspect": "clps"}),
+    "logs": ("Search archived logs that clp-s packed. See docs/formats.md.", {"search": "logs"}),
+    "chunkio": (
+        "Read logs that ChunkIO wrote, even damaged ones. See docs/formats.md.",
+        dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio"),
+    ),
 }
 
 
@@ -146,11 +124,11 @@ def build(command: str | None = None) -> typer.Typer:
             _add(app, name, place)
         elif not is_known:
             app.command(name, help=summary)(lambda: None)
-    for name, (describe, commands) in _GROUPS.items():
+    for name, (description, commands) in _GROUPS.items():
         if is_known and command != name:
             continue
         group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-        group.callback()(describe)
+        group.callback(help=description)(_show_help)
         if command in (None, name):
             for subcommand, place in commands.items():
                 _add(group, subcommand, place)

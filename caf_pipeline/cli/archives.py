@@ -165,8 +165,8 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
     r"""List the members of a CAF file.
 
     A line has a member's size in bytes and its key, in the order of the index. Control characters
-    are escaped, as \n or \x1b. With --json a line has `key`, `start_byte` and `end_byte`
-    (exclusive). Reads only the end of the archive.
+    are escaped, as \n or \x1b. --json prints `key`, `start_byte` and `end_byte` (exclusive). Reads
+    only the end of the archive.
 
     \b
     Examples:

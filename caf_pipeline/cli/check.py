@@ -71,8 +71,8 @@ def check(  # noqa: PLR0917 - the command line's options
     objects that others had to replace. It then proves the chunks of these objects, as `caf prove`
     does, and marks damaged chunks; `caf repair` stores them again.
 
-    Prints a line for each wrong object, then the sums. With --json a line is {"key": …}; the last
-    line is {"objects_checked": …}.
+    Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, and
+    {"objects_checked": …} at the end.
 
     \b
     Examples:
@@ -91,7 +91,16 @@ def check(  # noqa: PLR0917 - the command line's options
     """
     if full and sample is not None:
         raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
-    share = 1.0 if full else _parse_share(DEFAULT_SHARE if sample is None else sample)
+    share = 1.0
+    if not full:
+        text = DEFAULT_SHARE if sample is None else sample
+        match = _SHARE.fullmatch(text.strip())
+        share = float(match[1]) / 100 if match else 0.0
+        if not 0 < share <= 1:
+            raise UsageError(
+                f"{text!r} is not a share of the objects.",
+                hint="Give a percentage above 0: 0.1%, 5%, 100%.",
+            )
     settings, sums = load_settings(), _Sums()
 
     def listed() -> Iterator[Location]:
@@ -155,17 +164,6 @@ def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
                             f"{report.explanation or report.unanswered or report.unverified}"
                         )
         return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
-
-
-def _parse_share(text: str) -> float:
-    match = _SHARE.fullmatch(text.strip())
-    share = float(match[1]) / 100 if match else 0.0
-    if not 0 < share <= 1:
-        raise UsageError(
-            f"{text!r} is not a share of the objects.",
-            hint="Give a percentage above 0: 0.1%, 5%, 100%.",
-        )
-    return share
 
 
 def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:

@@ -73,8 +73,8 @@ def list(
 
     A line has an entry's position, its content's size in bytes, and its user data in hex. Lists the
     entries that ChunkIO's forward scan finds, even in a damaged or truncated log; contents are not
-    verified. With --json a line has `begin`, `end`, `user_data` and `content_size_bytes`. Uses
-    constant memory; a remote log is read twice.
+    verified. --json prints `begin`, `end`, `user_data` and `content_size_bytes`. Uses constant
+    memory; a remote log is read twice.
 
     \b
     Examples:
@@ -120,7 +120,7 @@ def cat(
     r"""Write the content of one entry of a ChunkIO log to stdout.
 
     Nothing is written before the whole content agrees with its hash, which detects damage but not
-    forgery. Of a remote log, only the ranges of the entry are read.
+    forgery. Only the entry's ranges of a remote log are read.
 
     \b
     Examples:
@@ -158,8 +158,8 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
     r"""Check every byte of a ChunkIO log.
 
     Compares headers and contents with their hashes. Checks meters, padding, and bytes of no entry.
-    Missing entries at the end are not detected. A line is one damaged place. With --json it has
-    `begin`, `end` and `damage`; the last line has `entries`, `size_bytes` and `damaged_places`.
+    Missing entries at the end are not detected. A line is one damaged place. --json prints `begin`,
+    `end` and `damage`; the last line has `entries`, `size_bytes` and `damaged_places`.
 
     \b
     Examples:
@@ -219,7 +219,7 @@ def salvage(
     A line is an entry as shown by `caf chunkio list`, with marks: `lost`, readers of ChunkIO do not
     find it; `damaged`, its content is incomplete; `inside N`, it is part of the content of the
     entry at N, such as a log stored in a log. An entry found by chance or forgery has a right hash,
-    too. With --json: `reachable`, `content_right` and `inside`.
+    too. --json adds `reachable`, `content_right` and `inside`.
 
     OUT gets all undamaged entries outside of others, in order, at new positions. It appears when it
     is complete.

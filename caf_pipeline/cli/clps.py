@@ -14,7 +14,6 @@ from caf_pipeline.formats.clps import (
     FIRST_READ_BYTES,
     MAX_METADATA_BYTES,
     ArchiveMetadata,
-    TimeRange,
     count_records,
     read_metadata,
 )
@@ -38,7 +37,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     the file. Records are not read, so damage in them is not found; use `clp-s x` or `clp-s s` of
     CLP. An archived object of up to 8 MiB is read completely and its SHA-256 compared.
 
-    With --json the object has the names of the format: version, uncompressed_size, total_size,
+    The object of --json has the names of the format: version, uncompressed_size, total_size,
     metadata_size, compression and file_size; ArchiveInfo, ArchiveFileInfo, TimestampDictionary and
     RangeIndex, null if missing; sections, inputs and records. Times are milliseconds since 1970 if
     encoding is 1. If it is 2, their unit is unknown.
@@ -132,7 +131,13 @@ def _lines(archive: ArchiveMetadata, records: int) -> Iterator[str]:
     )
     yield f"{show_size(header.uncompressed_size)} of logs in {show_size(header.total_size)}"
     for times in archive.time_ranges:
-        yield f"{printable(times.key)}: {_show_range(times)}"
+        if times.begin is None and times.end is None:
+            period = "the archive gives no times"
+        elif times.encoding != EPOCH_MILLISECONDS:
+            period = f"{times.begin} to {times.end}, in an unknown unit"
+        else:
+            period = f"{_show_time(times.begin)} to {_show_time(times.end)}"
+        yield f"{printable(times.key)}: {period}"
     if archive.patterns:
         patterns = ", ".join(pattern.pattern for pattern in archive.patterns)
         yield f"timestamps as {printable(patterns)}"
@@ -148,14 +153,6 @@ def _lines(archive: ArchiveMetadata, records: int) -> Iterator[str]:
         part = f" (part {number})" if number else ""
         name = printable(str(entry.fields.get("_filename", "")))
         yield f"{entry.e - entry.s:>14} {name}{part}"
-
-
-def _show_range(times: TimeRange) -> str:
-    if times.begin is None and times.end is None:
-        return "the archive gives no times"
-    if times.encoding != EPOCH_MILLISECONDS:
-        return f"{times.begin} to {times.end}, in an unknown unit"
-    return f"{_show_time(times.begin)} to {_show_time(times.end)}"
 
 
 def _show_time(milliseconds: float | None) -> str:

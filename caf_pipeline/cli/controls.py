@@ -106,7 +106,15 @@ def limit(
     if bandwidth is not None:
         changes["bandwidth"] = _bandwidth(bandwidth)
     if spend_cap is not None:
-        changes["spend_cap"] = _spend_cap(spend_cap)
+        amount = spend_cap.removesuffix("ujkl").replace("_", "").replace(",", "")
+        if spend_cap in (NOTHING, DEFAULT):
+            changes["spend_cap"] = _NO_SPEND_CAP if spend_cap == NOTHING else None
+        elif amount.isascii() and amount.isdigit():
+            changes["spend_cap"] = amount
+        else:
+            raise UsageError(
+                f"{spend_cap!r} is not an amount.", hint="give whole ujkl: 1 JKL is 1000000"
+            )
     with opened_ledger(settings) as ledger:
         for name, value in changes.items():
             ledger.controls.set(name, value)
@@ -123,15 +131,6 @@ def _bandwidth(text: str) -> str | None:
             hint=f"`--bandwidth {NOTHING}` removes the limit; `caf pause` stops uploads",
         )
     return str(rate)
-
-
-def _spend_cap(text: str) -> str | None:
-    if text in (NOTHING, DEFAULT):
-        return _NO_SPEND_CAP if text == NOTHING else None
-    amount = text.removesuffix("ujkl").replace("_", "").replace(",", "")
-    if not (amount.isascii() and amount.isdigit()):
-        raise UsageError(f"{text!r} is not an amount.", hint="give whole ujkl: 1 JKL is 1000000")
-    return amount
 
 
 def _show(settings: Settings, ledger: Ledger, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`caf cotar`: tar archives with an index by which a file is read by its name."""
+"""`caf cotar`: tar archives whose files are read by name, with an index."""
 
 import os
 from collections import Counter
@@ -294,9 +294,9 @@ def list_files(
 ) -> None:
     r"""List the files that an index finds in its tar.
 
-    A line has a file's size in bytes and its name. With --json it has `key`, `start_byte` and
-    `end_byte` (exclusive). The index has no names, so all headers of the tar are read; a remote tar
-    is read completely. A note counts the files that the index does not have.
+    A line has a file's size in bytes and its name; --json prints `key`, `start_byte` and `end_byte`
+    (exclusive). The index has no names, so all headers of the tar are read; a remote tar is read
+    completely. A note counts the files that the index does not have.
 
     \b
     Examples:

@@ -458,7 +458,7 @@ def _read(file: InputFile) -> Iterator[bytes]:
         )
 
 
-# As coreutils' sha256sum does: a line with escapes begins with a backslash.
+# coreutils' sha256sum begins a line with escapes with a backslash.
 _SUM_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 
 

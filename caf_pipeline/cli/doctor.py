@@ -29,6 +29,15 @@ _OWN_STATUS: Final = (3, 6, 7, 8)
 """Errors with these exit statuses end the command; any other error counts as status 1."""
 
 
+_OUTCOMES: Final = {
+    Actor.MENDED: "mended",
+    Actor.DOCTOR: "not mended",
+    Actor.RUN: "for the next run",
+    Actor.OPERATOR: "for an operator",
+    Actor.NOBODY: "left as they are",
+}
+
+
 def doctor(
     source: Annotated[
         str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
@@ -41,9 +50,9 @@ def doctor(
     r"""Find what crashes left, and repair it.
 
     Looks for leases of dead runs, unneeded files and reservations in staging, unsettled
-    transactions, and leftovers of killed inventories and plans. Also for chunks on Jackal that the
-    ledger does not know, rows without a chunk, located chunks that the chain no longer lists,
-    chunks that no run continues, and stray partitions in Dagster.
+    transactions, and leftovers of killed inventories and plans. It finds unknown chunks on Jackal,
+    rows without a chunk, located chunks that the chain no longer lists, and chunks that no run
+    continues. It also finds stray partitions in Dagster.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
     Jackal, and does not ask S3. `caf rebuild --dry-run` lists files of other wallets with this
@@ -129,7 +138,17 @@ class _Examination:
             CafError: Something was not checked or not repaired, or waits for an operator.
         """
         if not self._json:
-            typer.echo(self._summary())
+            total = sum(self._counts.values())
+            counts = [
+                f"{count} {word}"
+                for actor, word in _OUTCOMES.items()
+                if (count := self._counts[actor])
+            ]
+            typer.echo(
+                f"{counted(total, 'thing')} found: {', '.join(counts)}"
+                if total
+                else "nothing was found"
+            )
         if self._errors:
             first = self._errors[0]
             raise first if first.exit_code in _OWN_STATUS else CafError(str(first), hint=first.hint)
@@ -144,22 +163,6 @@ class _Examination:
         if parts:
             hint = "the lines above say what to do" if operator else "run it without --dry-run"
             raise CafError(", ".join(parts), hint=hint)
-
-    def _summary(self) -> str:
-        words = {
-            Actor.MENDED: "mended",
-            Actor.DOCTOR: "not mended",
-            Actor.RUN: "for the next run",
-            Actor.OPERATOR: "for an operator",
-            Actor.NOBODY: "left as they are",
-        }
-        total = sum(self._counts.values())
-        if not total:
-            return "nothing was found"
-        counts = [
-            f"{count} {word}" for actor, word in words.items() if (count := self._counts[actor])
-        ]
-        return f"{counted(total, 'thing')} found: {', '.join(counts)}"
 
     def _handle(self, finding: Finding) -> None:
         outcome: Mended | None = None

@@ -36,9 +36,9 @@ def export_references(
     r"""Write the URLs and byte ranges of archived objects.
 
     A reference is the URL of a stored chunk, an offset and a length. With the file, other programs
-    read the objects from the providers, without this software and without the ledger. fsspec's
-    file system `reference` reads FILE.json. FILE.parquet has a row for each object or part of an
-    object, with its SHA-256.
+    read the objects from the providers, without this software and without the ledger. fsspec's file
+    system `reference` reads FILE.json. FILE.parquet has a row for each object or part of an object,
+    with its SHA-256.
 
     FILE.json leaves out objects that are larger than a chunk, and fsspec cannot read keys that end
     in '/'. Notes on standard error count both.

@@ -56,9 +56,9 @@ def get(  # noqa: PLR0917 - the command line's options
     returns wrong bytes, the next provider is tried. FILE is replaced if it exists; a symbolic link
     is followed.
 
-    The object is the one that S3 had at the last inventory. If that version is gone or not
-    archived, the newest archived version is returned, with a note on standard error. With --as-of,
-    it is the archived version that was current at TIME.
+    Returns the version that S3 had at the last inventory. If it is gone or not archived, returns
+    the newest archived version, with a note on standard error. --as-of returns the archived version
+    that was current at TIME.
 
     --member extracts one file of a tar archive with a cotar index. If the object is larger than 8
     MiB, only the index and the file are read. The file is compared with its tar header, because

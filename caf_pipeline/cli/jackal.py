@@ -1,7 +1,7 @@
 """`caf jackal`: the wallet and its space, prices, purchases, and the files on the chain."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -445,8 +445,14 @@ def _compared(
         chunks = ledger.chunks.list(source)
         # Chunks may be posted by wallets that were used before.
         owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}
+        listed = [*store.listed(context.archive_id, owners)]
+        for chunk in chunks:  # the notes of adopted files do not name the archive
+            if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
+                file = store.chain.file(chunk.merkle_root, chunk.owner, chunk.start)
+                if file is not None:
+                    listed.append(file)
         diff = compare(
-            [*store.listed(context.archive_id, owners), *_adopted(store, chunks)],
+            listed,
             chunks,
             owner=store.wallet.address,
             required_copies=store.required_copies,
@@ -454,15 +460,6 @@ def _compared(
             plan_ends=plan is None or plan.ends_at <= store.chain.now() + warn_period,
         )
         return diff, urls
-
-
-def _adopted(store: JackalStore, chunks: Sequence[Chunk]) -> Iterator[ChainFile]:
-    """Yield the listed files of adopted chunks, whose notes do not name the archive."""
-    for chunk in chunks:
-        if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
-            file = store.chain.file(chunk.merkle_root, chunk.owner, chunk.start)
-            if file is not None:
-                yield file
 
 
 def _print_files_json(source: str, diff: ChainDiff, urls: Mapping[str, str]) -> None:

@@ -70,7 +70,7 @@ def search(  # noqa: PLR0917 - the command line's options
 
     Each object is fetched to staging, verified by SHA-256, searched and removed; several objects at
     a time. A match is a line with the key and the record, control characters escaped. Keys are
-    sorted by their bytes. With --json a match has `key`, `version` and `record`.
+    sorted by their bytes. --json prints `key`, `version` and `record`.
 
     clp-s compares times to the millisecond. It runs on Linux x86-64: pip install
     yscope-clp-core==0.12.1b0, or the extra `logs`.

@@ -34,10 +34,10 @@ def metrics(
 ) -> None:
     r"""Print the numbers of each source as OpenMetrics.
 
-    Includes chunks, objects and bytes by state, skipped objects, copies, suspected chunks, times of
-    the last changes and checks, queue messages, the wallet's space, and a pause. Each number is
-    read from the ledger when it is shown, so it is the same on every machine. deploy/grafana has a
-    dashboard for Prometheus.
+    Includes chunks, objects and bytes by state, skipped objects, copies and suspected chunks. Also
+    the times of the last changes and checks, queue messages, the wallet's space, and a pause. Each
+    number is read from the ledger when it is shown, so it is the same on every machine.
+    deploy/grafana has a dashboard for Prometheus.
 
     --serve answers with status 503 while the database is unreachable. Anybody who reaches HOST:PORT
     can read the names of the sources and these numbers, but nothing else.

@@ -192,32 +192,34 @@ def repair(
         with opened_run_context(settings, ledger, source) as context:
             for name in chunks:
                 try:
-                    _print_repair(repair_chunk(context, name), json)
+                    report = repair_chunk(context, name)
                 except CafError as error:
                     if not concerns_one_chunk(error):
                         raise  # every other chunk would meet it, too
                     failures.append(error)
                     if len(chunks) > 1:
                         note(f"{name}: {error}")
+                    continue
+                _print_repair(report, json)
         if failures:
             raise failures[0]
 
 
 def _print_repair(report: RepairReport, json: bool) -> None:
-    chunk = report.chunk
+    name = report.chunk.name
     if json:
         print_json(
             {
-                "chunk": chunk.name,
-                "state": str(chunk.state),
+                "chunk": name,
+                "state": str(report.chunk.state),
                 "origin": report.origin,
                 "posted_again": report.posted_again,
                 "providers": [copy.provider for copy in report.copies],
             }
         )
     elif report.origin == "none needed":
-        typer.echo(f"{chunk.name} needs no repair")
+        typer.echo(f"{name} needs no repair")
     else:
         posted = "; it was posted again, which took space once more" if report.posted_again else ""
         providers = counted(len(report.copies), "provider")
-        typer.echo(f"{chunk.name} is whole again, from {report.origin}, at {providers}{posted}")
+        typer.echo(f"{name} is whole again, from {report.origin}, at {providers}{posted}")

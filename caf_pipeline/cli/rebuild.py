@@ -95,7 +95,14 @@ def rebuild(
     left_out = sum(count for kind, count in kinds.items() if kind not in NOTHING_MISSING)
     # A dry run that would restore nothing has nothing more to report.
     if not json and (not dry_run or left_out or kinds[FileKind.CHUNK]):
-        _print_not_known(settings)
+        typer.echo("Not restored, because no chunk contains it:")
+        for subject, explanation in NOT_KNOWN.items():
+            typer.echo(f"  {subject}: {explanation}")
+        if settings.store.kind == "jackal":
+            note(
+                f"wait {settings.jackal.timeout_blocks} blocks before the first run: an earlier "
+                "transaction may still be included"
+            )
     if left_out:
         raise CafError(
             f"{counted(left_out, 'listed file')} could not be restored; the reasons are above",
@@ -199,14 +206,3 @@ def _print(outcome: RebuildOutcome, dry_run: bool) -> None:
     )
     if outcome.fault:
         typer.echo(printable(f"{chunk.name}: damaged: {outcome.fault}"))
-
-
-def _print_not_known(settings: Settings) -> None:
-    typer.echo("Not restored, because no chunk contains it:")
-    for subject, explanation in NOT_KNOWN.items():
-        typer.echo(f"  {subject}: {explanation}")
-    if settings.store.kind == "jackal":
-        note(
-            f"wait {settings.jackal.timeout_blocks} blocks before the first run: an earlier "
-            "transaction may still be included"
-        )

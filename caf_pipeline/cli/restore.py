@@ -86,8 +86,8 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     In a bucket, the key is PREFIX/ and the archived key. Content type, other headers and user
     metadata are restored, and compared, too; LastModified is the time of the restore. Objects of
-    adopted files have no headers; a note counts them. Credentials, region and server are
-    configured as for the AWS tools.
+    adopted files have no headers; a note counts them. Credentials, region and server are configured
+    as for the AWS tools.
 
     \b
     Examples:

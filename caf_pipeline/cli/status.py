@@ -17,7 +17,7 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.inventory.objects import versions_as_json
-from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount, StoragePlanRow
+from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
 from caf_pipeline.settings import load_settings
 
 CHUNKS_SHOWN: Final = 50  # of a source, without --all
@@ -47,8 +47,8 @@ def status(
 
     Located objects are current, gone from S3, or older than the content in S3, by the last complete
     inventory that was planned. Also shows what this inventory left out by filters, its older
-    versions and delete markers, and what live runs wait for. Works without S3 and the store. With
-    --json a line is {"source": …} or {"chunk": …}.
+    versions and delete markers, and what live runs wait for. Works without S3 and the store. --json
+    prints lines {"source": …} and {"chunk": …}.
 
     --watch shows how many chunks, bytes and objects are located, the rate, and the remaining time.
     The rate covers the chunks located in the last hour; it needs two of them. On a terminal, lines
@@ -100,7 +100,18 @@ def status(
                     "paused": paused or None,
                     "noticed_keys": noticed,
                     "messages_set_apart": apart,
-                    "space": [_space_json(row) for row in plans],
+                    "space": [
+                        {
+                            "account": row.account,
+                            "space_bytes": row.space_bytes,
+                            "used_bytes": row.used_bytes,
+                            "ends_at": row.ends_at.isoformat() if row.ends_at else None,
+                            "latest_end": row.latest_end.isoformat() if row.latest_end else None,
+                            "balance_ujkl": row.balance,
+                            "read_at": row.read_at.isoformat(),
+                        }
+                        for row in plans
+                    ],
                 }
                 _print_status_json(name, account, chunks, waits, shared)
                 continue
@@ -111,18 +122,6 @@ def status(
                     f"{name}: events name {counted(noticed, 'key')} that no inventory has listed "
                     f"since{messages}"
                 )
-
-
-def _space_json(row: StoragePlanRow) -> dict[str, object]:
-    return {
-        "account": row.account,
-        "space_bytes": row.space_bytes,
-        "used_bytes": row.used_bytes,
-        "ends_at": row.ends_at.isoformat() if row.ends_at else None,
-        "latest_end": row.latest_end.isoformat() if row.latest_end else None,
-        "balance_ujkl": row.balance,
-        "read_at": row.read_at.isoformat(),
-    }
 
 
 def _print_status_json(
@@ -201,7 +200,15 @@ def _print_status(
         console.print(f"run {printable(run_wait.run)}: {printable(run_wait.wait.sentence)}")
     if not chunks:
         return
-    chunks.sort(key=lambda chunk: (_urgency(chunk.state), -chunk.updated_at.timestamp()))
+    finished = (*IN_GOOD_STANDING, ChunkState.EMPTY)
+    # Damaged chunks come first, then unfinished ones; the latest first.
+    chunks.sort(
+        key=lambda chunk: (
+            chunk.state is not ChunkState.DAMAGED,
+            chunk.state in finished,
+            -chunk.updated_at.timestamp(),
+        )
+    )
     shown = chunks if everything else chunks[:CHUNKS_SHOWN]
     table = Table(box=None, pad_edge=False)
     # Ids are never wrapped, because users copy them.
@@ -230,12 +237,6 @@ def _print_status(
 def _objects(chunk: Chunk) -> int:
     """Return the number of archived objects, or of planned objects if the chunk is not sealed."""
     return chunk.member_count if chunk.was_sealed else chunk.object_count
-
-
-def _urgency(state: ChunkState) -> int:
-    if state is ChunkState.DAMAGED:
-        return 0
-    return 2 if state in (*IN_GOOD_STANDING, ChunkState.EMPTY) else 1
 
 
 def _sentence(name: str, account: SourceAccount | None) -> str:

@@ -1,4 +1,4 @@
-"""What the commands share: options, parsing, formatting, notes, JSON lines and progress bars."""
+"""Helpers of all commands: options, parsing, formatting, notes, JSON lines and progress bars."""
 
 import inspect
 import json
