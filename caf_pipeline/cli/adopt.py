@@ -83,7 +83,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Each file is adopted, known already, or has no object to adopt.
       1   Some files were refused.
-      3   A setting or the wallet is wrong, or there is no such source.
+      3   Wrong settings or wallet, or no such source.
       4   The only FILE is missing or not a CAF file.
       6   The database failed.
       7   The only file is not on the chain or lacks copies, or the chain failed.

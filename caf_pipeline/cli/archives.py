@@ -177,7 +177,7 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
     Exit status:
       0  The members are listed.
       4  The file is missing or not a CAF file.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
@@ -225,7 +225,7 @@ def extract(
       0  All members are extracted.
       1  Some members are not; standard error names them.
       4  The file is missing or not a CAF file.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
       8  The folder cannot be written.
     """
     with _opened(file, lenient=lenient) as reader:
@@ -278,7 +278,7 @@ def cat(
     Exit status:
       0  The member is written.
       4  The file is missing or not a CAF file, or has no such member.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with _opened(file, lenient=lenient) as reader:
         write_bytes(reader.stream(key))
@@ -300,7 +300,7 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     Exit status:
       0  The structure is valid.
       4  The file is missing or not a valid CAF file.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
@@ -358,7 +358,7 @@ def merkle(
     Exit status:
       0  The root is printed.
       4  The file is missing or empty.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with open_ranges(file, open_s3) as source:
         _, size_bytes = source.read_suffix(1)

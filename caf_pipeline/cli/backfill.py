@@ -52,7 +52,7 @@ def backfill(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   All chunks of the backfill are archived, or there was nothing to do.
       2   The named chunks do not belong to the source or plan, or are out of order.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       11  There is no such plan or chunk, or nothing is planned.
       12  The named chunks are not archived; `caf status` shows why.

@@ -45,7 +45,7 @@ def backup(
       0   The ledger is backed up or restored.
       1   You did not confirm.
       2   FILE exists, belongs to another archive, or is not a readable backup.
-      3   A setting is wrong.
+      3   Wrong settings.
       6   The database failed, or no pg_dump has its version.
       8   FILE cannot be written.
       10  A run is under way.
@@ -69,7 +69,17 @@ def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> No
                 "in the settings.",
                 hint="FILE is a backup of another archive: check FILE and caf.toml.",
             )
-    _require_no_run(ledger)
+    for lease in ledger.leases.list():
+        holder = lease.holder
+        alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
+        if lease.live if alive is None else alive:
+            raise HeldByOther(
+                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was "
+                "restored",
+                holder=holder.run,
+                hint="end it first",
+            )
+        ledger.leases.end(lease.name, lease.epoch)  # expired, or its process is dead
     typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
     typer.echo(
         f"the ledger has  {_named(ledger.lookup.sources())}, "
@@ -92,18 +102,3 @@ def _named(sources: Iterable[str]) -> str:
     return printable(
         f"{counted(len(names), 'source')} ({', '.join(names)})" if names else "no source"
     )
-
-
-def _require_no_run(ledger: Ledger) -> None:
-    """Raise HeldByOther if a run may hold a lease; end the leases of dead processes."""
-    for lease in ledger.leases.list():
-        holder = lease.holder
-        alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
-        if lease.live if alive is None else alive:
-            raise HeldByOther(
-                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was "
-                "restored",
-                holder=holder.run,
-                hint="end it first",
-            )
-        ledger.leases.end(lease.name, lease.epoch)

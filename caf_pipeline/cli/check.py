@@ -83,7 +83,7 @@ def check(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   All objects read are right.
       2   SHARE is not a share.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       7   Some objects could not be read now, and none is wrong.
       9   No provider returns some object right.

@@ -85,7 +85,7 @@ def list(
     Exit status:
       0  The entries are listed.
       4  The file is missing or not a ChunkIO log.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     with _opened(file, _ALL_BYTES) as log:
@@ -119,8 +119,8 @@ def cat(
 ) -> None:
     r"""Write the content of one entry of a ChunkIO log to stdout.
 
-    Nothing is written before the whole content agrees with its hash, which detects damage but not
-    forgery. Only the entry's ranges of a remote log are read.
+    Nothing is written before the content agrees with its hash, which detects damage but not
+    forgery.
 
     \b
     Examples:
@@ -131,7 +131,7 @@ def cat(
     Exit status:
       0  The content is written.
       4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
       9  The content is damaged.
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
@@ -171,7 +171,7 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
       0  Nothing is damaged.
       1  Something is damaged.
       4  The file is missing or not a ChunkIO log.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     entries = places = 0
@@ -234,7 +234,7 @@ def salvage(
       0  Undamaged entries are found.
       1  No undamaged entry is found.
       4  The file is missing.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
       8  OUT cannot be written.
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """

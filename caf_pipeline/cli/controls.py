@@ -35,7 +35,7 @@ def pause(
     Exit status:
       0  Everything is paused.
       2  REASON is empty.
-      3  A setting is wrong.
+      3  Wrong settings.
       6  The database failed.
     """
     if not reason.strip():
@@ -53,7 +53,7 @@ def resume() -> None:
     \b
     Exit status:
       0  Nothing is paused now.
-      3  A setting is wrong.
+      3  Wrong settings.
       6  The database failed.
     """
     with opened_ledger(load_settings()) as ledger:
@@ -98,13 +98,21 @@ def limit(
     Exit status:
       0  The limits are shown.
       2  A value is not a limit.
-      3  A setting is wrong.
+      3  Wrong settings.
       6  The database failed.
     """
     settings = load_settings()
-    changes = {}
-    if bandwidth is not None:
-        changes["bandwidth"] = _bandwidth(bandwidth)
+    changes: dict[str, str | None] = {}
+    if bandwidth in (NOTHING, DEFAULT):
+        changes["bandwidth"] = _NO_BANDWIDTH_LIMIT if bandwidth == NOTHING else None
+    elif bandwidth is not None:
+        rate = parse_size(bandwidth.removesuffix("/s"))
+        if rate <= 0:
+            raise UsageError(
+                "a bandwidth limit of 0 would stop every upload.",
+                hint=f"`--bandwidth {NOTHING}` removes the limit; `caf pause` stops uploads",
+            )
+        changes["bandwidth"] = str(rate)
     if spend_cap is not None:
         amount = spend_cap.removesuffix("ujkl").replace("_", "").replace(",", "")
         if spend_cap in (NOTHING, DEFAULT):
@@ -119,18 +127,6 @@ def limit(
         for name, value in changes.items():
             ledger.controls.set(name, value)
         _show(settings, ledger, json)
-
-
-def _bandwidth(text: str) -> str | None:
-    if text in (NOTHING, DEFAULT):
-        return _NO_BANDWIDTH_LIMIT if text == NOTHING else None
-    rate = parse_size(text.removesuffix("/s"))
-    if rate <= 0:
-        raise UsageError(
-            "a bandwidth limit of 0 would stop every upload.",
-            hint=f"`--bandwidth {NOTHING}` removes the limit; `caf pause` stops uploads",
-        )
-    return str(rate)
 
 
 def _show(settings: Settings, ledger: Ledger, json: bool) -> None:

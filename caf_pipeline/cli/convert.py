@@ -74,7 +74,7 @@ def convert(
     Exit status:
       0  OUT is written.
       4  The archive is missing or damaged, or the other format cannot hold a file of it.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
       8  OUT cannot be written.
     """
     if not out.name.endswith((".caf", ".tar", ".tar.co")):

@@ -234,7 +234,7 @@ def index(
     Exit status:
       0  The index is written.
       4  The tar is missing or damaged, or the format cannot hold a file of it.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
       8  The index cannot be written.
     """
     if out is None and "://" in tar:
@@ -307,7 +307,7 @@ def list_files(
     Exit status:
       0  The files are listed.
       4  The file is missing or damaged, or has no index.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         tar_contents = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
@@ -338,8 +338,7 @@ def cat(
 ) -> None:
     r"""Write one file's bytes to stdout.
 
-    Takes one to three reads: the end of the index, the name's place in a long index, and the file
-    with its tar header, which is compared.
+    Takes one to three reads. The file's tar header is compared with the index.
 
     \b
     Examples:
@@ -350,7 +349,7 @@ def cat(
     Exit status:
       0  The file is written.
       4  The archive is missing or damaged, or has no index or no such file.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         write_bytes(opened.pieces(os.fsencode(name)))
@@ -377,7 +376,7 @@ def verify(
       0  The index matches the tar.
       1  It does not match, or the tar or the index is damaged.
       4  There is no such file.
-      5  The server refuses access or cannot be reached.
+      5  The server cannot be read.
     """
     with open_ranges(file, open_s3) as source:
         try:

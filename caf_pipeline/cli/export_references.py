@@ -57,7 +57,7 @@ def export_references(
       0   FILE is complete.
       1   FILE.json lacks objects that are larger than a chunk.
       2   FILE ends in neither .json nor .parquet.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       7   A chunk cannot be read now.
       8   FILE cannot be written.

@@ -74,7 +74,7 @@ def get(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   The object was verified.
       2   FILE cannot be written, or TIME is not a time.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       4   The object has no cotar index or no such file.
       6   The database failed.
       7   The store failed.

@@ -95,7 +95,7 @@ def wallet(json: JsonOption = False) -> None:
     \b
     Exit status:
       0  The wallet is shown, even without space.
-      3  A setting or the wallet is wrong.
+      3  Wrong settings or wallet.
       6  The database failed.
       7  The chain failed.
     """
@@ -232,7 +232,7 @@ def price(
     Exit status:
       0   The price is shown.
       2   The argument is not a size.
-      3   A setting or the wallet is wrong, or there is no such source.
+      3   Wrong settings or wallet, or no such source.
       6   The database failed.
       7   The chain failed.
       11  The source has no inventory yet.
@@ -404,7 +404,7 @@ def files(
     \b
     Exit status:
       0  No file is missing.
-      3  A setting or the wallet is wrong, or there is no such source.
+      3  Wrong settings or wallet, or no such source.
       6  The database failed.
       7  A chunk is missing, or the chain failed.
     """

@@ -98,7 +98,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Objects are listed.
       2   TIME is not a time, or options exclude each other.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """
@@ -169,7 +169,7 @@ def find(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   The search is complete, even if nothing matches.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       11  Nothing of the source is archived.
     """
@@ -184,7 +184,7 @@ def find(  # noqa: PLR0917 - the command line's options
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
     moment, has_status = read_moment(as_of, current), status_filter(current)
 
-    def wanted(location: Location) -> bool:
+    def is_selected(location: Location) -> bool:
         return (
             matches(location.row.key) is not None
             and (sizes[0] is None or location.size_bytes > sizes[0])
@@ -196,7 +196,7 @@ def find(  # noqa: PLR0917 - the command line's options
 
     prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
     with _opened(source) as lookup:
-        for location in list_objects(lookup, source, prefix, wanted=wanted, as_of=moment):
+        for location in list_objects(lookup, source, prefix, wanted=is_selected, as_of=moment):
             _print_entry(location, long, json)
 
 
@@ -225,7 +225,7 @@ def du(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   The sums are printed.
       2   TIME is not a time.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """
@@ -286,37 +286,36 @@ def read_moment(as_of: str | None, current: bool) -> datetime | None:
 
 
 def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: bool = False) -> None:
-    if json:
-        print_json({"prefix": entry} if isinstance(entry, str) else _as_json(entry))
+    if isinstance(entry, str):
+        if json:
+            print_json({"prefix": entry})
+            return
+        indent = f"{'':>19}  {'':>19}  {'':8}  " if long or versions else ""
+        sys.stdout.write(f"{indent}{printable(entry)}\n")
         return
-    key = entry if isinstance(entry, str) else entry.row.key
-    if not long and not versions:
-        shown = ""
-    elif isinstance(entry, str):
-        shown = f"{'':>19}  {'':>19}  {'':8}  "
-    else:
-        shown = (
-            f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  "
-            f"{entry.status:8}  "
+    row = entry.row
+    if json:
+        print_json(
+            {
+                "key": row.key,
+                "size_bytes": entry.size_bytes,
+                "last_modified": row.last_modified.isoformat(),
+                "status": entry.status,
+                "etag": row.etag,
+                "object_version": row.object_version,
+                "version_id": row.version_id,
+                "sha256": row.sha256.hex() or None,
+                "chunks": [part.chunk for part in entry.ranges],
+            }
         )
-    if versions and not isinstance(entry, str):
-        shown += f"{printable(entry.row.object_version)}  "
-    sys.stdout.write(f"{shown}{printable(key)}\n")
-
-
-def _as_json(location: Location) -> dict[str, object]:
-    row = location.row
-    return {
-        "key": row.key,
-        "size_bytes": location.size_bytes,
-        "last_modified": row.last_modified.isoformat(),
-        "status": location.status,
-        "etag": row.etag,
-        "object_version": row.object_version,
-        "version_id": row.version_id,
-        "sha256": row.sha256.hex() or None,
-        "chunks": [part.chunk for part in location.ranges],
-    }
+        return
+    columns = ""
+    if long or versions:
+        modified = f"{row.last_modified.astimezone(UTC):{_TIME}}"
+        columns = f"{entry.size_bytes:>19,}  {modified}  {entry.status:8}  "
+    if versions:
+        columns += f"{printable(row.object_version)}  "
+    sys.stdout.write(f"{columns}{printable(row.key)}\n")
 
 
 def _print_sum(prefix: str, objects: int, size_bytes: int, json: bool) -> None:

@@ -85,7 +85,7 @@ def search(  # noqa: PLR0917 - the command line's options
       0   The search is complete, even if nothing matches.
       1   Some objects could not be searched; standard error names them.
       2   QUERY is not a query, or TIME is not a time.
-      3   A setting is wrong, there is no such source, or clp-s is not installed.
+      3   Wrong settings, no such source, or clp-s is not installed.
       6   The database failed.
       8   Staging cannot be written.
       11  No archived key begins with PREFIX.

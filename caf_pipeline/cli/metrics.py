@@ -51,7 +51,7 @@ def metrics(
     Exit status:
       0  The numbers are printed.
       2  Listening on HOST:PORT failed.
-      3  A setting is wrong.
+      3  Wrong settings.
       6  The database failed.
       130, 143, 129: --serve was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """

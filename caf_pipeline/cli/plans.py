@@ -77,7 +77,7 @@ def plan(
     Exit status:
       0   The estimate is shown.
       2   Options exclude each other.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       5   The source failed.
       6   The database failed.
       8   The disk of `home` failed.
@@ -137,7 +137,7 @@ def plans(
       0   The plans are shown.
       1   Some of the plan's files are missing or damaged.
       2   The arguments have none of the three forms.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   The database failed.
       11  There is no such plan or chunk.
     """

@@ -58,7 +58,7 @@ def prove(
     Exit status:
       0  All checked chunks are proven, and none is known as damaged or unanswered.
       1  Some chunks are damaged or unverified.
-      3  A setting is wrong, or there is no such source.
+      3  Wrong settings, or no such source.
       6  The database failed.
       7  The store failed, or chunks are unanswered and none is damaged or unverified.
     """
@@ -161,7 +161,7 @@ def repair(
     Exit status:
       0   The chunks are repaired, or none is damaged.
       2   The chunk's state does not allow a repair.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       5   The source failed.
       6   The database failed.
       7   The store failed.

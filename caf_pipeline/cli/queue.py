@@ -39,7 +39,7 @@ def queue(
     \b
     Exit status:
       0  The messages are shown.
-      3  A setting is wrong, or there is no such source.
+      3  Wrong settings, or no such source.
       6  The database failed.
     """
     settings = load_settings()

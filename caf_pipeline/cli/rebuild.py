@@ -70,7 +70,7 @@ def rebuild(
       0   All listed files are in the ledger.
       1   Some files are left out; the reasons are printed.
       2   ADDRESS is not an address.
-      3   A setting or the wallet is wrong, or there is no such source.
+      3   Wrong settings or wallet, or no such source.
       6   The database failed.
       7   The store failed.
       8   The staging folder failed.

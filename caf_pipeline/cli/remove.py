@@ -38,7 +38,7 @@ def remove(
       0   The source is removed.
       1   You did not confirm.
       2   There is no terminal to ask on; use --yes.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
       8   A file cannot be removed.
       10  A run works on the source.

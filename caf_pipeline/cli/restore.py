@@ -100,7 +100,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   All listed objects are restored.
       1   Some files or objects are different, or cannot be written.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       5   The bucket is missing, refuses access or cannot be reached.
       6   The database failed.
       7   Some object could not be read.

@@ -47,9 +47,9 @@ def run(  # noqa: PLR0917 - the command line's options
     r"""Take an inventory, plan what is new, and archive it.
 
     Runs Dagster jobs in this process; the UI shows them. The command also finishes what an earlier
-    run left unfinished. It reports what it waits for, and its progress every minute if there is no
-    terminal. If a chunk fails, the others continue; after the same permanent error on three chunks
-    the command gives up. After Ctrl-C, repeat the command to continue.
+    run left unfinished. It reports what it waits for, and its progress. If a chunk fails, the
+    others continue; after the same permanent error on three chunks, no more chunks are tried. After
+    Ctrl-C, repeat the command to continue.
 
     If the ledger has nothing of a source, the store is searched first. If it lists files that may
     hold the source's objects, nothing is planned: `caf rebuild` restores them to the ledger. With
@@ -70,7 +70,7 @@ def run(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status, the first that applies to any source:
-      0   All objects of the inventory are located, or skipped for good.
+      0   All objects are located, or skipped as unsupported_key or too_large.
       12  Chunks failed.
       13  Other live runs hold the missing chunks.
       14  Objects must be tried again: skipped for now, claimed or not planned.
@@ -81,7 +81,7 @@ def run(  # noqa: PLR0917 - the command line's options
     \b
     Before any chunk is tried, or if nothing can continue:
       1   An inventory or a plan failed.
-      3   A setting is wrong, or there is no such source.
+      3   Wrong settings, or no such source.
       5   The source failed.
       6   The database failed.
       7   The store failed, or it may have the source already.

@@ -39,7 +39,7 @@ def runs(
     \b
     Exit status:
       0  The runs are shown.
-      3  A setting is wrong, there is no such source, or Dagster's storage cannot be opened.
+      3  Wrong settings, no such source, or Dagster's storage cannot be opened.
       6  The database failed.
     """
     settings = load_settings()

@@ -95,8 +95,8 @@ def safe_to_delete(
 
     \b
     - Its chunk is located and undamaged.
-    - At least the required copies were proven in two consecutive proof windows.
-      The second window is not older than the last one.
+    - The required copies were proven in two consecutive proof windows.
+      The later window is no older than the last one.
     - One of these copies returned all bytes of the chunk once.
       The Merkle root and each object's SHA-256 were right.
     - The chunk's manifest and the ledger agree on the object.
@@ -110,28 +110,28 @@ def safe_to_delete(
     comparable checksum. The headers are Content-Type, -Encoding, -Language, -Disposition,
     Cache-Control and Expires. Tags, ACLs and object lock are not archived.
 
-    A window counts if the chain shows a verified proof of the provider. If the proof watch does not
-    check each chunk in each window, run this command in two windows in a row; it prints when the
-    next one begins. The chain never shows proofs of files of up to 20,480 bytes: each copy of them
-    is read in two windows instead.
+    A window counts if the chain shows a verified proof of the provider. Unless the proof watch
+    checks each chunk in each window, run this command in two consecutive windows; it prints when
+    the next one begins. The chain shows no proofs of files of up to 20,480 bytes: each copy is read
+    in two windows instead.
 
-    Objects that are safe now may be lost later. Anybody can post a chunk's Merkle root, let a
-    provider claim it and delete the post: the provider then removes the bytes. Our post stays
-    listed until its next missed proof. The proof watch finds this, and a repair restores the chunk
-    from staging, another copy or S3. After the deletion in S3, other copies are all that is left.
+    Safe objects may be lost later. Anybody can post a chunk's Merkle root, let a provider claim it
+    and delete the post: the provider then removes the bytes. Our post stays listed until its next
+    missed proof. The proof watch finds this, and a repair restores the chunk from staging, another
+    copy or S3. After the deletion in S3, other copies are all that is left.
 
     FILE is a manifest for S3 Batch Operations: lines of bucket,key or bucket,key,version id with
     percent-encoded keys. It appears when it is complete. If nothing is safe, an older FILE is
     removed; after an error it is unchanged.
 
     S3 Batch Operations cannot delete. Let it invoke a Lambda function that decodes each key and
-    deletes the object, with its version id if there is one. Or let it tag the objects for a
-    lifecycle rule. Run this command right before: without a version id, or with "null", a key that
-    was written again would be deleted with its new bytes. In a bucket with versions, deleting a
-    current version by its id restores the one before it, and deleting without an id frees nothing.
+    deletes the object by its version id, or let it tag objects for a lifecycle rule. Run this
+    command right before: without a version id, or with "null", a key that was written again would
+    be deleted with its new bytes. In a bucket with versions, deleting a current version by its id
+    restores the one before it, and deleting without an id frees nothing.
 
-    With versions = "current", older versions are neither archived nor listed. With "all", each
-    version is listed by its id. Delete markers are never listed. The command counts both.
+    Older versions are listed only with versions = "all", each by its id. Delete markers are never
+    listed. The command counts both.
 
     \b
     Examples:
@@ -144,7 +144,7 @@ def safe_to_delete(
       0   All objects of the source in S3 are safe and listed, or it has none.
       1   Some are not safe yet; the others are listed.
       2   FILE is not a regular file, or is also the report.
-      3   A setting is wrong, there is no such source, or the store has no proofs.
+      3   Wrong settings, no such source, or the store has no proofs.
       5   The source failed.
       6   The database failed, or a chunk changed meanwhile.
       7   The store failed.

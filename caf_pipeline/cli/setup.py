@@ -37,7 +37,7 @@ def setup(
     \b
     Exit status:
       0  DAGSTER_HOME and the limits are ready.
-      3  A setting is wrong, or Dagster's folder or storage cannot be used.
+      3  Wrong settings, or Dagster's folder or storage cannot be used.
     """
     settings = load_settings()
     status: int = dagster_command("setup")(

@@ -63,7 +63,7 @@ def status(
     \b
     Exit status:
       0  The status is shown.
-      3  A setting is wrong, or there is no such source.
+      3  Wrong settings, or no such source.
       6  The database failed.
       130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """

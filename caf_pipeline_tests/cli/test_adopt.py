@@ -197,14 +197,12 @@ def test_adopted_objects_restore_without_headers_and_survive_a_rebuild(  # noqa:
 @pytest.mark.thorough
 def test_strangers_and_lying_providers_are_not_trusted(caf, other, bodies, network, ledger):
     strange = other.post("strange.caf", part(bodies, 0), wallet_with_space(network).words)
-    expect_error(caf("adopt", "src", str(strange)), 7, "is not on the chain")
+    expect_error(caf("adopt", "src", str(strange)), 7, "on the chain")
     path = other.post("ours.caf", part(bodies, 1))
     network.misbehave(provider=0, flip_byte=30_000)
     for arguments in ((str(path),), ("--from-chain",)):
         lied = caf("adopt", "src", *arguments)
-        expect_error(
-            lied, 7, "2 of 3 copies listed and read back right", network.provider_addresses[0]
-        )
+        expect_error(lied, 7, "2 of 3 copies", network.provider_addresses[0])
     assert ledger.chunks.list() == []
     network.well_behaved()
     assert caf("adopt", "src", str(path), str(strange)).status == 7
@@ -232,6 +230,4 @@ def test_a_killed_adoption_continues(caf, other, bodies, ledger):
 
 
 def test_adopt_needs_an_inventory_and_names_the_command(caf):
-    expect_error(
-        caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src --dry-run"
-    )
+    expect_error(caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src")

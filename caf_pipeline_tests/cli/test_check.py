@@ -68,7 +68,7 @@ def test_a_sample_reads_at_least_one_object(caf):
 def test_wrong_bytes_name_the_key_and_exit_with_9(caf):
     spoil(caf, "b/2")
     done = caf("check", "src", "--full")
-    expect_error(done, 9, "no provider gives 1 object of 'src' as archived", "caf repair")
+    expect_error(done, 9, "1 object of 'src'", "caf repair")
     assert done.out.decode().startswith("wrong   b/2: ")
     assert "9 objects of 9 read, 1 wrong, 0 " in done.out.decode()
     wrong, sums = records(caf("check", "src", "--full", "--json"))
@@ -95,21 +95,19 @@ def test_results_before_a_network_failure_are_printed(caf, tmp_path, monkeypatch
     expect_error(
         done,
         9,
-        "no provider gives 1 object of 'src' as archived",
-        "2 objects in a row could not be read",
+        "1 object of 'src'",
+        "2 objects in a row",
     )
     assert (records(done)[-1]["wrong"], records(done)[-1]["unread"]) == (1, 2)
     done = caf("check", "src", "b/", "--full")
-    expect_error(done, 7, "2 objects in a row could not be read")
+    expect_error(done, 7, "2 objects in a row")
     assert "2 objects of 4 read, 0 wrong, 2 " in done.out.decode()
 
     done = caf("restore", "src", str(tmp_path / "out"), "--json")
-    expect_error(
-        done, 9, "3 objects of 6 could not be restored", "2 objects in a row could not be read"
-    )
+    expect_error(done, 9, "3 objects of 6", "2 objects in a row")
     assert (records(done)[-1]["restored"], records(done)[-1]["failed"]) == (3, 3)
     done = caf("restore", "src", "b/", str(tmp_path / "out"))
-    expect_error(done, 7, "2 objects in a row could not be read")
+    expect_error(done, 7, "2 objects in a row")
     assert "of 2 objects 0 written" in done.err
 
 
@@ -117,15 +115,11 @@ def test_a_lost_chunk_is_a_permanent_error(caf, tmp_path):
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     file.unlink()
     done = caf("check", "src", "a/", "--full")
-    expect_error(done, 9, "no provider gives 4 objects")
+    expect_error(done, 9, "4 objects")
     assert done.out.count(b"no provider has 'a/") == 4
-    expect_error(
-        caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair' stores its chunk again"
-    )
+    expect_error(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair'")
     done = caf("restore", "src", "a/", str(tmp_path / "out"))
-    expect_error(
-        done, 9, "4 objects of 4 could not be restored", "'caf repair' has stored its chunk again"
-    )
+    expect_error(done, 9, "4 objects of 4", "'caf repair'")
     assert "goes on" not in done.err
 
 
@@ -183,9 +177,7 @@ def test_without_a_terminal_progress_is_printed_as_lines(monkeypatch):
 
 
 def test_invalid_arguments_of_check_are_refused(caf):
-    expect_error(
-        caf("check", "src", "c/"), 11, "no key of source 'src' is archived and begins with 'c/'"
-    )
+    expect_error(caf("check", "src", "c/"), 11, "'c/'")
     expect_error(caf("check", "src", "--sample", "5"), 2, "'5' is not a share", "0.1%")
     expect_error(caf("check", "src", "--sample", "0%"), 2, "is not a share")
     expect_error(caf("check", "src", "--sample", ""), 2, "'' is not a share", "0.1%")

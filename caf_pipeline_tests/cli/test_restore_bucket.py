@@ -179,7 +179,7 @@ def test_a_lost_database_still_counts_written_objects(restore, new_bucket, monke
     monkeypatch.setattr("caf_pipeline.cli.restore.list_objects", breaking_off)
     monkeypatch.setattr(restore_bucket, "OBJECTS_AT_ONCE", 2)
     done = restore("--json", prefix="some/")
-    expect_error(done, 6, "the database is away")
+    expect_error(done, 6, "database")
     assert sums(done)["restored"] == len(objects(new_bucket)) > 2
 
 
@@ -204,7 +204,7 @@ def test_a_comparison_continues_after_a_broken_connection(
     expect_error(
         restore(prefix="large", endpoint=unruly_s3.endpoint),
         5,
-        "gives no rest of an object from byte",
+        "from byte",
     )
 
 
@@ -214,7 +214,7 @@ def test_a_different_object_is_replaced_only_by_force(restore, new_bucket, key):
     mine, same_bytes = bytes(len(BODIES[key])), {"ContentType": "text/mine"}
     for body, options in ((mine, {}), (BODIES[key], same_bytes)):
         new_bucket.put(PREFIX + key, body, **options)
-        expect_error(restore(prefix=key), 1, "1 object of 1 could not be restored", "--force")
+        expect_error(restore(prefix=key), 1, "1 object of 1", "--force")
         assert objects(new_bucket) == {key: body}
     assert restore("--force", prefix=key).status == 0
     assert objects(new_bucket) == {key: BODIES[key]}
@@ -228,9 +228,7 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, u
         return answer
 
     unruly_s3.order(appears, kind="head", key=f"{PREFIX}a", times=1)
-    expect_error(
-        restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2 could not be restored"
-    )
+    expect_error(restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2")
     assert objects(new_bucket) == {"a": b"another's", "a/b": b"2"}
 
 
@@ -242,7 +240,7 @@ def test_an_unlisted_object_is_found_when_writing(restore, new_bucket, unruly_s3
         b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", kind="listing"
     )
     done = restore("--json", prefix="some/", endpoint=unruly_s3.endpoint)
-    expect_error(done, 1, "1 object of 20 could not be restored")
+    expect_error(done, 1, "1 object of 20")
     assert (sums(done)["restored"], sums(done)["equal"], sums(done)["different"]) == (18, 1, 1)
     assert objects(new_bucket)["some/key-05"] == b"another's"
 
@@ -253,7 +251,7 @@ def test_an_object_in_cold_storage_stops_no_other(restore, new_bucket, unruly_s3
     )  # without a checksum, so that the restore reads it
     unruly_s3.fail(403, "InvalidObjectState", kind="object", key=f"{PREFIX}some/key-05")
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
-    expect_error(done, 1, "InvalidObjectState", "1 object of 20 could not be restored")
+    expect_error(done, 1, "InvalidObjectState", "1 object of 20")
     assert len(objects(new_bucket)) == 20
 
 
@@ -265,8 +263,8 @@ def test_a_key_that_the_server_refuses_stops_no_other(restore, new_bucket, unrul
     expect_error(
         done,
         1,
-        "some/key-05 was not written: the server answers 404",
-        "1 object of 20 could not be restored",
+        "404",
+        "1 object of 20",
     )
     assert set(objects(new_bucket)) >= {key for key in BODIES if key.startswith("some/")} - {
         "some/key-05"
@@ -333,9 +331,7 @@ def test_a_server_without_checksums_is_read_back(restore, new_bucket, unruly_s3)
     unruly_s3.order(without_checksum, kind="head")
     unruly_s3.order(without_checksum, kind="object", times=1)
     unruly_s3.other_bytes(kind="object")
-    expect_error(
-        restore(prefix="some/key-03", endpoint=unruly_s3.endpoint), 9, "is not what was sent"
-    )
+    expect_error(restore(prefix="some/key-03", endpoint=unruly_s3.endpoint), 9, "sent")
 
 
 def test_a_server_with_incomplete_listings_is_understood(restore, new_bucket, unruly_s3):
@@ -355,9 +351,7 @@ def test_a_server_with_incomplete_listings_is_understood(restore, new_bucket, un
     done = sums(restore("--json", prefix="some/key-05", endpoint=unruly_s3.endpoint))
     assert (done["equal"], done["listed"]) == (1, 1)
     unruly_s3.order(without_etag, kind="object")
-    expect_error(
-        restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "answers a part without an ETag"
-    )
+    expect_error(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "ETag")
     assert (set(objects(new_bucket)), uploads(new_bucket)) == ({"some/key-05"}, [])
 
 
@@ -370,7 +364,7 @@ def test_a_multipart_upload_without_an_id_is_one_sentence(restore, new_bucket, u
     expect_error(
         restore(prefix="large", endpoint=unruly_s3.endpoint),
         5,
-        "takes no object in parts: the server begins one without",
+        "in parts",
     )
     assert objects(new_bucket) == {}
 
@@ -400,7 +394,7 @@ def test_wrong_bytes_never_become_an_object(archived, restore, new_bucket):
             data = data.replace(BODIES[key][-1000:], BODIES[key][-1000:][::-1])
         file.write_bytes(data)
     try:
-        expect_error(restore(), 9, f"3 objects of {len(BODIES)} could not be restored")
+        expect_error(restore(), 9, f"3 objects of {len(BODIES)} ")
     finally:
         for file, data in spoilt.items():
             file.write_bytes(data)
@@ -426,9 +420,7 @@ def test_headers_are_restored_without_a_manifest(archived, restore, new_bucket):
 
 @pytest.mark.thorough
 def test_an_unusable_destination_is_refused(archived, restore, new_bucket, unruly_s3):
-    expect_error(
-        restore(to="s3://no-such-bucket-here/x"), 5, "there is no bucket 'no-such-bucket-here'"
-    )
+    expect_error(restore(to="s3://no-such-bucket-here/x"), 5, "'no-such-bucket-here'")
     expect_error(restore(endpoint="http://127.0.0.1:1"), 5, "connection refused", "--endpoint-url")
     expect_error(restore(to="s3:///x"), 2, "s3://BUCKET")
     expect_error(restore("--profile", "nobody"), 3, "no profile 'nobody'")
@@ -455,7 +447,7 @@ _ENDPOINT_FROM = (
 
 
 def test_unusable_addresses_and_options_are_named(restore, new_bucket):
-    expect_error(restore(to=f"s3://{new_bucket.name}/\udcff"), 2, "its prefix is not UTF-8")
+    expect_error(restore(to=f"s3://{new_bucket.name}/\udcff"), 2, "UTF-8")
     for endpoint, must in (
         ("127.0.0.1:9000", "must begin with http"),
         ("http://me:secret@host", "must not hold a user"),
@@ -463,9 +455,7 @@ def test_unusable_addresses_and_options_are_named(restore, new_bucket):
         wrong = restore(endpoint=endpoint)
         expect_error(wrong, 2, f"server cannot be used: it {must}", f"correct {_ENDPOINT_FROM}")
         assert not any(word in wrong.err for word in ("s3://", "secret"))
-    expect_error(
-        restore(to="s3://b c/x"), 2, "'s3://b c/x' cannot be restored to", "give s3://BUCKET or"
-    )
+    expect_error(restore(to="s3://b c/x"), 2, "'s3://b c/x'", "give s3://BUCKET or")
     expect_error(
         restore(to="s3://no-such-bucket"), 5, "there is no bucket", f"and {_ENDPOINT_FROM}"
     )
@@ -473,7 +463,7 @@ def test_unusable_addresses_and_options_are_named(restore, new_bucket):
         restore("--profile", "nobody"),
         3,
         "no profile 'nobody'",
-        "correct --profile (of the job: `profile`) or AWS_",
+        "--profile",
     )
     assert objects(new_bucket) == {}
 

@@ -131,7 +131,7 @@ def test_unsafe_objects_are_printed_by_reason(safe):
     safe.bucket.put("new\x1b[31m", b"new")
     safe.bucket.delete(KEYS[5])
     done = safe("src", "--report", "rest.csv")
-    expect_error(done, 1, "2 of 12 objects of 'src' are not safe to delete", "caf run src")
+    expect_error(done, 1, "2 of 12 objects", "caf run src")
     assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == 10
     out = done.out.decode()
     assert re.search(r"1 object \(97.7 KiB\) changed .*:\n  some/key-03", out)
@@ -150,7 +150,7 @@ def test_unsafe_objects_are_printed_by_reason(safe):
 @pytest.mark.thorough
 def test_nothing_is_listed_before_the_second_window(archived):
     done = archived("src")
-    expect_error(done, 1, "12 of 12 objects", "run the command again in the next proof window")
+    expect_error(done, 1, "12 of 12 objects", "next proof window")
     out = done.out.decode()
     assert "none of 12 objects" in out
     assert re.search(r" 1 of 2 proof windows .* in about \d+ (s|minutes)", out)
