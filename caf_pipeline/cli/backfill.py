@@ -60,12 +60,12 @@ def backfill(  # noqa: PLR0917 - the command line's options
       16  Nothing was submitted: no Dagster daemon runs.
       130, 143, 129: interrupted by Ctrl-C, SIGTERM, or SIGHUP; the backfill continues.
     """
-    settings = load_settings()
-    status: int = dagster_command("backfill")(
-        source,
-        settings=settings,
-        wanted={"plan": plan, "first": first, "last": last, "failed": failed},
-        dry_run=dry_run,
-        json=json,
+    return int(
+        dagster_command("backfill")(
+            source,
+            settings=load_settings(),
+            wanted={"plan": plan, "first": first, "last": last, "failed": failed},
+            dry_run=dry_run,
+            json=json,
+        )
     )
-    return status

@@ -86,6 +86,7 @@ def list(
       0  The entries are listed.
       4  The file is missing or not a ChunkIO log.
       5  The server cannot be read.
+
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     with _opened(file, _ALL_BYTES) as log:
@@ -133,6 +134,7 @@ def cat(
       4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
       5  The server cannot be read.
       9  The content is damaged.
+
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     with _opened(file, _SOME_BYTES) as log, tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as content:
@@ -172,6 +174,7 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
       1  Something is damaged.
       4  The file is missing or not a ChunkIO log.
       5  The server cannot be read.
+
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     entries = places = 0
@@ -236,6 +239,7 @@ def salvage(
       4  The file is missing.
       5  The server cannot be read.
       8  OUT cannot be written.
+
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     whole, writer = 0, LogWriter()

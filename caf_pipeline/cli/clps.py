@@ -52,6 +52,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
       0  The metadata are complete.
       4  The file is missing, damaged or not a clp-s archive.
       5  The server cannot be read.
+
     For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     with opened_ranges(file) as ranges:

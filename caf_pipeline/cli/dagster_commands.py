@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from caf_pipeline.errors import CafError
 
@@ -14,8 +14,7 @@ def dagster_command(name: str) -> Callable[..., Any]:
         CafError: The installation is older than the source code and lacks the entry point.
     """
     for entry in entry_points(group="caf_pipeline.commands", name=name):
-        command: Callable[..., Any] = entry.load()
-        return command
+        return cast(Callable[..., Any], entry.load())
     raise CafError(
         f"the installation has no entry point '{name}'",
         hint="install caf-pipeline again, as `make setup` does",

@@ -181,7 +181,7 @@ def wallet(json: JsonOption = False) -> None:
     )
     if at_list_price:
         purchases = counted(at_list_price, "purchase")
-        typer.echo(f"           at most: no node reported the cost of {purchases} at list price")
+        typer.echo(f"           at most: {purchases} at list price, as no node reported the cost")
     proofs = f"type {settings.jackal.proof_type}"
     if others := types.total() - types[settings.jackal.proof_type]:
         keep = "keeps its type" if others == 1 else "keep their type"

@@ -51,5 +51,4 @@ def remove(
         confirm("Remove it?", yes=yes, otherwise="nothing was removed")
 
     settings = load_settings()
-    status: int = dagster_command("remove")(source, settings=settings, run=RUN, confirm=ask)
-    return status
+    return int(dagster_command("remove")(source, settings=settings, run=RUN, confirm=ask))

@@ -105,12 +105,13 @@ def run(  # noqa: PLR0917 - the command line's options
         )
     if report and list_bucket:
         raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
-    status: int = dagster_command("run")(
-        source,
-        settings=settings,
-        new_archive=new_archive,
-        inventory={"report": report or "", "list_bucket": list_bucket},
-        workers=workers,
-        json=json,
+    return int(
+        dagster_command("run")(
+            source,
+            settings=settings,
+            new_archive=new_archive,
+            inventory={"report": report or "", "list_bucket": list_bucket},
+            workers=workers,
+            json=json,
+        )
     )
-    return status

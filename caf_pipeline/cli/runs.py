@@ -42,6 +42,4 @@ def runs(
       3  Wrong settings, no such source, or Dagster's storage cannot be opened.
       6  The database failed.
     """
-    settings = load_settings()
-    status: int = dagster_command("runs")(source, settings=settings, last=last, json=json)
-    return status
+    return int(dagster_command("runs")(source, settings=load_settings(), last=last, json=json))

@@ -39,8 +39,6 @@ def setup(
       0  DAGSTER_HOME and the limits are ready.
       3  Wrong settings, or Dagster's folder or storage cannot be used.
     """
-    settings = load_settings()
-    status: int = dagster_command("setup")(
-        settings=settings, dry_run=dry_run, reset=reset, json=json
+    return int(
+        dagster_command("setup")(settings=load_settings(), dry_run=dry_run, reset=reset, json=json)
     )
-    return status
