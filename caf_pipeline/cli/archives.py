@@ -114,7 +114,7 @@ def create(
 
     \b
     Exit status:
-      0  The archives are written.
+      0  Success.
       1  A file cannot be read, or changed meanwhile.
       2  The arguments are wrong, or a path is outside of DIR.
       4  A name cannot be a key, or a file is too large for an archive.
@@ -175,7 +175,7 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
 
     \b
     Exit status:
-      0  The members are listed.
+      0  Success.
       4  The file is missing or not a CAF file.
       5  The server cannot be read.
     """
@@ -222,7 +222,7 @@ def extract(
 
     \b
     Exit status:
-      0  All members are extracted.
+      0  Success.
       1  Some members are not; standard error names them.
       4  The file is missing or not a CAF file.
       5  The server cannot be read.
@@ -276,7 +276,7 @@ def cat(
 
     \b
     Exit status:
-      0  The member is written.
+      0  Success.
       4  The file is missing or not a CAF file, or has no such member.
       5  The server cannot be read.
     """
@@ -356,7 +356,7 @@ def merkle(
 
     \b
     Exit status:
-      0  The root is printed.
+      0  Success.
       4  The file is missing or empty.
       5  The server cannot be read.
     """

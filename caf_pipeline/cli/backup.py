@@ -42,7 +42,7 @@ def backup(
 
     \b
     Exit status:
-      0   The ledger is backed up or restored.
+      0   Success.
       1   You did not confirm.
       2   FILE exists, belongs to another archive, or is not a readable backup.
       3   Wrong settings.

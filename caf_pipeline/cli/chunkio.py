@@ -83,7 +83,7 @@ def list(
 
     \b
     Exit status:
-      0  The entries are listed.
+      0  Success.
       4  The file is missing or not a ChunkIO log.
       5  The server cannot be read.
 
@@ -130,7 +130,7 @@ def cat(
 
     \b
     Exit status:
-      0  The content is written.
+      0  Success.
       4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
       5  The server cannot be read.
       9  The content is damaged.

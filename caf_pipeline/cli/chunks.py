@@ -21,7 +21,7 @@ def unpark(chunk: ChunkArgument) -> None:
 
     \b
     Exit status:
-      0   The chunk is no longer parked.
+      0   Success.
       6   The chunk was not parked, or the database failed.
       10  A run works on the chunk.
       11  There is no such chunk.
@@ -42,7 +42,7 @@ def withdraw(chunk: ChunkArgument) -> None:
 
     \b
     Exit status:
-      0   The chunk is withdrawn.
+      0   Success.
       6   The chunk is posted and not damaged, its post is pending, or the database failed.
       10  A run works on the chunk.
       11  There is no such chunk.

@@ -49,7 +49,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
 
     \b
     Exit status:
-      0  The metadata are complete.
+      0  Success.
       4  The file is missing, damaged or not a clp-s archive.
       5  The server cannot be read.
 

@@ -33,7 +33,7 @@ def pause(
 
     \b
     Exit status:
-      0  Everything is paused.
+      0  Success.
       2  REASON is empty.
       3  Wrong settings.
       6  The database failed.
@@ -52,7 +52,7 @@ def resume() -> None:
 
     \b
     Exit status:
-      0  Nothing is paused now.
+      0  Success.
       3  Wrong settings.
       6  The database failed.
     """
@@ -96,7 +96,7 @@ def limit(
 
     \b
     Exit status:
-      0  The limits are shown.
+      0  Success.
       2  A value is not a limit.
       3  Wrong settings.
       6  The database failed.

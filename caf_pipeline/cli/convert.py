@@ -72,7 +72,7 @@ def convert(
 
     \b
     Exit status:
-      0  OUT is written.
+      0  Success.
       4  The archive is missing or damaged, or the other format cannot hold a file of it.
       5  The server cannot be read.
       8  OUT cannot be written.

@@ -232,7 +232,7 @@ def index(
 
     \b
     Exit status:
-      0  The index is written.
+      0  Success.
       4  The tar is missing or damaged, or the format cannot hold a file of it.
       5  The server cannot be read.
       8  The index cannot be written.
@@ -305,7 +305,7 @@ def list_files(
 
     \b
     Exit status:
-      0  The files are listed.
+      0  Success.
       4  The file is missing or damaged, or has no index.
       5  The server cannot be read.
     """
@@ -347,7 +347,7 @@ def cat(
 
     \b
     Exit status:
-      0  The file is written.
+      0  Success.
       4  The archive is missing or damaged, or has no index or no such file.
       5  The server cannot be read.
     """

@@ -72,7 +72,7 @@ def get(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   The object was verified.
+      0   Success.
       2   FILE cannot be written, or TIME is not a time.
       3   Wrong settings, or no such source.
       4   The object has no cotar index or no such file.

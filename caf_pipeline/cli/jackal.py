@@ -230,7 +230,7 @@ def price(
 
     \b
     Exit status:
-      0   The price is shown.
+      0   Success.
       2   The argument is not a size.
       3   Wrong settings or wallet, or no such source.
       6   The database failed.

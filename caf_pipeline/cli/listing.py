@@ -96,7 +96,7 @@ def ls(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   Objects are listed.
+      0   Success.
       2   TIME is not a time, or options exclude each other.
       3   Wrong settings, or no such source.
       6   The database failed.
@@ -223,7 +223,7 @@ def du(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   The sums are printed.
+      0   Success.
       2   TIME is not a time.
       3   Wrong settings, or no such source.
       6   The database failed.

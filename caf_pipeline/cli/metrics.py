@@ -49,7 +49,7 @@ def metrics(
 
     \b
     Exit status:
-      0  The numbers are printed.
+      0  Success.
       2  Listening on HOST:PORT failed.
       3  Wrong settings.
       6  The database failed.

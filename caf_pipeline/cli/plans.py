@@ -75,7 +75,7 @@ def plan(
 
     \b
     Exit status:
-      0   The estimate is shown.
+      0   Success.
       2   Options exclude each other.
       3   Wrong settings, or no such source.
       5   The source failed.
@@ -134,7 +134,7 @@ def plans(
 
     \b
     Exit status:
-      0   The plans are shown.
+      0   Success.
       1   Some of the plan's files are missing or damaged.
       2   The arguments have none of the three forms.
       3   Wrong settings, or no such source.

@@ -38,7 +38,7 @@ def queue(
 
     \b
     Exit status:
-      0  The messages are shown.
+      0  Success.
       3  Wrong settings, or no such source.
       6  The database failed.
     """

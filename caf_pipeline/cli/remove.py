@@ -35,7 +35,7 @@ def remove(
 
     \b
     Exit status:
-      0   The source is removed.
+      0   Success.
       1   You did not confirm.
       2   There is no terminal to ask on; use --yes.
       3   Wrong settings, or no such source.

@@ -98,7 +98,7 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   All listed objects are restored.
+      0   Success.
       1   Some files or objects are different, or cannot be written.
       3   Wrong settings, or no such source.
       5   The bucket is missing, refuses access or cannot be reached.

@@ -38,7 +38,7 @@ def runs(
 
     \b
     Exit status:
-      0  The runs are shown.
+      0  Success.
       3  Wrong settings, no such source, or Dagster's storage cannot be opened.
       6  The database failed.
     """

@@ -36,7 +36,7 @@ def setup(
 
     \b
     Exit status:
-      0  DAGSTER_HOME and the limits are ready.
+      0  Success.
       3  Wrong settings, or Dagster's folder or storage cannot be used.
     """
     return int(

@@ -62,7 +62,7 @@ def status(
 
     \b
     Exit status:
-      0  The status is shown.
+      0  Success.
       3  Wrong settings, or no such source.
       6  The database failed.
       130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
