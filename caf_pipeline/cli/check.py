@@ -68,8 +68,8 @@ def check(  # noqa: PLR0917 - the command line's options
     outside of the sample are not checked. Nothing is kept.
 
     An object is right if any provider returns it right. The command counts, for each provider, the
-    objects that others had to replace. It then proves the chunks of these objects, as `caf prove`
-    does, and marks damaged chunks; `caf repair` stores them again.
+    objects that another one had to supply. It then proves the chunks of these objects, as `caf
+    prove` does, and marks damaged chunks; `caf repair` stores them again.
 
     Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, and
     {"objects_checked": …} at the end.

@@ -43,7 +43,7 @@ def export_references(
     FILE.json leaves out objects that are larger than a chunk, and fsspec cannot read keys that end
     in '/'. Notes on standard error count both.
 
-    Each URL names one provider, which was asked now and returned an object of the chunk. Write the
+    Each URL names one provider, which returned an object or a byte of the chunk just now. Write the
     file again when providers change. Readers should compare the SHA-256. FILE is replaced if it
     exists.
 
