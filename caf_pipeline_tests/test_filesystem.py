@@ -25,9 +25,13 @@ from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
-from caf_pipeline_tests.cli.test_pipeline import KEYS
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    archive_source,
+    source_text,
+)
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket

@@ -39,7 +39,7 @@ BESIDE_WIRING = {
         "ledger.processes.this_process",
         "ledger.database.describe_database",
     ),
-    *("ledger.backup.BackupContents", "ledger.lookup.Lookup"),  # as types
+    "ledger.lookup.Lookup",  # as a type
     LEDGER,
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what
     # the store gave

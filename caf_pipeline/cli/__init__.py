@@ -1,9 +1,9 @@
-"""The command line `caf`: its entry point, and how an error ends a process.
+"""The command line `caf`: its entry point, and how errors end a process.
 
-No traceback reaches a user: every failure is one sentence on stderr, a hint where there is one, and
-an exit status. Importing this package loads nothing heavy; the commands are in `app`. Commands that
-need Dagster are in `dagster_host` and are found by an entry point; what a command does is in
-`steps`, `retrieval` or `maintenance`, and here is what it reads and prints.
+Users never see a traceback: an error is one sentence on stderr, perhaps a hint, and an exit status.
+Importing this package loads nothing heavy; `app` has the commands. Modules here parse arguments and
+print; `steps`, `retrieval` and `maintenance` do the work. Commands that need Dagster are in
+`dagster_host`, found by entry points.
 """
 
 import atexit
@@ -21,63 +21,51 @@ from caf_pipeline.system.ending import interrupted_status
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
-_GO_ON: Final = (
-    ("run",),
-    ("backfill",),
-    ("rebuild",),
-    ("adopt",),
-    ("restore",),
-    ("prove",),
-    ("repair",),
-    ("remove",),
+_RESUMABLE: Final = frozenset(
+    ("run", "backfill", "rebuild", "adopt", "restore", "prove", "repair", "remove")
 )
-"""Commands that keep what they have done, and go on with the rest."""
+"""Commands that continue an interrupted run of themselves."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; the arguments are the process's own where none
-    are given.
-    """
-    _stand_in_for_closed_streams()
+    """Run a command and return its exit status; by default with the process's arguments."""
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a key may hold what the terminal's encoding lacks
+            # A key may have characters that the terminal's encoding lacks.
+            stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments, words)
     except KeyboardInterrupt:
-        own = arguments is None and threading.current_thread() is threading.main_thread()
-        if own:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes nothing any more
-        _say_interrupted(words)
-        if own:
-            _leave()
+        is_process = arguments is None and threading.current_thread() is threading.main_thread()
+        if is_process:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore a second Ctrl-C
+        consequence = "the same command starts again from the beginning"
+        if _RESUMABLE & set(words[:1]):
+            consequence = "the same command goes on where it stopped"
+        if {"--watch", "--serve"} & set(words):
+            consequence = "it only watched, and the runs go on"
+        print(f"caf: interrupted; {consequence}", file=sys.stderr)
+        if is_process:
+            _exit_despite_threads()
         return interrupted_status()
-    except BrokenPipeError:  # the reader of our output left
+    except BrokenPipeError:  # the reader of the output left
         return BROKEN_PIPE
     finally:
-        _drop_unwritten()
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # Drop the output: Python would try again at exit, and end with status 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _drop_unwritten() -> None:
-    """Drop the output that could not be written: Python would try again at exit, and end with a
-    status of its own, 120.
-    """
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _replace_closed_streams() -> None:
+    """Make prints fail if the parent closed stdout; drop notes if it closed stderr.
 
-
-def _stand_in_for_closed_streams() -> None:
-    """Let what is printed fail where our starter closed stdout, and be lost where it closed stderr.
-
-    Else no bytes of an object would be a success, and notes would go to stdout, among an object's
-    bytes.
+    Otherwise a `caf get` would succeed without output, and notes would go to stdout.
     """
     streams = sys.stdout, sys.stderr
     if streams[0] is None:
@@ -87,13 +75,13 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911, PLR0912 - one for each way to end
-    import typer.main  # noqa: PLC0415  loading typer takes longer than most of what uses this package
+    import typer.main  # noqa: PLC0415  slower to load than most users of this package
 
-    from caf_pipeline.cli.app import build  # noqa: PLC0415  as above
+    from caf_pipeline.cli.app import build  # noqa: PLC0415  loads typer
 
-    wanted = next((word for word in words if word != "--"), "")
+    command = next((word for word in words if word != "--"), "")
     try:
-        status = typer.main.get_command(build(wanted)).main(
+        status = typer.main.get_command(build(command)).main(
             args=arguments, prog_name="caf", standalone_mode=False
         )
         sys.stdout.flush()
@@ -102,25 +90,27 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
             raise KeyboardInterrupt from error
         return _fail(str(error), error.hint, error.exit_code)
     except typer.exceptions.TyperException as error:
-        hint = "`caf --help` and `caf COMMAND --help` say how."
+        hint = "See `caf --help` and `caf COMMAND --help`."
         if type(error).__name__ == "NoSuchOption":
-            hint += (
-                " A name or key that begins with '-' follows '--', as in: caf get SOURCE -- -KEY"
-            )
-        return _fail(_in_our_words(error.format_message()), hint, error.exit_code)
+            hint += " Put '--' before a name or key that begins with '-': caf get SOURCE -- -KEY"
+        message = error.format_message()
+        for pattern, replacement in _REPLACEMENTS:
+            message = re.sub(pattern, replacement, message)
+        return _fail(message, hint, error.exit_code)
     except typer.Abort as error:
-        if isinstance(
-            error.__context__, KeyboardInterrupt
-        ):  # else a question that was answered by the end of the input
+        # Otherwise the input ended at a question.
+        if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         return INTERRUPTED
-    except SystemExit as error:  # typer's own answer to a reader that left
+    except SystemExit as error:  # typer's answer to a broken pipe
         raise error.__context__ or error from None
     except BrokenPipeError:
         raise
     except OSError as error:
         status = StagingError.exit_code if error.errno in _NO_SPACE else CafError.exit_code
-        return _fail(sentence(error), "", status)
+        reason = error.strerror or str(error) or type(error).__name__
+        message = f"{error.filename!r}: {reason}." if error.filename else f"{reason}."
+        return _fail(message, "", status)
     except MemoryError:
         return _fail("There is not enough memory.", "", CafError.exit_code)
     except Exception as error:
@@ -128,45 +118,24 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
             raise
         return _fail(
             f"This should not have happened: {type(error).__name__}: {error}",
-            f"It is a bug; report it with what {TRACEBACK_VARIABLE}=1 prints.",
+            f"It is a bug; report it with the output of {TRACEBACK_VARIABLE}=1.",
             CafError.exit_code,
         )
-    if status == INTERRUPTED:  # what typer makes of Ctrl-C
+    if status == INTERRUPTED:  # how typer reports Ctrl-C
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 
-def _say_interrupted(words: Sequence[str]) -> None:
-    """Say in one sentence what an interrupt means for the work."""
-    goes_on = any(tuple(words[: len(command)]) == command for command in _GO_ON)
-    then = (
-        "the same command goes on where it stopped"
-        if goes_on
-        else "the same command does it from the beginning"
-    )
-    if {"--watch", "--serve"} & set(words):
-        then = "it only looked on, and what it looked at goes on"
-    print(f"caf: interrupted; {then}", file=sys.stderr)
-
-
-def _leave() -> None:
-    """End the process where threads still wait for servers: the interpreter would wait for them."""
-    threads = [
-        one
-        for one in threading.enumerate()
-        if one is not threading.current_thread() and not one.daemon
-    ]
-    if threads:
+def _exit_despite_threads() -> None:
+    """End the process if threads still wait for servers: the interpreter would wait for them."""
+    if any(
+        thread is not threading.current_thread() and not thread.daemon
+        for thread in threading.enumerate()
+    ):
         sys.stdout.flush()
         sys.stderr.flush()
         atexit._run_exitfuncs()
         os._exit(interrupted_status())
-
-
-def sentence(error: OSError) -> str:
-    """Say what the system refused, and on which path."""
-    reason = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename!r}: {reason}." if error.filename else f"{reason}."
 
 
 def _fail(message: str, hint: str, status: int) -> int:
@@ -176,7 +145,7 @@ def _fail(message: str, hint: str, status: int) -> int:
     return status
 
 
-_WORDS: Final = (
+_REPLACEMENTS: Final = (
     (r"Value error, ", ""),
     (r"Input should be a valid integer.*", "it must be a whole number"),
     (r"Input should be a valid number.*", "it must be a number"),
@@ -184,10 +153,4 @@ _WORDS: Final = (
     (r"Input should be less than or equal to (.+)", r"it must be at most \1"),
     (r"Input should be ", "it must be "),
 )
-"""Of what the library that reads arguments says: its words, and ours."""
-
-
-def _in_our_words(message: str) -> str:
-    for theirs, ours in _WORDS:
-        message = re.sub(theirs, ours, message)
-    return message
+"""Patterns in typer's messages about arguments, and clearer words for them."""

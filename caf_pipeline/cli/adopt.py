@@ -1,9 +1,6 @@
-"""`caf adopt`: CAF files of other programs that are on the chain already, taken over without
-uploading them again.
-"""
+"""`caf adopt`."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,17 +11,16 @@ from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
-    a_path,
     counted,
     note,
+    parse_path,
     print_json,
     printable,
     progress,
 )
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.maintenance import adopt as steps
-from caf_pipeline.maintenance.adopt import FileAdoption, Terms
-from caf_pipeline.run_context import RunContext
+from caf_pipeline.maintenance.adopt import FileAdoption
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import UnavailableSource
 
@@ -33,13 +29,13 @@ def adopt(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(parser=a_path, metavar="[FILE...]", help="CAF files of this machine."),
+        typer.Argument(parser=parse_path, metavar="[FILE...]", help="CAF files on this machine."),
     ] = None,
     from_chain: Annotated[
         bool,
         typer.Option(
             "--from-chain",
-            help="Take what the chain lists of the wallet, and bring it here to be read.",
+            help="Adopt what the chain lists of the wallet; download it to staging.",
         ),
     ] = False,
     strip: Annotated[
@@ -48,35 +44,34 @@ def adopt(  # noqa: PLR0917 - the command line's options
             "--strip",
             metavar="N",
             min=0,
-            help="Leave out the first N parts of members' keys: 1 for jackal-js-worker.",
+            help="Remove the first N parts of members' keys: 1 for jackal-js-worker.",
         ),
     ] = 0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be adopted; load nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be adopted; load nothing.")
     ] = False,
     lenient: Annotated[
         bool,
         typer.Option(
             "--lenient",
-            help="Also read an index with equal keys (the last counts) or text that is not UTF-8.",
+            help="Accept equal keys in an index (the last counts), and text that is not UTF-8.",
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Take over CAF files that other programs posted.
+    r"""Adopt CAF files that other programs posted.
 
-    Those of gocaf and jackal-js-worker are known; nothing is uploaded again. Each file is read as a
-    whole here. It counts where the chain has a file of the wallet, or of one that posted the
-    ledger's chunks, with exactly its Merkle root and size, and as many copies as required give
-    pieces of it back. A member becomes the location of an object of the newest whole inventory
-    where key and size are equal and the ETag is the MD5 of its bytes. All others are left out,
-    counted by reason and, with --json, listed; they are archived by the next run like any object.
-    --strip leaves out the first parts of members' keys, which jackal-js-worker begins with the
-    task's id.
+    Adopts files of gocaf and jackal-js-worker without uploading them again. A file counts if the
+    chain lists exactly its Merkle root and size for the wallet, or for a wallet that posted the
+    ledger's chunks. The required number of copies must also return pieces of it.
 
-    The file then is a chunk of the ledger, which caf get, restore, check, prove and repair know
-    like any other. Of its objects no headers and no user metadata are known: caf safe-to-delete
-    never lists them. Adopting a file twice changes nothing.
+    A member becomes the location of an object of the newest complete inventory. Key and size must
+    be equal, and the ETag the MD5 of its bytes. All others are left out, and counted by reason;
+    --json lists them. The next run archives them as usual.
+
+    The file becomes a chunk that caf get, restore, check, prove and repair can use. Its objects
+    have no headers and no user metadata, so caf safe-to-delete never lists them. Adopting a file
+    twice changes nothing.
 
     \b
     Examples:
@@ -84,17 +79,23 @@ def adopt(  # noqa: PLR0917 - the command line's options
       caf adopt demo batch_1760000000000.caf --strip 1 --dry-run
       caf adopt demo --from-chain --strip 1 --json
 
-    Exit status: 0 each file is adopted, or known, or has no object that is not archived; 1 some
-    files were refused; 2 wrong arguments; 3 a setting or the wallet is wrong, or there is no such
-    source; 4 the one FILE is missing or no CAF file; 6 the database failed; 7 the one file is not
-    on the chain or lacks copies, or the chain failed; 8 the staging folder failed; 9 the one file's
-    bytes are nowhere, or the inventory is damaged; 10 another run plans; 11 there is no whole
-    inventory.
+    \b
+    Exit status:
+      0   Each file is adopted, known already, or has no object to adopt.
+      1   Some files were refused.
+      3   Wrong settings or wallet, or no such source.
+      4   The only FILE is missing or not a CAF file.
+      6   The database failed.
+      7   The only file is not on the chain or lacks copies, or the chain failed.
+      8   The staging folder failed.
+      9   No copy of the only file is right, or the inventory is damaged.
+      10  Another run plans.
+      11  There is no complete inventory.
     """
     if bool(files) == from_chain:
         raise UsageError(
             "caf adopt takes files, or --from-chain.",
-            hint="Name CAF files, or give --from-chain and no file.",
+            hint="Give either CAF files or --from-chain.",
         )
     settings = load_settings()
     settings.source(source)
@@ -102,7 +103,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
     rows, left_out = 0, Counter[str]()
     errors = list[CafError]()
 
-    def tell(member: str, reason: str) -> None:
+    def print_left_out(member: str, reason: str) -> None:
         if json:
             print_json({"source": source, "member": member, "left_out": reason})
 
@@ -112,16 +113,39 @@ def adopt(  # noqa: PLR0917 - the command line's options
         opened_run_context(settings, ledger, source, objects, register=not dry_run) as context,
         progress("reading", None) as advance,
     ):
-        for one in _adoptions(
-            context, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)
+        terms = steps.Terms(strip, dry_run, print_left_out, advance, lenient)
+        for adoption in (
+            steps.adopt_files(context, files, terms)
+            if files
+            else steps.adopt_from_chain(context, terms)
         ):
-            kinds[one.kind] += 1
-            rows += one.rows
-            left_out.update(one.left_out)
-            if one.error:
-                errors.append(one.error)
-            _print(source, one, dry_run=dry_run, json=json)
-    _print_sums(source, kinds, rows, left_out, dry_run=dry_run, json=json)
+            kinds[adoption.kind] += 1
+            rows += adoption.rows
+            left_out.update(adoption.left_out)
+            if adoption.error:
+                errors.append(adoption.error)
+            if json:
+                print_json(_as_json(source, adoption, dry_run))
+            elif adoption.error:
+                note(f"{adoption.name}: refused: {adoption.error}")
+            else:
+                typer.echo(printable(f"{adoption.name}: {_sentence(adoption, dry_run)}"))
+    if json:
+        print_json(
+            {
+                "source": source,
+                "files": {str(kind): count for kind, count in sorted(kinds.items())},
+                "would_adopt" if dry_run else "adopted": rows,
+                "left_out": dict(sorted(left_out.items())),
+            }
+        )
+    else:
+        counts = [f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items())]
+        would = "would be " if dry_run else ""
+        typer.echo(
+            f"{source}: {', '.join(counts) or 'nothing is listed'}; "
+            f"{counted(rows, 'object')} {would}adopted"
+        )
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -131,89 +155,41 @@ def adopt(  # noqa: PLR0917 - the command line's options
         )
 
 
-def _adoptions(
-    context: RunContext, files: list[Path] | tuple[()], terms: Terms
-) -> Iterator[FileAdoption]:
-    return (
-        steps.adopt_files(context, files, terms)
-        if files
-        else steps.adopt_from_chain(context, terms)
-    )
-
-
-def _print(source: str, one: FileAdoption, *, dry_run: bool, json: bool) -> None:
-    if json:
-        print_json(_described(source, one, dry_run))
-    elif one.error:
-        note(f"{one.name}: refused: {one.error}")
-    else:
-        typer.echo(printable(f"{one.name}: {_said(one, dry_run)}"))
-
-
-def _described(source: str, one: FileAdoption, dry_run: bool) -> dict[str, Any]:
-    posting = one.file.posting if one.file else None
+def _as_json(source: str, adoption: FileAdoption, dry_run: bool) -> dict[str, Any]:
+    posting = adoption.file.posting if adoption.file else None
     return {
         "source": source,
-        "file": one.name,
-        "kind": str(one.kind),
-        "chunk": one.chunk or None,
+        "file": adoption.name,
+        "kind": str(adoption.kind),
+        "chunk": adoption.chunk or None,
         "merkle_root": posting.merkle_root.hex() if posting else None,
         "owner": posting.owner if posting else None,
         "start": posting.start if posting else None,
         "size_bytes": posting.stored_size_bytes if posting else None,
-        "copies": list(one.copies),
-        "members": one.members,
-        "would_adopt" if dry_run else "adopted": one.rows,
-        "left_out": {str(reason): count for reason, count in one.left_out.items()},
-        "why": str(one.error) if one.error else None,
+        "copies": [*adoption.copies],
+        "members": adoption.members,
+        "would_adopt" if dry_run else "adopted": adoption.rows,
+        "left_out": {str(reason): count for reason, count in adoption.left_out.items()},
+        "why": str(adoption.error) if adoption.error else None,
     }
 
 
-def _said(one: FileAdoption, dry_run: bool) -> str:
-    left_out = ", ".join(
-        f"{count:,} {reason.replace('_', ' ')}" for reason, count in one.left_out.items()
-    )
-    rest = f"; left out: {left_out}" if left_out else ""
-    if one.kind == "adopted":
+def _sentence(adoption: FileAdoption, dry_run: bool) -> str:
+    reasons = [
+        f"{count:,} {reason.replace('_', ' ')}" for reason, count in adoption.left_out.items()
+    ]
+    rest = f"; left out: {', '.join(reasons)}" if reasons else ""
+    if adoption.kind == "adopted":
         done = "would be adopted" if dry_run else "adopted"
         return (
-            f"{done} as {one.chunk}: {counted(one.rows, 'object')} of "
-            f"{counted(one.members, 'member')}{rest}"
+            f"{done} as {adoption.chunk}: {counted(adoption.rows, 'object')} of "
+            f"{counted(adoption.members, 'member')}{rest}"
         )
     return {
-        "known": f"known already, as {one.chunk}",
-        "nothing_new": "nothing to adopt: what it has of the source is archived, or under "
-        f"way{rest}",
+        "known": f"known already, as {adoption.chunk}",
+        "nothing_new": f"nothing to adopt: its objects are archived or under way{rest}",
         "no_object": f"nothing to adopt: no member is an object of the newest inventory{rest}",
-        "not_caf": "no CAF file",
+        "not_caf": "not a CAF file",
         "ours": "a chunk of this software: 'caf rebuild' restores it, with its headers and user "
         f"metadata{rest}",
-    }[one.kind]
-
-
-def _print_sums(
-    source: str,
-    kinds: Counter[Any],
-    rows: int,
-    left_out: Counter[str],
-    *,
-    dry_run: bool,
-    json: bool,
-) -> None:
-    if json:
-        print_json(
-            {
-                "source": source,
-                "files": {str(kind): count for kind, count in sorted(kinds.items())},
-                "would_adopt" if dry_run else "adopted": rows,
-                "left_out": {str(reason): count for reason, count in sorted(left_out.items())},
-            }
-        )
-        return
-    said = (
-        ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
-        or "nothing is listed"
-    )
-    typer.echo(
-        f"{source}: {said}; {counted(rows, 'object')} {'would be ' if dry_run else ''}adopted"
-    )
+    }[adoption.kind]

@@ -1,8 +1,6 @@
-"""The commands of `caf` put together: all, or the one that is asked for, since the others' modules
-take time to load.
-"""
+"""Builds the command `caf`: all commands, or only the requested one to save loading time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Final
 
@@ -12,9 +10,9 @@ from caf_pipeline.cli.terminal import help_of
 from caf_pipeline.errors import UsageError
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version  # noqa: PLC0415  takes longer to load than most commands
+def _print_version(requested: bool) -> None:
+    if requested:
+        from importlib.metadata import version  # noqa: PLC0415  slower than most commands
 
         typer.echo(f"caf {version('caf-pipeline')}")
         raise typer.Exit
@@ -31,42 +29,10 @@ def _options(
 ) -> None:
     """Archive S3 objects on Jackal, and work with CAF files.
 
-    A failure is one sentence on stderr. Every command's help ends with its exit statuses; those of
-    any command are 0 done, 1 this machine refuses something, or a bug, 2 wrong arguments, 8 the
-    output cannot be written, as on a full disk, 130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by
-    SIGHUP or a closed terminal, and 141 the reader of the output left.
-    """
-    _show_help(context)
-
-
-def _jackal(context: typer.Context) -> None:
-    """Manage the wallet, its space and what Jackal stores. docs/jackal.md begins with an empty
-    wallet.
-    """
-    _show_help(context)
-
-
-def _cotar(context: typer.Context) -> None:
-    """Read files of a tar archive by name, through an index.
-
-    The index is one that cotar makes or reads.
-    """
-    _show_help(context)
-
-
-def _clps(context: typer.Context) -> None:
-    """Look into logs that clp-s packed. docs/formats.md says what is read of them."""
-    _show_help(context)
-
-
-def _logs(context: typer.Context) -> None:
-    """Search archived logs that clp-s packed. docs/formats.md says how."""
-    _show_help(context)
-
-
-def _chunkio(context: typer.Context) -> None:
-    """Read logs that ChunkIO wrote, also damaged ones. docs/formats.md says what is read of
-    them.
+    Errors are one sentence on stderr. The help of every command ends with its exit statuses. Every
+    command can also end with 1 (this machine refuses something, or a bug), 2 (wrong arguments) and
+    8 (the output cannot be written). Other statuses are 130 (interrupted by Ctrl-C), 143 (SIGTERM),
+    129 (SIGHUP or a closed terminal) and 141 (the reader of the output left).
     """
     _show_help(context)
 
@@ -79,101 +45,99 @@ def _show_help(context: typer.Context) -> None:
 
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "create": ("archives", "Pack files into a CAF file."),
-    "list": ("archives", "List the members of a CAF file."),
+    "list": ("archives:list_members", "List the members of a CAF file."),
     "extract": ("archives", "Write a CAF file's members below a folder."),
     "cat": ("archives", "Write one member of a CAF file to stdout."),
     "verify": ("archives", "Check a CAF file's structure and read every byte of it."),
     "merkle": ("archives", "Print the Jackal Merkle root of any file, in hex."),
-    "convert": ("convert", "Make a tar archive of a CAF, or a CAF of a tar archive."),
+    "convert": ("convert", "Convert between CAF and tar archives."),
     "setup": ("setup", "Prepare DAGSTER_HOME and the limits of Dagster's pools."),
     "run": ("run", "Take an inventory, plan what is new, and archive it."),
-    "backfill": ("backfill", "Let Dagster's daemon archive a source's planned chunks."),
+    "backfill": ("backfill", "Archive planned chunks with Dagster's daemon."),
     "plan": ("plans", "Show what a plan of a source would do and cost."),
     "plans": ("plans", "List plans; show one plan, or one of its chunks."),
     "get": ("get", "Fetch one archived object."),
     "status": ("status", "Show sources and chunks as the ledger has them."),
-    "runs": ("runs", "Show the runs that go on, and how the last ones ended."),
+    "runs": ("runs", "Show current runs and how the last ones ended."),
     "queue": ("queue", "Show messages of a source's queue that are not events."),
     "metrics": ("metrics", "Print the numbers of each source as OpenMetrics."),
     "unpark": ("chunks", "Let runs work on a parked chunk again."),
-    "withdraw": ("chunks", "Give up a chunk before its post, or a damaged one."),
+    "withdraw": ("chunks", "Give up a chunk that is not posted, or a damaged one."),
     "remove": ("remove", "Remove a source that has no stored chunk."),
-    "ls": ("listing", "List what is archived below a prefix."),
+    "ls": ("listing", "List archived objects below a prefix."),
     "find": ("listing", "Find archived objects by pattern, size and time."),
     "du": ("listing", "Sum up archived objects below a prefix."),
     "restore": ("restore", "Write archived objects to a folder or a bucket."),
     "check": ("check", "Read archived objects back and compare their SHA-256."),
-    "export-references": ("export_references", "Write where each archived object's bytes are."),
+    "export-references": (
+        "export_references",
+        "Write the URLs and byte ranges of archived objects.",
+    ),
     "prove": ("prove", "Check the proofs and some bytes of stored chunks."),
     "repair": ("prove", "Store damaged chunks again."),
     "pause": ("controls", "Hold every run where it is, and launch no more."),
     "resume": ("controls", "End a pause."),
     "limit": ("controls", "Limit what runs may upload and spend."),
     "safe-to-delete": ("safe_to_delete", "List the objects that may be deleted in S3."),
-    "doctor": ("doctor", "Find what crashes left, and mend it."),
+    "doctor": ("doctor", "Find what crashes left, and repair it."),
     "backup": ("backup", "Back up the ledger, or restore it."),
-    "rebuild": ("rebuild", "Restore a lost ledger from what the store lists."),
-    "adopt": ("adopt", "Take over CAF files that other programs posted."),
+    "rebuild": ("rebuild", "Restore a lost ledger from the stored chunks."),
+    "adopt": ("adopt", "Adopt CAF files that other programs posted."),
 }
-"""In the order of the help: each with its module in this folder, and the first sentence of its
-help.
-"""
+"""Module (and function, if the name differs) and summary of each command, in the order of help."""
 
-_GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, str]]]] = {
+_GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "jackal": (
-        _jackal,
+        "Manage the wallet, its space and the files on Jackal. Start with docs/jackal.md.",
         dict.fromkeys(("wallet", "price", "buy", "files"), "jackal"),
     ),
-    "cotar": (_cotar, dict.fromkeys(("index", "list", "cat", "verify"), "cotar")),
-    "clps": (_clps, {"inspect": "clps"}),
-    "logs": (_logs, {"search": "logs"}),
-    "chunkio": (_chunkio, dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio")),
+    "cotar": (
+        "Read files of a tar archive through a cotar index.",
+        {"index": "cotar", "list": "cotar:list_files", "cat": "cotar", "verify": "cotar"},
+    ),
+    "clps": ("Inspect logs that clp-s packed. See docs/formats.md.", {"inspect": "clps"}),
+    "logs": ("Search archived logs that clp-s packed. See docs/formats.md.", {"search": "logs"}),
+    "chunkio": (
+        "Read logs that ChunkIO wrote, even damaged ones. See docs/formats.md.",
+        dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio"),
+    ),
 }
 
 
-def build(wanted: str | None = None) -> typer.Typer:
-    """Return `caf` with all commands, or with the wanted one alone.
+def build(command: str | None = None) -> typer.Typer:
+    """Return `caf` with all commands, or with the named command or group alone.
 
-    If there is no command of the wanted name, each is there with its summary, and no command's
-    module is loaded.
+    If the name is unknown, the app has only the summaries of all commands and loads no module.
     """
     app = typer.Typer(
         name="caf",
         invoke_without_command=True,
         add_completion=False,
-        rich_markup_mode=None,  # help is plain text: keys and brackets in it are meant as they are
+        rich_markup_mode=None,  # help is plain text with keys and brackets in it
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    is_known = wanted in _COMMANDS or wanted in _GROUPS
-    for name, (module, summary) in _COMMANDS.items():
-        if wanted in (None, name):
-            _add(app, name, module)
+    is_known = command in _COMMANDS or command in _GROUPS
+    for name, (place, summary) in _COMMANDS.items():
+        if command in (None, name):
+            _add(app, name, place)
         elif not is_known:
-            app.command(name, help=summary)(_not_loaded)
-    for name, (describe, commands) in _GROUPS.items():
-        if is_known and wanted != name:
+            app.command(name, help=summary)(lambda: None)
+    for name, (description, commands) in _GROUPS.items():
+        if is_known and command != name:
             continue
         group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-        group.callback()(describe)
-        if wanted in (None, name):
-            for command, module in commands.items():
-                _add(group, command, module)
+        group.callback(help=description)(_show_help)
+        if command in (None, name):
+            for subcommand, place in commands.items():
+                _add(group, subcommand, place)
         app.add_typer(group, name=name)
     return app
 
 
-def _not_loaded() -> None:
-    """Stand for a command that is not wanted."""
-
-
-def _add(to: typer.Typer, name: str, module: str) -> None:
-    """Add a command: of a module's own table, or the function of its name."""
+def _add(app: typer.Typer, name: str, place: str) -> None:
+    module, _, function = place.partition(":")
     loaded = import_module(f"caf_pipeline.cli.{module}")
-    for its_name, command, epilog in getattr(loaded, "COMMANDS", ()):
-        if its_name == name:
-            to.command(name, epilog=epilog)(command)
-            return
-    command = getattr(loaded, name.replace("-", "_"))
-    to.command(name, help=help_of(command))(command)
+    command = getattr(loaded, function or name.replace("-", "_"))
+    app.command(name, help=help_of(command))(command)

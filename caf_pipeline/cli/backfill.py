@@ -1,4 +1,4 @@
-"""`caf backfill`: planned chunks as one backfill of Dagster's daemon."""
+"""`caf backfill`."""
 
 from typing import Annotated
 
@@ -14,38 +14,33 @@ def backfill(  # noqa: PLR0917 - the command line's options
     plan: Annotated[
         str,
         typer.Option(
-            "--plan", metavar="PLAN", help="Only chunks of this plan, as `caf plans` names it."
+            "--plan", metavar="PLAN", help="Only chunks of this plan, as shown by `caf plans`."
         ),
     ] = "",
     first: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="CHUNK", help="From this chunk on, in the order of planning."
-        ),
+        typer.Option("--from", metavar="CHUNK", help="First chunk, in the order of planning."),
     ] = "",
-    last: Annotated[
-        str, typer.Option("--to", metavar="CHUNK", help="Up to this chunk, and with it.")
-    ] = "",
+    last: Annotated[str, typer.Option("--to", metavar="CHUNK", help="Last chunk, inclusive.")] = "",
     failed: Annotated[
-        bool, typer.Option("--failed", help="Only chunks whose last run failed, and parked ones.")
+        bool, typer.Option("--failed", help="Only parked chunks and those whose last run failed.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be submitted, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be submitted; change nothing.")
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="End with one JSON object, on standard output.")
+        bool, typer.Option("--json", help="Print a JSON summary at the end, on standard output.")
     ] = False,
 ) -> int:
-    r"""Let Dagster's daemon archive a source's planned chunks.
+    r"""Archive planned chunks with Dagster's daemon.
 
-    Submits one asset backfill of all chunks that have work to do, a run for each, and says how far
-    it is, at which rate, and how long it will still take. The daemon runs it: Ctrl-C or a lost
-    connection end only the command, and the same command follows the backfill again. Its runs come
-    after those of new objects. Left out are chunks that a run or another process works on, those of
-    an unfinished backfill, and parked ones; --failed tries what failed again at once and sends
-    parked chunks on their way.
+    Submits one asset backfill with a run for each chunk that has work to do. Then follows it and
+    shows progress, rate and remaining time. The daemon runs the backfill: Ctrl-C ends only this
+    command, and the same command follows it again. Runs for new objects have priority.
 
-    Without a daemon, `caf run` archives in its own process.
+    Leaves out chunks of live runs and other processes, chunks of an unfinished backfill, and parked
+    chunks. --failed retries failed chunks now and unparks the parked ones. Without a daemon, use
+    `caf run`.
 
     \b
     Examples:
@@ -53,16 +48,24 @@ def backfill(  # noqa: PLR0917 - the command line's options
       caf backfill demo --plan 1a2b3c4d --to demo-1a2b3c4d-00100
       caf backfill demo --failed --dry-run --json
 
-    Exit status: 0 all that was submitted or followed is archived, or there was nothing to do; 2 the
-    chunks named do not fit; 3 a setting is wrong or there is no such source; 6 the database failed;
-    11 there is no such plan or chunk, or nothing is planned; 12 chunks are not archived: they are
-    named, and `caf status` says why; 13 nothing was submitted, since runs work on what is left; 16
-    no Dagster daemon runs, and nothing was submitted; 130 interrupted by Ctrl-C, 143 by SIGTERM,
-    129 by SIGHUP or a closed terminal, and the backfill goes on.
+    \b
+    Exit status:
+      0   All chunks of the backfill are archived, or there was nothing to do.
+      2   The named chunks do not belong to the source or plan, or are out of order.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      11  There is no such plan or chunk, or nothing is planned.
+      12  The named chunks are not archived; `caf status` shows why.
+      13  Nothing was submitted: runs work on the remaining chunks.
+      16  Nothing was submitted: no Dagster daemon runs.
+      130, 143, 129: interrupted by Ctrl-C, SIGTERM, or SIGHUP; the backfill continues.
     """
-    settings = load_settings()
-    wanted = {"plan": plan, "first": first, "last": last, "failed": failed}
-    status: int = dagster_command("backfill")(
-        source, settings=settings, wanted=wanted, dry_run=dry_run, json=json
+    return int(
+        dagster_command("backfill")(
+            source,
+            settings=load_settings(),
+            wanted={"plan": plan, "first": first, "last": last, "failed": failed},
+            dry_run=dry_run,
+            json=json,
+        )
     )
-    return status

@@ -1,4 +1,4 @@
-"""The command backup: the ledger to a file, and back."""
+"""`caf backup`."""
 
 import shutil
 from collections.abc import Iterable
@@ -10,7 +10,6 @@ import typer
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
 from caf_pipeline.errors import HeldByOther, UsageError
-from caf_pipeline.ledger.backup import BackupContents
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.run_context import address_of
@@ -19,31 +18,37 @@ from caf_pipeline.settings import Settings, load_settings
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup file.")],
     restore: Annotated[
-        bool, typer.Option("--restore", help="Replace the ledger by the backup.")
+        bool, typer.Option("--restore", help="Replace the ledger with the backup.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Restore without asking.")] = False,
 ) -> None:
     r"""Back up the ledger, or restore it.
 
     A backup shows the ledger at one moment, even while runs go on. It is a file in pg_dump's custom
-    format that only you can read. It contains no secret, but the names of all objects. It does not
+    format that only you can read. It contains the names of all objects, but no secret. It does not
     contain staged files, plans and the wallet's words: see docs/operations/backup.md.
 
     --restore replaces the ledger in one transaction. An interrupted restore changes nothing. The
-    command is refused while a run is under way. Afterwards everything is paused: `caf doctor` finds
-    what was archived since the backup, then `caf resume` ends the pause. Restore only your own
-    files, since a backup is a program for the database.
+    command is refused while a run is under way. Afterwards everything is paused: run `caf doctor`
+    to find what was archived since the backup, then `caf resume`. Restore only your own files,
+    because a backup is a program for the database.
 
     \b
     Examples:
       caf backup ledger.dump
       caf backup --restore ledger.dump
 
-    Exit status: 0; 1 you did not confirm; 2 FILE exists already, is of another archive, or is not a
-    backup of a ledger that this version can read; 3 a setting is wrong; 6 the database failed, or
-    no pg_dump has its version; 8 FILE cannot be written; 10 a run is under way.
+    \b
+    Exit status:
+      0   Success.
+      1   You did not confirm.
+      2   FILE exists, belongs to another archive, or is not a readable backup.
+      3   Wrong settings.
+      6   The database failed, or no pg_dump has its version.
+      8   FILE cannot be written.
+      10  A run is under way.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -56,16 +61,33 @@ def backup(
 
 def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> None:
     contents = inspect_backup(settings, ledger, file)
-    _require_same_sources(settings, contents)
-    _require_no_run(ledger)
+    for name, source in settings.sources.items():
+        recorded = contents.sources.get(name)
+        if recorded is not None and recorded != address_of(source):
+            raise UsageError(
+                f"source '{name}' is {printable(recorded)} in the backup, and {address_of(source)} "
+                "in the settings.",
+                hint="FILE is a backup of another archive: check FILE and caf.toml.",
+            )
+    for lease in ledger.leases.list():
+        holder = lease.holder
+        alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
+        if lease.live if alive is None else alive:
+            raise HeldByOther(
+                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was "
+                "restored",
+                holder=holder.run,
+                hint="end it first",
+            )
+        ledger.leases.end(lease.name, lease.epoch)  # expired, or its process is dead
     typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
     typer.echo(
         f"the ledger has  {_named(ledger.lookup.sources())}, "
         f"{counted(len(ledger.chunks.list()), 'chunk')}",
         err=True,
     )
-    confirm("Replace the ledger by the backup?", yes=yes, otherwise="nothing was restored")
-    # Best effort: these files count only for a chunk with the same number, name and time.
+    confirm("Replace the ledger with the backup?", yes=yes, otherwise="nothing was restored")
+    # Best effort: each file counts only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
     restore_ledger(settings, ledger, file)
     with opened_ledger(settings) as restored:
@@ -80,29 +102,3 @@ def _named(sources: Iterable[str]) -> str:
     return printable(
         f"{counted(len(names), 'source')} ({', '.join(names)})" if names else "no source"
     )
-
-
-def _require_same_sources(settings: Settings, contents: BackupContents) -> None:
-    for name, source in settings.sources.items():
-        recorded = contents.sources.get(name)
-        if recorded is not None and recorded != address_of(source):
-            raise UsageError(
-                f"source '{name}' is {printable(recorded)} in the backup, and {address_of(source)} "
-                "in the settings.",
-                hint="FILE is a backup of another archive: check FILE and caf.toml.",
-            )
-
-
-def _require_no_run(ledger: Ledger) -> None:
-    """Raise HeldByOther if a run may hold a lease; give back the leases of dead processes."""
-    for lease in ledger.leases.list():
-        holder = lease.holder
-        alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
-        if lease.live if alive is None else alive:
-            raise HeldByOther(
-                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was "
-                "restored",
-                holder=holder.run,
-                hint="end it first",
-            )
-        ledger.leases.end(lease.name, lease.epoch)

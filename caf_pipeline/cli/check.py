@@ -1,4 +1,4 @@
-"""The command that reads objects back and compares them: check."""
+"""`caf check`."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
+from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, status_filter
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     JsonOption,
@@ -35,22 +35,16 @@ _SHARE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 @dataclass
 class _Sums:
-    """What was listed, read, and found so far; `providers` has how many objects each gave wrong or
-    not at all.
-    """
-
     listed: int = 0
     objects: int = 0
     size_bytes: int = 0
     wrong: int = 0
     unread: int = 0
-    hint: str = ""  # of the first object that could not be read now
+    hint: str = ""  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
+    """Number of objects that each provider returned wrong or not at all."""
     suspects: dict[str, Sample] = field(default_factory=dict)
-    """A wrong object of each chunk, by the chunk's name.
-
-    The look at the chunk asks every copy for this object.
-    """
+    """A wrong object of each chunk. `prove_chunk` reads it from every copy."""
 
 
 def check(  # noqa: PLR0917 - the command line's options
@@ -61,7 +55,7 @@ def check(  # noqa: PLR0917 - the command line's options
         typer.Option(
             "--sample",
             metavar="SHARE",
-            help=f"Read about so many objects: 0.1%, 5%.  [default: {DEFAULT_SHARE}]",
+            help=f"Share of the objects to read: 0.1%, 5%.  [default: {DEFAULT_SHARE}]",
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every object.")] = False,
@@ -70,46 +64,64 @@ def check(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Read archived objects back and compare their SHA-256.
 
-    They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive`
-    lists is checked: by default one object of a hundred, chosen by chance each time, and at least
-    one. Of those that were not chosen this says nothing. An object is right where any provider
-    gives it right; what others gave wrong, or did not give, is counted for each. `caf check` then
-    looks at the chunks of such objects as `caf prove` does, and marks damaged chunks; `caf repair`
-    stores them again.
+    Reads a random sample of the objects that `caf ls --recursive` lists, at least one. Objects
+    outside of the sample are not checked. Nothing is kept.
 
-    A line is printed for each object that is not right, and at last the sums. With --json a line is
-    {"key": …} or, the last one, {"objects_checked": …}.
+    An object is right if any provider returns it right. The command counts, for each provider, the
+    objects that another one had to supply. It then proves the chunks of these objects, as `caf
+    prove` does, and marks damaged chunks; `caf repair` stores them again.
+
+    Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, and
+    {"objects_checked": …} at the end.
 
     \b
     Examples:
       caf check demo
       caf check demo packages/ --full --json | jq 'select(.error)'
 
-    Exit status: 0 all that was read is right; 2 SHARE is not a share; 3 a setting is wrong or there
-    is no such source; 6 the database failed; 9 no provider gives some object right, or none has it;
-    7 else, where some object could not be read; 11 no archived key begins with PREFIX.
+    \b
+    Exit status:
+      0   All objects read are right.
+      2   SHARE is not a share.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      7   Some objects could not be read now, and none is wrong.
+      9   No provider returns some object right.
+      11  No archived key begins with PREFIX.
     """
     if full and sample is not None:
         raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
-    share = 1.0 if full else _parse_share(DEFAULT_SHARE if sample is None else sample)
+    share = 1.0
+    if not full:
+        text = DEFAULT_SHARE if sample is None else sample
+        match = _SHARE.fullmatch(text.strip())
+        share = float(match[1]) / 100 if match else 0.0
+        if not 0 < share <= 1:
+            raise UsageError(
+                f"{text!r} is not a share of the objects.",
+                hint="Give a percentage above 0: 0.1%, 5%, 100%.",
+            )
     settings, sums = load_settings(), _Sums()
+
+    def listed() -> Iterator[Location]:
+        for location in list_objects(lookup, source, prefix, wanted=status_filter(current)):
+            sums.listed += 1
+            yield location
+
+    def take(checked: CheckedObject) -> None:
+        _take(sums, checked, json)
+        advance(checked.location.size_bytes)
 
     with (
         opened_lookup(settings) as lookup,
         opened_reader(settings, lookup, source) as store,
         object_progress(f"checking {source}") as advance,
     ):
-        listed = _counted(list_objects(lookup, source, prefix, wanted=wanted_status(current)), sums)
-
-        def take(one: CheckedObject) -> None:
-            _take(sums, one, json)
-            advance(one.location.size_bytes)
-
-        ended = take_all(check_objects(sampled(listed, share), store), take)
+        ended = take_all(check_objects(sampled(listed(), share), store), take)
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current)
         _print_sums(source, sums, json)
-    damaged = bool(sums.wrong or sums.suspects) and _recorded(settings, source, sums)
+    damaged = bool(sums.wrong or sums.suspects) and _mark_damaged(settings, source, sums)
     if sums.wrong:
         if ended:
             note(str(ended))
@@ -128,11 +140,9 @@ def check(  # noqa: PLR0917 - the command line's options
         )
 
 
-def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
-    """Look at the chunks of wrong objects as the proof watch does; return whether the source has a
-    damaged chunk.
-    """
-    # Loaded only if a copy of an object is wrong.
+def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
+    """Prove the chunks of wrong objects; return whether the source has a damaged chunk."""
+    # Loaded here because most checks find nothing wrong.
     from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
     from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
     from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415
@@ -146,7 +156,7 @@ def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
                     try:
                         report = prove_chunk(context, name, an_object=an_object)
                     except (HeldByOther, StoreUnreachable) as error:
-                        note(f"{name} could not be looked at: {error}")
+                        note(f"{name} could not be proven: {error}")
                         continue
                     if not report.proven:
                         note(
@@ -156,68 +166,51 @@ def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
         return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
 
 
-def _parse_share(text: str) -> float:
-    match = _SHARE.fullmatch(text.strip())
-    share = float(match[1]) / 100 if match else 0.0
-    if not 0 < share <= 1:
-        raise UsageError(
-            f"{text!r} is not a share of the objects.",
-            hint="Give a percentage above 0: 0.1%, 5%, 100%.",
-        )
-    return share
-
-
-def _counted(locations: Iterator[Location], sums: _Sums) -> Iterator[Location]:
-    for one in locations:
-        sums.listed += 1
-        yield one
-
-
-def _take(sums: _Sums, one: CheckedObject, json: bool) -> None:
-    """Add what was found to the sums; print an object that is not right."""
+def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
     sums.objects += 1
-    for provider in one.failed:
+    for provider in checked.failed:
         sums.providers[provider] = sums.providers.get(provider, 0) + 1
-    if (one.error is not None and one.error.permanent) or any(
-        error.permanent for error in one.failed.values()
-    ):
-        for part in one.location.ranges:
+    errors = [*checked.failed.values(), *([checked.error] if checked.error else [])]
+    if any(error.permanent for error in errors):
+        for part in checked.location.ranges:
             length = part.end_byte - part.start_byte
             if length:
                 sums.suspects.setdefault(part.chunk, Sample(part.start_byte, length, part.sha256))
-    if one.error is None:
-        sums.size_bytes += one.location.size_bytes
+    error, key = checked.error, checked.location.row.key
+    if error is None:
+        sums.size_bytes += checked.location.size_bytes
         return
-    what = "wrong" if one.error.permanent else "unread"
-    sums.wrong += one.error.permanent
-    sums.unread += not one.error.permanent
-    if not one.error.permanent:
-        sums.hint = sums.hint or one.error.hint
-    if json:
-        print_json({"key": one.location.row.key, "result": what, "error": str(one.error)})
+    if error.permanent:
+        sums.wrong += 1
     else:
-        typer.echo(f"{what:6}  {printable(one.location.row.key)}: {printable(str(one.error))}")
+        sums.unread += 1
+        sums.hint = sums.hint or error.hint
+    result = "wrong" if error.permanent else "unread"
+    if json:
+        print_json({"key": key, "result": result, "error": str(error)})
+    else:
+        typer.echo(f"{result:6}  {printable(key)}: {printable(str(error))}")
 
 
 def _print_sums(source: str, sums: _Sums, json: bool) -> None:
     if json:
-        counts = {
-            "objects_checked": sums.objects,
-            "objects_listed": sums.listed,
-            "bytes_right": sums.size_bytes,
-        }
         print_json(
-            counts
-            | {"wrong": sums.wrong, "unread": sums.unread, "providers_passed_over": sums.providers}
+            {
+                "objects_checked": sums.objects,
+                "objects_listed": sums.listed,
+                "bytes_right": sums.size_bytes,
+                "wrong": sums.wrong,
+                "unread": sums.unread,
+                "providers_passed_over": sums.providers,
+            }
         )
         return
     typer.echo(
-        f"{source}: {counted(sums.objects, 'object')} of {sums.listed:,} read, {sums.wrong:,} "
-        "wrong,"
-        f" {sums.unread:,} could not be read ({show_size(sums.size_bytes)} right)"
+        f"{source}: {counted(sums.objects, 'object')} of {sums.listed:,} read, "
+        f"{sums.wrong:,} wrong, {sums.unread:,} could not be read "
+        f"({show_size(sums.size_bytes)} right)"
     )
     for provider, objects in sorted(sums.providers.items()):
         typer.echo(
-            f"another provider had to stand in for {printable(provider)} with "
-            f"{counted(objects, 'object')}"
+            f"another provider replaced {printable(provider)} for {counted(objects, 'object')}"
         )

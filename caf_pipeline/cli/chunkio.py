@@ -1,5 +1,6 @@
 """`caf chunkio`: list, cat, verify and salvage ChunkIO logs."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from caf_pipeline.cli.clps import LogArgument
 from caf_pipeline.cli.files import opened_ranges, replacing
 from caf_pipeline.cli.terminal import (
     JsonOption,
-    a_path,
     counted,
+    parse_path,
     print_json,
     show_size,
     write_bytes,
@@ -36,11 +37,11 @@ from caf_pipeline.formats.chunkio import (
     inflated,
 )
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.ranges import FileRanges, LocalFile
+from caf_pipeline.system.ranges import LocalFile
 
-_ALL_BYTES: Final = 8 << 20  # read at once from a file elsewhere, of which all is read
-_SOME_BYTES: Final = 1 << 20  # the same, of which one entry is
-_SPOOL_BYTES: Final = 8 << 20  # a content is kept in memory up to this size until it is compared
+_ALL_BYTES: Final = 8 << 20  # of a remote file in one read, if the whole file is needed
+_SOME_BYTES: Final = 1 << 20  # of a remote file in one read, if one entry is needed
+_SPOOL_BYTES: Final = 8 << 20  # larger contents are kept in a file until their hash is compared
 _PIECE_BYTES: Final = 1 << 20
 _LAST: Final = 2**63 - 1
 
@@ -48,39 +49,45 @@ _LAST: Final = 2**63 - 1
 def list(
     file: LogArgument,
     start: Annotated[
-        int, typer.Option("--from", metavar="POSITION", help="Entries that begin there or later.")
+        int,
+        typer.Option("--from", metavar="POSITION", help="Entries that begin at POSITION or later."),
     ] = 0,
     end: Annotated[
         int,
         typer.Option(
-            "--to", metavar="POSITION", help="Entries that begin before.", show_default=False
+            "--to",
+            metavar="POSITION",
+            help="Entries that begin before POSITION.",
+            show_default=False,
         ),
     ] = _LAST,
     pick: Annotated[
         Literal["first", "last", "middle"] | None,
         typer.Option(
-            help="One of them: the first, the last, or that which begins nearest the middle of the "
-            "range."
+            help="Only one entry: the first, the last, or the nearest to the middle of the range."
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     r"""List the entries of a ChunkIO log, which ChunkIO calls chunks.
 
-    A line is an entry's begin, its content's size in bytes, and its user data in hex. Listed are
-    the entries that ChunkIO's forward scan finds, also in a log that is damaged or cut off;
-    contents are not compared. With --json a line has `begin`, `end`, `user_data` and
-    `content_size_bytes`. Memory is constant; a log elsewhere is read as a whole, twice, in pieces.
+    A line has an entry's position, its content's size in bytes, and its user data in hex. Lists the
+    entries that ChunkIO's forward scan finds, even in a damaged or truncated log; contents are not
+    verified. --json prints `begin`, `end`, `user_data` and `content_size_bytes`. Uses constant
+    memory; a remote log is read twice.
 
     \b
     Examples:
       caf chunkio list events.log
       caf chunkio list demo logs/events.log --from 65536 --pick first --json
 
-    Exit statuses: 0; 2 wrong arguments; 4 the file is missing or is no ChunkIO log; 5 the server
-    refuses or cannot be reached. Of an archived object also: 3 a setting is wrong or there is no
-    such source; 6 the database or 7 the store failed; 9 what is to be had has other bytes, or no
-    provider has it; 11 the object is not archived.
+    \b
+    Exit status:
+      0  Success.
+      4  The file is missing or not a ChunkIO log.
+      5  The server cannot be read.
+
+    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     with _opened(file, _ALL_BYTES) as log:
         picks = {"first": log.reader.first, "last": log.reader.last, "middle": log.reader.middle}
@@ -100,32 +107,35 @@ def cat(
     position: Annotated[
         int,
         typer.Argument(
-            metavar="POSITION", help="The entry's begin, as `caf chunkio list` shows it."
+            metavar="POSITION", help="The entry's position, as shown by `caf chunkio list`."
         ),
     ],
     inflate: Annotated[
         bool,
         typer.Option(
             "--inflate",
-            help="The content is raw DEFLATE, as ChunkIO's buffered writer leaves it: inflate it.",
+            help="Inflate raw DEFLATE data, as written by ChunkIO's buffered writer.",
         ),
     ] = False,
 ) -> None:
     r"""Write the content of one entry of a ChunkIO log to stdout.
 
-    Nothing is written before all of the content was read and agreed with its hash, which finds
-    damage and no forgery. Of a log elsewhere only ranges with the entry are read.
+    Nothing is written before the content agrees with its hash, which detects damage but not
+    forgery.
 
     \b
     Examples:
       caf chunkio cat events.log 65536 > event
       caf chunkio cat --inflate demo logs/events.log 0
 
-    Exit statuses: 0; 2 wrong arguments; 4 the file is missing, no entry begins at POSITION, or its
-    content is no DEFLATE data; 5 the server refuses or cannot be reached; 9 the content is damaged.
-    Of an archived object also: 3 a setting is wrong or there is no such source; 6 the database or 7
-    the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is
-    not archived.
+    \b
+    Exit status:
+      0  Success.
+      4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
+      5  The server cannot be read.
+      9  The content is damaged.
+
+    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     with _opened(file, _SOME_BYTES) as log, tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as content:
         entry = log.reader.entry_at(position)
@@ -136,13 +146,11 @@ def cat(
             )
         if not log.reader.copy_content(entry, content):
             raise IntegrityError(
-                f"{log.name}: the content of the entry at {position} is damaged, or not all there."
+                f"{log.name}: the content of the entry at {position} is damaged or incomplete."
             )
         try:
-            for _ in (
-                inflated(_pieces(content)) if inflate else ()
-            ):  # all of it, before any is given out
-                pass
+            for _ in inflated(_pieces(content)) if inflate else ():
+                pass  # inflate everything once before anything is written
         except ArchiveError as error:
             raise MalformedArchive(f"{log.name}: the entry at {position}: {error}") from error
         write_bytes(inflated(_pieces(content)) if inflate else _pieces(content))
@@ -151,36 +159,36 @@ def cat(
 def verify(file: LogArgument, json: JsonOption = False) -> None:
     r"""Check every byte of a ChunkIO log.
 
-    Headers and contents by their hashes, meters, padding, and bytes of no entry.
-
-    A line is one place that is not as a writer leaves it. Entries that were cut off the end are not
-    missed. With --json such a line has `begin`, `end` and `damage`; the last line has `entries`,
-    `size_bytes` and `damaged_places`.
+    Compares headers and contents with their hashes. Checks meters, padding, and bytes of no entry.
+    Missing entries at the end are not detected. A line is one damaged place. --json prints `begin`,
+    `end` and `damage`; the last line has `entries`, `size_bytes` and `damaged_places`.
 
     \b
     Examples:
       caf chunkio verify events.log
       caf chunkio verify s3://bucket/events.log --json
 
-    Exit statuses: 0 nothing is damaged; 1 something is; 2 wrong arguments; 4 the file is missing or
-    is no ChunkIO log; 5 the server refuses or cannot be reached. Of an archived object also: 3 a
-    setting is wrong or there is no such source; 6 the database or 7 the store failed; 9 what is to
-    be had has other bytes, or no provider has it; 11 the object is not archived.
+    \b
+    Exit status:
+      0  Nothing is damaged.
+      1  Something is damaged.
+      4  The file is missing or not a ChunkIO log.
+      5  The server cannot be read.
+
+    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     entries = places = 0
     with _opened(file, _ALL_BYTES) as log:
-        for one in log.reader.check():
-            if not isinstance(one, LogDamage):
+        for place in log.reader.check():
+            if not isinstance(place, LogDamage):
                 entries += 1
                 continue
             places += 1
             if json:
-                print_json({"begin": one.begin, "end": one.end, "damage": one.what})
+                print_json({"begin": place.begin, "end": place.end, "damage": place.what})
             else:
-                print(
-                    f"{one.begin} to {one.end}: "
-                    f"{one.what}{'' if one.what == 'no entry' else ' damaged'}"
-                )
+                damaged = "" if place.what == "no entry" else " damaged"
+                print(f"{place.begin} to {place.end}: {place.what}{damaged}")
     if json:
         print_json({"entries": entries, "size_bytes": log.size_bytes, "damaged_places": places})
     else:
@@ -191,7 +199,7 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
     if places:
         raise CafError(
             f"{log.name} is damaged in {counted(places, 'place')}.",
-            hint="`caf chunkio salvage` finds what is left of it.",
+            hint="`caf chunkio salvage` finds the remaining entries.",
         )
 
 
@@ -202,63 +210,69 @@ def salvage(
         typer.Option(
             "-o",
             "--output",
-            parser=a_path,
+            parser=parse_path,
             metavar="OUT",
-            help="Write a log of what is whole; an older file is replaced.",
+            help="Write a log of the undamaged entries; replaced if it exists.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     r"""Look for entries at every position of a damaged ChunkIO log.
 
-    It also finds those to which no way leads.
+    A line is an entry as shown by `caf chunkio list`, with marks: `lost`, readers of ChunkIO do not
+    find it; `damaged`, its content is incomplete; `inside N`, it is part of the content of the
+    entry at N, such as a log stored in a log. An entry found by chance or forgery has a right hash,
+    too. --json adds `reachable`, `content_right` and `inside`.
 
-    A line is an entry as `caf chunkio list` shows it, and what is to be known of it: `lost`, no
-    reader of ChunkIO finds it; `damaged`, its content is not whole; `inside N`, it is part of the
-    content of the entry at N, as those of a log that is stored in a log are, and of no worth by
-    itself. What is found by chance or forgery has a right hash, too. With --json: `reachable`,
-    `content_right`, `inside`.
-
-    OUT gets each entry that is whole and inside no other, in order; positions are new. It appears
-    when it is complete.
+    OUT gets all undamaged entries outside of others, in order, at new positions. It appears when it
+    is complete.
 
     \b
     Examples:
       caf chunkio salvage events.log
       caf chunkio salvage events.log -o saved.log
 
-    Exit statuses: 0; 1 nothing whole was found; 2 wrong arguments; 4 the file is missing; 5 the
-    server refuses or cannot be reached; 8 OUT cannot be written. Of an archived object also: 3 a
-    setting is wrong or there is no such source; 6 the database or 7 the store failed; 9 what is to
-    be had has other bytes, or no provider has it; 11 the object is not archived.
+    \b
+    Exit status:
+      0  Undamaged entries are found.
+      1  No undamaged entry is found.
+      4  The file is missing.
+      5  The server cannot be read.
+      8  OUT cannot be written.
+
+    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
     """
     whole, writer = 0, LogWriter()
-    with _opened(file, _ALL_BYTES, damaged=True) as log, _output(output, file) as out:
-        for one in log.reader.salvage():
-            if one.content_right and one.inside is None:
+    with _opened(file, _ALL_BYTES, damaged=True) as log, contextlib.ExitStack() as stack:
+        out: IO[bytes] | None = None
+        if output is not None:
+            stack.enter_context(replacing(output, *(file if len(file) == 1 else ())))
+            out = stack.enter_context(WholeFile(output)).file
+        for salvaged in log.reader.salvage():
+            entry = salvaged.entry
+            if salvaged.content_right and salvaged.inside is None:
                 whole += 1
                 if out:
-                    for piece in writer.copy(
-                        one.entry.user_data,
-                        one.entry.content_size_bytes,
-                        one.content_hash,
-                        log.reader.pieces(one.entry),
-                    ):
+                    pieces = log.reader.pieces(entry)
+                    size_bytes, digest = entry.content_size_bytes, salvaged.content_hash
+                    for piece in writer.copy(entry.user_data, size_bytes, digest, pieces):
                         out.write(piece)
             if json:
-                marks = {
-                    "reachable": one.reachable,
-                    "content_right": one.content_right,
-                    "inside": one.inside,
-                }
-                print_json(_as_json(one.entry) | marks)
-            else:
-                inside = "" if one.inside is None else f" inside {one.inside}"
-                print(
-                    f"{_line(one.entry)}{'' if one.reachable else ' lost'}{'' if one.content_right else ' damaged'}{inside}"  # noqa: E501
+                print_json(
+                    _as_json(entry)
+                    | {
+                        "reachable": salvaged.reachable,
+                        "content_right": salvaged.content_right,
+                        "inside": salvaged.inside,
+                    }
                 )
+            else:
+                marks = "" if salvaged.reachable else " lost"
+                marks += "" if salvaged.content_right else " damaged"
+                marks += "" if salvaged.inside is None else f" inside {salvaged.inside}"
+                print(f"{_line(entry)}{marks}")
         if not whole:
-            raise CafError(f"{log.name} has no entry that is whole.")
+            raise CafError(f"{log.name} has no undamaged entry.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,57 +284,31 @@ class _Log:
 
 @contextmanager
 def _opened(words: Sequence[str], piece_bytes: int, *, damaged: bool = False) -> Iterator[_Log]:
-    """Open a log, of which `piece_bytes` are read at once where it is not on this machine.
+    """Open a log; a remote one is read in pieces of `piece_bytes`.
 
-    Raises: MalformedArchive: it has neither a log's header nor an entry, and is not said to be
-        `damaged`. Else as `opened_ranges`.
+    Raises:
+        MalformedArchive: It has neither a log's header nor an entry, and `damaged` is False.
     """
     with opened_ranges(words) as ranges:
         header, size_bytes = ranges.read_prefix(len(FILE_HEADER))
-        read = (
-            ranges.read
-            if isinstance(ranges, LocalFile)
-            else _Pieces(ranges, size_bytes, piece_bytes).read
-        )
-        log = _Log(ranges.name, size_bytes, LogReader(read, size_bytes))
+
+        @lru_cache(maxsize=2)  # readers go forward
+        def read_piece(number: int) -> bytes:
+            start = number * piece_bytes
+            return ranges.read(start, min(start + piece_bytes, size_bytes))
+
+        def read(start: int, end: int) -> bytes:
+            numbers = range(start // piece_bytes, -(-end // piece_bytes))
+            first = numbers.start * piece_bytes
+            return b"".join(map(read_piece, numbers))[start - first : end - first]
+
+        local = isinstance(ranges, LocalFile)
+        log = _Log(ranges.name, size_bytes, LogReader(ranges.read if local else read, size_bytes))
         if not damaged and not FILE_HEADER.startswith(header) and log.reader.first() is None:
             raise MalformedArchive(
-                f"{log.name} is no ChunkIO log: it has neither the header of one nor an entry."
+                f"{log.name} is no ChunkIO log: it has neither a log's header nor an entry."
             )
         yield log
-
-
-class _Pieces:
-    """A file elsewhere, of which whole pieces are read; the last two are kept, since readers go
-    forward.
-    """
-
-    def __init__(self, ranges: FileRanges, size_bytes: int, piece_bytes: int) -> None:
-        self._ranges = ranges
-        self._size_bytes = size_bytes
-        self._piece_bytes = piece_bytes
-        self._piece = lru_cache(maxsize=2)(self._read_piece)
-
-    def read(self, start: int, end: int) -> bytes:
-        numbers = range(start // self._piece_bytes, -(-end // self._piece_bytes))
-        first = numbers.start * self._piece_bytes
-        return b"".join(map(self._piece, numbers))[start - first : end - first]
-
-    def _read_piece(self, number: int) -> bytes:
-        start = number * self._piece_bytes
-        return self._ranges.read(start, min(start + self._piece_bytes, self._size_bytes))
-
-
-@contextmanager
-def _output(path: Path | None, words: Sequence[str]) -> Iterator[IO[bytes] | None]:
-    """Open a file that appears when the context ends without an error; it may not be the one that
-    `words` name.
-    """
-    if path is None:
-        yield None
-        return
-    with replacing(path, *(words if len(words) == 1 else ())), WholeFile(path) as whole:
-        yield whole.file
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

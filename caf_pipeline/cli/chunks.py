@@ -1,4 +1,4 @@
-"""`caf unpark` and `caf withdraw`: what an operator does with a chunk."""
+"""`caf unpark` and `caf withdraw`."""
 
 from typing import Annotated
 
@@ -10,35 +10,42 @@ from caf_pipeline.settings import load_settings
 from caf_pipeline.steps import chunk_steps
 
 ChunkArgument = Annotated[
-    str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")
+    str, typer.Argument(metavar="CHUNK", help="A chunk's id, as shown by `caf status`.")
 ]
 
 
 def unpark(chunk: ChunkArgument) -> None:
     r"""Let runs work on a parked chunk again.
 
-    Do so once what stopped it is mended.
+    Use it after you fixed the reason, which `caf status` shows.
 
-    Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11
-    there is no such chunk.
+    \b
+    Exit status:
+      0   Success.
+      6   The chunk was not parked, or the database failed.
+      10  A run works on the chunk.
+      11  There is no such chunk.
     """
     settings = load_settings()
     with (
         opened_ledger(settings) as ledger,
         opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context,
     ):
-        typer.echo(
-            f"{chunk} is '{chunk_steps.unpark(context, chunk).state}'; the next run goes on with it"
-        )
+        state = chunk_steps.unpark(context, chunk).state
+        typer.echo(f"{chunk} is '{state}'; the next run continues it")
 
 
 def withdraw(chunk: ChunkArgument) -> None:
-    r"""Give up a chunk before its post, or a damaged one.
+    r"""Give up a chunk that is not posted, or a damaged one.
 
-    The next plan takes its objects again, as far as S3 still has them.
+    The next plan includes its objects again if S3 still has them.
 
-    Exit status: 0; 6 the chunk is posted and not damaged, its post may still be included, or the
-    database failed; 10 a run works on it; 11 there is no such chunk.
+    \b
+    Exit status:
+      0   Success.
+      6   The chunk is posted and not damaged, its post is pending, or the database failed.
+      10  A run works on the chunk.
+      11  There is no such chunk.
     """
     settings = load_settings()
     with (

@@ -1,4 +1,4 @@
-"""The commands pause, resume and limit. Runs under way apply them within seconds."""
+"""`caf pause`, `caf resume` and `caf limit`. Current runs apply them within seconds."""
 
 from typing import Annotated, Final
 
@@ -13,7 +13,7 @@ from caf_pipeline.throttle import open_throttle
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
-_NO_BANDWIDTH_LIMIT: Final = "0"  # as `OperatorControls` counts
+_NO_BANDWIDTH_LIMIT: Final = "0"  # see `OperatorControls`
 _NO_SPEND_CAP: Final = "-1"
 
 
@@ -24,17 +24,24 @@ def pause(
 ) -> None:
     r"""Hold every run where it is, and launch no more.
 
-    `caf resume` ends it. Nothing fails and nothing is lost: uploads stop between two pieces, and
-    sensors say why they launch nothing.
+    Nothing fails and nothing is lost: uploads stop between two pieces, and sensors show the reason.
+    `caf resume` ends the pause.
 
     \b
     Example:
       caf pause "network maintenance"
 
-    Exit status: 0; 2 REASON is empty; 3 a setting is wrong; 6 the database failed.
+    \b
+    Exit status:
+      0  Success.
+      2  REASON is empty.
+      3  Wrong settings.
+      6  The database failed.
     """
     if not reason.strip():
-        raise UsageError("a pause needs a reason.", hint='say why: caf pause "network maintenance"')
+        raise UsageError(
+            "a pause needs a reason.", hint='for example: caf pause "network maintenance"'
+        )
     with opened_ledger(load_settings()) as ledger:
         ledger.controls.set("paused", reason.strip())
     typer.echo(f"paused: {printable(reason.strip())}")
@@ -43,11 +50,15 @@ def pause(
 def resume() -> None:
     r"""End a pause.
 
-    Exit status: 0, also where nothing was paused; 3 a setting is wrong; 6 the database failed.
+    \b
+    Exit status:
+      0  Success.
+      3  Wrong settings.
+      6  The database failed.
     """
     with opened_ledger(load_settings()) as ledger:
         ledger.controls.set("paused", None)
-    typer.echo("nothing is paused now: runs go on within seconds")
+    typer.echo("nothing is paused now: runs continue within seconds")
 
 
 def limit(
@@ -56,7 +67,7 @@ def limit(
         typer.Option(
             "--bandwidth",
             metavar="SIZE|none|default",
-            help="Bytes a second of all uploads together: 20MiB.",
+            help="Bytes a second for all uploads together: 20MiB.",
         ),
     ] = None,
     spend_cap: Annotated[
@@ -64,7 +75,7 @@ def limit(
         typer.Option(
             "--spend-cap",
             metavar="UJKL|none|default",
-            help="What all transactions of this ledger may come to.",
+            help="Most that this ledger may spend on transactions.",
         ),
     ] = None,
     json: Annotated[
@@ -73,9 +84,9 @@ def limit(
 ) -> None:
     r"""Limit what runs may upload and spend.
 
-    Shows the limits, after changing what is given. They hold for every run, also those under way,
-    until they are changed. `none` lifts a limit; `default` gives it back to the settings
-    jackal.bandwidth and jackal.spend_cap.
+    Sets the limits, if any are given, and shows them. They apply to all runs, including current
+    ones, until you change them. `none` removes a limit; `default` restores the setting
+    jackal.bandwidth or jackal.spend_cap.
 
     \b
     Examples:
@@ -83,60 +94,55 @@ def limit(
       caf limit --bandwidth 20MiB --spend-cap 5000000
       caf limit --bandwidth default
 
-    Exit status: 0; 2 not a limit; 3 a setting is wrong; 6 the database failed.
+    \b
+    Exit status:
+      0  Success.
+      2  A value is not a limit.
+      3  Wrong settings.
+      6  The database failed.
     """
     settings = load_settings()
-    changes = {}
-    if bandwidth is not None:
-        changes["bandwidth"] = _bandwidth(bandwidth)
+    changes: dict[str, str | None] = {}
+    if bandwidth in (NOTHING, DEFAULT):
+        changes["bandwidth"] = _NO_BANDWIDTH_LIMIT if bandwidth == NOTHING else None
+    elif bandwidth is not None:
+        rate = parse_size(bandwidth.removesuffix("/s"))
+        if rate <= 0:
+            raise UsageError(
+                "a bandwidth limit of 0 would stop every upload.",
+                hint=f"`--bandwidth {NOTHING}` removes the limit; `caf pause` stops uploads",
+            )
+        changes["bandwidth"] = str(rate)
     if spend_cap is not None:
-        changes["spend_cap"] = _spend_cap(spend_cap)
+        amount = spend_cap.removesuffix("ujkl").replace("_", "").replace(",", "")
+        if spend_cap in (NOTHING, DEFAULT):
+            changes["spend_cap"] = _NO_SPEND_CAP if spend_cap == NOTHING else None
+        elif amount.isascii() and amount.isdigit():
+            changes["spend_cap"] = amount
+        else:
+            raise UsageError(
+                f"{spend_cap!r} is not an amount.", hint="give whole ujkl: 1 JKL is 1000000"
+            )
     with opened_ledger(settings) as ledger:
         for name, value in changes.items():
             ledger.controls.set(name, value)
         _show(settings, ledger, json)
 
 
-def _bandwidth(text: str) -> str | None:
-    if text in (NOTHING, DEFAULT):
-        return _NO_BANDWIDTH_LIMIT if text == NOTHING else None
-    rate = parse_size(text.removesuffix("/s"))
-    if rate <= 0:
-        raise UsageError(
-            "a bandwidth limit of 0 would stop every upload.",
-            hint=f"`--bandwidth {NOTHING}` removes the limit; `caf pause` stops uploads",
-        )
-    return str(rate)
-
-
-def _spend_cap(text: str) -> str | None:
-    if text in (NOTHING, DEFAULT):
-        return _NO_SPEND_CAP if text == NOTHING else None
-    amount = text.removesuffix("ujkl").replace("_", "").replace(",", "")
-    if not (amount.isascii() and amount.isdigit()):
-        raise UsageError(f"{text!r} is not an amount.", hint="give whole ujkl: 1 JKL is 1000000")
-    return amount
-
-
 def _show(settings: Settings, ledger: Ledger, json: bool) -> None:
-    current, throttle = (
-        ledger.controls.current(),
-        open_throttle(settings.jackal, ledger.controls.current),
-    )
+    current = ledger.controls.current()
+    throttle = open_throttle(settings.jackal, ledger.controls.current)
     rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})
         return
-    typer.echo(
-        "bandwidth  "
-        f"{'no limit' if rate is None else f'{show_size(rate)} a second'}{_whose(current.bandwidth)}"  # noqa: E501
-    )
-    typer.echo(
-        f"spend cap  {'none' if cap is None else show_coins(cap)}{_whose(current.spend_cap)}"
-    )
+    bandwidth = "no limit" if rate is None else f"{show_size(rate)} a second"
+    typer.echo(f"bandwidth  {bandwidth}{_origin(current.bandwidth)}")
+    spending = "none" if cap is None else show_coins(cap)
+    typer.echo(f"spend cap  {spending}{_origin(current.spend_cap)}")
     if current.paused:
         typer.echo(f"paused: {printable(current.paused)}")
 
 
-def _whose(given: int | None) -> str:
-    return " (settings)" if given is None else " (set by an operator)"
+def _origin(operator_limit: int | None) -> str:
+    return " (settings)" if operator_limit is None else " (set by an operator)"

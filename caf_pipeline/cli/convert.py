@@ -1,4 +1,4 @@
-"""The command that makes a tar archive of a CAF, and a CAF of a tar archive."""
+"""`caf convert`."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -17,11 +17,18 @@ from caf_pipeline.cli.cotar import (
     copy_tar,
     opened_cotar,
     pieces_of,
+    print_left_out,
     tar_files,
-    tell_left_out,
 )
 from caf_pipeline.cli.files import open_s3, replacing
-from caf_pipeline.cli.terminal import a_path, counted, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import (
+    counted,
+    parse_path,
+    print_json,
+    printable,
+    progress,
+    show_size,
+)
 from caf_pipeline.errors import ArchiveLimitReached, MemberRefused, UsageError
 from caf_pipeline.formats.cotar_builder import index_of, require_fits
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
@@ -29,17 +36,7 @@ from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.ranges import FileRanges, LocalFile, LocalRange, open_ranges, write_piece
 
 _COPIED_FROM_BYTES: Final = 128 * 1024
-"""Smaller members are read and written many at once, larger ones are copied by the kernel."""
-
-_EPILOG: Final = """\b
-Examples:
-  caf convert photos.caf photos.tar
-  caf convert https://example.org/photos.caf photos.tar.co
-  caf convert tiles.tar.co tiles.caf
-
-Exit statuses: 0 all went well; 2 wrong arguments; 4 the archive is missing or damaged, or has a
-file that the other
-format cannot hold; 5 the server refuses or cannot be reached; 8 the file cannot be written."""
+"""Smaller members are read many at a time; the kernel copies larger ones."""
 
 
 def convert(
@@ -50,55 +47,65 @@ def convert(
     out: Annotated[
         Path,
         typer.Argument(
-            parser=a_path,
+            parser=parse_path,
             metavar="OUT",
-            help="What its name ends with says what is made: .caf, .tar or .tar.co.",
+            help="The file to write; the ending selects the format: .caf, .tar or .tar.co.",
         ),
     ],
     ignore_zeros: IgnoreZeros = False,
     lenient: Lenient = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a tar archive of a CAF, or a CAF of a tar archive.
+    r"""Convert between CAF and tar archives.
 
-    A .tar.co is a tar with its cotar index.
+    A .tar.co is a tar with its cotar index. Members keep their names and bytes. In a tar they get
+    mode 644, owner 0 and time 0, which CAF does not store; a name that ustar cannot hold is in a
+    PAX header. A CAF gets the files of the tar, and hard links as copies. The last one of equal
+    names counts; entries that are not files are left out and listed. OUT appears complete, or not
+    at all; it is replaced if it exists.
 
-    Each member keeps its name and its bytes. In a tar it has mode 644, owner 0 and time 0, which
-    CAF does not have; a name that ustar cannot hold is in a PAX header. Into a CAF go the files,
-    hard links as copies; of files of one name the last; what is not a file is left out and listed.
-    OUT appears whole, or not at all; an older file there is replaced.
+    \b
+    Examples:
+      caf convert photos.caf photos.tar
+      caf convert https://example.org/photos.caf photos.tar.co
+      caf convert tiles.tar.co tiles.caf
+
+    \b
+    Exit status:
+      0  Success.
+      4  The archive is missing or damaged, or the other format cannot hold a file of it.
+      5  The server cannot be read.
+      8  OUT cannot be written.
     """
     if not out.name.endswith((".caf", ".tar", ".tar.co")):
         raise UsageError(
-            f"The name {str(out)!r} does not say what to make.",
+            f"The name {str(out)!r} does not select a format.",
             hint="OUT ends with .caf, .tar or .tar.co.",
         )
-    made = _kind(str(out))
-    given = _kind(file.partition("?")[0]) if "://" in file else _kind(file)
-    if made == given:
+    to, origin = _kind(str(out)), _kind(file.partition("?")[0] if "://" in file else file)
+    if to == origin:
         raise UsageError(
-            f"{file!r} and {str(out)!r} are of one format.",
+            f"{file!r} and {str(out)!r} have the same format.",
             hint="OUT ends with .caf, .tar or .tar.co.",
         )
     with replacing(out, file), open_ranges(file, open_s3) as source:
-        if given == ".caf":
+        if origin == ".caf":
             reader = read_caf(source, lenient=lenient)
-            count = _to_tar(source, reader, out, indexed=made == ".tar.co")
+            count = _to_tar(source, reader, out, indexed=to == ".tar.co")
         else:
-            if given == ".tar.co":
+            if origin == ".tar.co":
                 with opened_cotar(source) as opened:
                     tar_bytes = opened.tar_bytes()
             else:
                 _, tar_bytes = source.read_suffix(1)
-            found = tar_files(source, tar_bytes, ignore_zeros=ignore_zeros)
-            if made == ".caf":
-                count = _to_caf(source, tar_bytes, found.files, out)
-                tell_left_out(found)
+            tar_contents = tar_files(source, tar_bytes, ignore_zeros=ignore_zeros)
+            if to == ".caf":
+                count = _to_caf(source, tar_bytes, tar_contents.files, out)
+                print_left_out(tar_contents)
             else:
-                count = len(found.files)
-                copy_tar(
-                    source, tar_bytes, out, index_of(found.files) if made == ".tar.co" else b""
-                )
+                count = len(tar_contents.files)
+                index = index_of(tar_contents.files) if to == ".tar.co" else b""
+                copy_tar(source, tar_bytes, out, index)
     size_bytes = out.stat().st_size
     if as_json:
         print_json({"path": str(out), "members": count, "size_bytes": size_bytes})
@@ -111,11 +118,9 @@ def _kind(name: str) -> str:
 
 
 def _to_tar(source: FileRanges, reader: CafReader, out: Path, *, indexed: bool) -> int:
-    """Write the members of a CAF as a tar, in the order of their bytes."""
     size_bytes = sum(member.size_bytes for member in reader.members)
-    if size_bytes > max(
-        reader.data_size_bytes, DEFAULT_LIMITS.max_bytes
-    ):  # a small file may ask for any number of copies
+    # Members may share bytes, so that a small CAF could become a tar of any size.
+    if size_bytes > max(reader.data_size_bytes, DEFAULT_LIMITS.max_bytes):
         raise ArchiveLimitReached(
             f"{source.name} has members that share bytes; a tar of it would have {size_bytes} "
             "bytes."
@@ -144,7 +149,6 @@ def _to_tar(source: FileRanges, reader: CafReader, out: Path, *, indexed: bool) 
 
 
 def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out: Path) -> int:
-    """Write files of a tar as a CAF, in the order of their bytes."""
     ranges: dict[str, ByteRange] = {}
     for name, start_byte, size_bytes in files:
         try:
@@ -153,12 +157,11 @@ def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out:
             raise MemberRefused(
                 f"{os.fsdecode(name)!r} is not UTF-8, as a key of a CAF must be."
             ) from error
-    # Said before anything is copied; hard links, which become copies, may sum up to any size.
-    size_bytes = sum(one.end_byte - one.start_byte for one in ranges.values())
+    # Checked first: hard links become copies, which may sum up to any size.
+    size_bytes = sum(part.end_byte - part.start_byte for part in ranges.values())
     if reason := DEFAULT_LIMITS.reason_against(len(ranges), 0, size_bytes):
         raise ArchiveLimitReached(f"{source.name} does not fit into one CAF: {reason}.")
-    # Its files are ranges of a tar as members are of a CAF: those that stand close are read at
-    # once.
+    # Files of a tar are ranges like members of a CAF; near ones are read together.
     reader = CafReader(
         source, ranges, size_bytes=tar_bytes, data_size_bytes=tar_bytes, name=source.name
     )
@@ -174,8 +177,9 @@ def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out:
 def _bodies(
     source: FileRanges, reader: CafReader
 ) -> Iterator[tuple[Member, Iterable[Buffer | LocalRange]]]:
-    """Yield all members with their bodies, in the order of their bytes; large ones of a local file
-    as ranges to be copied.
+    """Yield members with their bodies, in the order of their bytes.
+
+    Large bodies of a local file are ranges for the kernel to copy.
     """
     if not isinstance(source, LocalFile):
         yield from reader.read_many(reader.members)
@@ -189,7 +193,3 @@ def _bodies(
             )
         else:
             yield from reader.read_many(members)
-
-
-COMMANDS: Final = (("convert", convert, _EPILOG),)
-"""With its name and what its help ends with."""

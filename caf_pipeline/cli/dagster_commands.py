@@ -1,24 +1,20 @@
-"""Finds the commands that need Dagster: they are in `dagster_host`, which the command line does not
-import.
-"""
+"""Finds commands that need Dagster by entry point: `cli` never imports `dagster_host`."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from caf_pipeline.errors import CafError
 
 
 def dagster_command(name: str) -> Callable[..., Any]:
-    """Return a function of `dagster_host` by its entry point, since the command line does not
-    import that folder.
+    """Return a function of `dagster_host` by the name of its entry point.
 
-    Raises: CafError: the installation is older than this source code, and does not have the entry
-        point.
+    Raises:
+        CafError: The installation is older than the source code and lacks the entry point.
     """
     for entry in entry_points(group="caf_pipeline.commands", name=name):
-        command: Callable[..., Any] = entry.load()
-        return command
+        return cast(Callable[..., Any], entry.load())
     raise CafError(
         f"the installation has no entry point '{name}'",
         hint="install caf-pipeline again, as `make setup` does",

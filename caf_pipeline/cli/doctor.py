@@ -1,4 +1,4 @@
-"""The command doctor: says what crashes left, and mends it."""
+"""`caf doctor`."""
 
 from collections import Counter
 from typing import Annotated, Final
@@ -23,12 +23,19 @@ from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
-"""The holder of the doctor's leases, which another run shows in 'held by run …'."""
+"""The holder of the doctor's leases. Other runs show it in 'held by run …'."""
 
 _OWN_STATUS: Final = (3, 6, 7, 8)
-"""Exit statuses of errors that the command ends with; any other error is a thing that could not be
-mended, which is 1.
-"""
+"""Errors with these exit statuses end the command; any other error counts as status 1."""
+
+
+_OUTCOMES: Final = {
+    Actor.MENDED: "mended",
+    Actor.DOCTOR: "not mended",
+    Actor.RUN: "for the next run",
+    Actor.OPERATOR: "for an operator",
+    Actor.NOBODY: "left as they are",
+}
 
 
 def doctor(
@@ -36,23 +43,24 @@ def doctor(
         str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what is found and would be done.")
+        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Find what crashes left, and mend it.
+    r"""Find what crashes left, and repair it.
 
-    Leases of dead runs, files and reservations in staging that no chunk needs, transactions that
-    were signed and not settled, chunks on Jackal that the ledger does not know, rows without a
-    chunk, located chunks that the chain no longer lists, what killed inventories and plans left,
-    chunks that no run goes on with, partitions in Dagster that no plan made. Run it at any moment,
-    even beside runs: it changes nothing that a live run holds. It pays nothing again, deletes
-    nothing on Jackal, and does not ask S3. It leaves out files that other wallets posted under this
-    archive's note: `caf rebuild --dry-run` lists them.
+    Looks for leases of dead runs, unneeded files and reservations in staging, unsettled
+    transactions, and leftovers of killed inventories and plans. It finds unknown chunks on Jackal,
+    rows without a chunk, located chunks that the chain no longer lists, and chunks that no run
+    continues. It also finds stray partitions in Dagster.
 
-    A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in
-    JSON is "mended"; "doctor" where it was not mended, or only looked at; "run" for the next `caf
-    run`; "operator"; or "nobody".
+    Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
+    Jackal, and does not ask S3. `caf rebuild --dry-run` lists files of other wallets with this
+    archive's note; the doctor ignores them.
+
+    A line is a finding: its kind, the name, what is wrong and what was done. "turn" in JSON says
+    who acts next: "mended" (done), "doctor" (not repaired, or a dry run), "run" (the next `caf
+    run`), "operator" or "nobody".
 
     \b
     Examples:
@@ -60,14 +68,17 @@ def doctor(
       caf doctor demo
       caf doctor --json | jq 'select(.turn == "operator")'
 
-    Exit status: 0 nothing was found, or all of it is mended or left to the next run, also with
-    --dry-run; 1 something needs an operator, could not be mended or, with --dry-run, would be
-    mended; 3 a setting or the wallet is wrong, or there is no such source; 6 the database or 7 the
-    store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
-    interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal.
+    \b
+    Exit status:
+      0  Nothing is wrong, or everything is repaired or left to the next run.
+      1  Something needs an operator, was not repaired, or would be (--dry-run).
+      3  Wrong settings or wallet, or no such source.
+      6  The database failed.
+      7  The store failed; findings that need it are missing.
+      8  A folder cannot be read or changed.
     """
     settings = load_settings()
-    note(f"Merkle roots are taken in {IMPLEMENTATION} code")
+    note(f"Merkle roots are computed by {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
         if source is not None:
             require_source(settings, ledger.lookup, source)
@@ -80,32 +91,38 @@ def doctor(
 
 
 class _Examination:
-    """Prints findings, mends what can be mended, and counts them."""
+    """Prints, repairs and counts findings."""
 
     def __init__(self, *, dry_run: bool, json: bool) -> None:
         self._dry_run = dry_run
         self._json = json
-        self._told: set[tuple[str, str]] = set()  # what sources share is found with each of them
+        self._handled: set[tuple[str, str]] = set()  # sources share some findings
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
 
     def examine_source(
         self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str
     ) -> None:
-        """Look at one source, and mend what can be mended as it is found."""
-        context = _run_context(settings, ledger, store, source)
-        settler = _settler(context)
+        """Examine a source without asking S3; nothing is registered in the ledger."""
+        objects = UnaskedObjects("the doctor does not ask S3")
+        context = RunContext(
+            source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger)
+        )
+        settler = None
+        if settings.store.kind == "jackal":
+            poster, log = jackal_of(context).poster, ledger.transactions(context.holder)
+            settler = Settler(lambda: poster.account, lambda: poster.settle(log))
         for finding in examine(
             context,
             alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
             settler=settler,
         ):
-            if (finding.kind, finding.name) not in self._told:
-                self._told.add((finding.kind, finding.name))
+            if (finding.kind, finding.name) not in self._handled:
+                self._handled.add((finding.kind, finding.name))
                 self._handle(finding)
 
     def examine_partitions(self, settings: Settings, ledger: Ledger, source: str) -> None:
-        """Look at a source's partitions in Dagster."""
+        """Examine a source's partitions in Dagster."""
         try:
             stray_partitions = dagster_command("stray_partitions")
         except CafError as error:
@@ -115,22 +132,37 @@ class _Examination:
             self._handle(finding)
 
     def close(self) -> None:
-        """Say how many things were found, and end as they demand.
+        """Print the number of findings.
 
-        Raises: CafError: what could not be looked at or mended, or that something waits for an
-            operator.
+        Raises:
+            CafError: Something was not checked or not repaired, or waits for an operator.
         """
-        counts = self._counts
         if not self._json:
-            typer.echo(_sentence(counts))
+            total = sum(self._counts.values())
+            counts = [
+                f"{count} {word}"
+                for actor, word in _OUTCOMES.items()
+                if (count := self._counts[actor])
+            ]
+            typer.echo(
+                f"{counted(total, 'thing')} found: {', '.join(counts)}"
+                if total
+                else "nothing was found"
+            )
         if self._errors:
             first = self._errors[0]
             raise first if first.exit_code in _OWN_STATUS else CafError(str(first), hint=first.hint)
-        operator = counts[Actor.OPERATOR]
-        waiting = counts[Actor.DOCTOR] if self._dry_run else 0
-        if operator or waiting:
+        operator = self._counts[Actor.OPERATOR]
+        waiting = self._counts[Actor.DOCTOR] if self._dry_run else 0
+        parts = []
+        if operator:
+            need = "needs" if operator == 1 else "need"
+            parts.append(f"{counted(operator, 'thing')} {need} an operator")
+        if waiting:
+            parts.append(f"{counted(waiting, 'thing')} would be mended")
+        if parts:
             hint = "the lines above say what to do" if operator else "run it without --dry-run"
-            raise CafError(_needs(operator, waiting), hint=hint)
+            raise CafError(", ".join(parts), hint=hint)
 
     def _handle(self, finding: Finding) -> None:
         outcome: Mended | None = None
@@ -145,13 +177,10 @@ class _Examination:
                 outcome = Mended(f"left: {held}", Actor.NOBODY)
             except CafError as failed:
                 error = failed
-        self._counts[outcome.actor if outcome else finding.actor] += 1
+        actor = outcome.actor if outcome else finding.actor
+        self._counts[actor] += 1
         if error is not None:
             self._errors.append(error)
-        self._print(finding, outcome, error)
-
-    def _print(self, finding: Finding, outcome: Mended | None, error: CafError | None) -> None:
-        actor = outcome.actor if outcome else finding.actor
         if self._json:
             print_json(
                 {
@@ -175,52 +204,3 @@ class _Examination:
             printable(f"{finding.kind}  {finding.name}: {finding.found}")
             + (f"; {printable(then)}" if then else "")
         )
-
-
-def _sentence(counts: Counter[Actor]) -> str:
-    """Count what was found, by who acts next."""
-    words = {
-        Actor.MENDED: "mended",
-        Actor.DOCTOR: "not mended",
-        Actor.RUN: "for the next run",
-        Actor.OPERATOR: "for an operator",
-        Actor.NOBODY: "left as they are",
-    }
-    total = sum(counts.values())
-    if not total:
-        return "nothing was found"
-    parts = ", ".join(f"{counts[actor]} {word}" for actor, word in words.items() if counts[actor])
-    return f"{counted(total, 'thing')} found: {parts}"
-
-
-def _needs(operator: int, waiting: int) -> str:
-    parts = []
-    if operator:
-        parts.append(
-            f"{counted(operator, 'thing')} {'needs' if operator == 1 else 'need'} an operator"
-        )
-    if waiting:
-        parts.append(f"{counted(waiting, 'thing')} would be mended")
-    return ", ".join(parts)
-
-
-# --- what is looked at
-# ------------------------------------------------------------------------------------------
-
-
-def _run_context(settings: Settings, ledger: Ledger, store: ChunkStore, source: str) -> RunContext:
-    """Return a source's run context without its S3 side.
-
-    Nothing is registered: looking changes nothing.
-    """
-    objects = UnavailableSource("the doctor does not ask S3")
-    return RunContext(
-        source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger)
-    )
-
-
-def _settler(context: RunContext) -> Settler | None:
-    if context.settings.store.kind != "jackal":
-        return None
-    poster, log = jackal_of(context).poster, context.ledger.transactions(context.holder)
-    return Settler(lambda: poster.account, lambda: poster.settle(log))

@@ -1,4 +1,4 @@
-"""The command that lets others read what is archived with no code of ours: export-references."""
+"""`caf export-references`."""
 
 from itertools import chain
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
+from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, status_filter
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
-from caf_pipeline.cli.terminal import SourceArgument, a_path, counted, note
+from caf_pipeline.cli.terminal import SourceArgument, counted, note, parse_path
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.references import write_references
@@ -26,36 +26,44 @@ def export_references(
         typer.Option(
             "-o",
             "--output",
-            parser=a_path,
+            parser=parse_path,
             metavar="FILE",
-            help="What to write: FILE.json or FILE.parquet.",
+            help="The file to write: FILE.json or FILE.parquet.",
         ),
     ],
     current: CurrentOption = False,
 ) -> None:
-    r"""Write where each archived object's bytes are.
+    r"""Write the URLs and byte ranges of archived objects.
 
-    A reference is a URL of a stored chunk, an offset and a length. What `caf ls --recursive` lists
-    is written. FILE.json is read by fsspec's file system `reference`; FILE.parquet has a row for
-    each object, or part of one, with its SHA-256. Whoever has the file reads the objects from the
-    providers, with no code of ours and without the ledger. An object larger than a chunk is in
-    parts, and not in FILE.json; a key that ends in '/' is there, and fsspec does not read it. How
-    many there are of both is said.
+    A reference is the URL of a stored chunk, an offset and a length. With the file, other programs
+    read the objects from the providers, without this software and without the ledger. fsspec's file
+    system `reference` reads FILE.json. FILE.parquet has a row for each object or part of an object,
+    with its SHA-256.
 
-    A URL is that of one provider, which gave an object of the chunk right when it was asked now, or
-    a byte where that has more than 64 KiB: write the file again where providers change. What is
-    read by it is compared with nothing: that is what the SHA-256 is for. A FILE that is there is
-    replaced; where it is a link, what it leads to.
+    FILE.json leaves out objects that are larger than a chunk, and fsspec cannot read keys that end
+    in '/'. Notes on standard error count both.
+
+    Each URL names one provider, which returned an object or a byte of the chunk just now. Write the
+    file again when providers change. Readers should compare the SHA-256. FILE is replaced if it
+    exists.
 
     \b
     Examples:
       caf export-references demo packages/ -o packages.json
       caf export-references demo packages/rich/ -o rich.parquet
 
-    Exit status: 0; 1 FILE.json lacks objects that are in parts; 2 FILE is neither kind; 3 a setting
-    is wrong or there is no such source; 6 the database failed; 7 some chunk cannot be read now; 8
-    FILE cannot be written; 9 no provider gives an object of some chunk right, or none has it; 11 no
-    archived key begins with PREFIX. After any but 0 and 1, FILE is as it was.
+    \b
+    Exit status:
+      0   FILE is complete.
+      1   FILE.json lacks objects that are larger than a chunk.
+      2   FILE ends in neither .json nor .parquet.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      7   A chunk cannot be read now.
+      8   FILE cannot be written.
+      9   No provider returns an object of some chunk right.
+      11  No archived key begins with PREFIX.
+    After any other status than 0 and 1, FILE is unchanged.
     """
     if output.suffix not in KINDS:
         raise UsageError(
@@ -64,21 +72,19 @@ def export_references(
         )
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
-        listed = list_objects(lookup, source, prefix, wanted=wanted_status(current))
+        listed = list_objects(lookup, source, prefix, wanted=status_filter(current))
         first = next(listed, None)
         if first is None:
             raise nothing_listed(lookup, source, prefix, current)
         sums = write_references(chain([first], listed), store, output)
     written = counted(sums.objects - sums.in_parts, "object")
-    note(
-        f"{source}: references to {written} in {counted(sums.chunks, 'chunk')} are in "
-        f"{str(output)!r}"
-    )
+    chunks = counted(sums.chunks, "chunk")
+    note(f"{source}: references to {written} in {chunks} are in {str(output)!r}")
     if sums.end_in_slash:
         note(
-            f"{source}: {counted(sums.end_in_slash, 'key')} of these in {str(output)!r} cannot be "
-            "read by fsspec, which cuts"
-            " the '/' off the end; FILE.parquet has them for any program"
+            f"{source}: fsspec cannot read {counted(sums.end_in_slash, 'key')} in "
+            f"{str(output)!r}, because it removes the '/' at the end; other programs can read "
+            "FILE.parquet"
         )
     if sums.in_parts:
         raise CafError(

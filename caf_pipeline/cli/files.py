@@ -1,8 +1,6 @@
-"""What a command on files opens: a file by its name, an archived object in its place, and the file
-that it writes.
+"""Opens the files that commands on files read and write.
 
-Commands on files alone need neither settings nor a database, so that those are loaded only for an
-archived object.
+Such commands need neither settings nor a database. Both are loaded only for an archived object.
 """
 
 import os
@@ -15,19 +13,19 @@ from caf_pipeline.system.ranges import FileRanges, open_ranges
 
 
 def open_s3(address: str) -> FileRanges:
-    """Open a file by `s3://bucket/key`."""
-    from caf_pipeline.source.s3.ranges import S3File  # noqa: PLC0415  half a second that only s3:// needs
+    """Open a file at `s3://bucket/key`."""
+    from caf_pipeline.source.s3.ranges import S3File  # noqa: PLC0415  loading it takes 0.5 s
 
     return S3File(address)
 
 
 @contextmanager
 def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
-    """Open what two words or one name, while the context lasts: an archived object by SOURCE and
-    KEY, or a FILE.
+    """Open a FILE (one word) or an archived object (SOURCE and KEY) for reading in ranges.
 
     Raises:
-        UsageError: more words. Else as `open_ranges`, and as `object_files.opened_object`.
+        UsageError: There are more than two words.
+        CafError: The file or object cannot be opened; see `open_ranges` and `retrieval.fetch`.
     """
     if len(words) > 2:
         raise UsageError(
@@ -38,24 +36,31 @@ def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
         with open_ranges(words[0], open_s3) as file:
             yield file
         return
-    from caf_pipeline.cli.object_files import opened_object  # noqa: PLC0415  a file needs no database
+    # Loaded here because a file needs no database.
+    from caf_pipeline.cli.opening import opened_lookup, opened_reader  # noqa: PLC0415
+    from caf_pipeline.retrieval.object_ranges import ObjectRanges  # noqa: PLC0415
+    from caf_pipeline.retrieval.reader import fetch  # noqa: PLC0415
+    from caf_pipeline.settings import load_settings  # noqa: PLC0415
 
-    with opened_object(*words) as file:
-        yield file
+    source, key = words
+    settings = load_settings()
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
+        yield ObjectRanges(fetch(lookup, store, source, key))
 
 
 @contextmanager
-def replacing(path: Path, *read: str) -> Iterator[None]:
-    """Write a file while the context lasts.
+def replacing(path: Path, *inputs: str) -> Iterator[None]:
+    """Guard the writing of `path`; translate OSErrors inside the context.
 
-    Raises: UsageError: something else than a file stands there, or it is one of those that are
-        read. StagingError: an OSError inside.
+    Raises:
+        UsageError: `path` exists and is not a regular file, or is one of the inputs.
+        StagingError: The file cannot be written.
     """
     try:
         if path.exists():
             if not path.is_file():
                 raise UsageError(f"{str(path)!r} is not a file that can be replaced.")
-            if any(os.path.exists(one) and path.samefile(one) for one in read):
+            if any(os.path.exists(name) and path.samefile(name) for name in inputs):
                 raise UsageError(
                     f"{str(path)!r} would replace what is read.", hint="Name another file."
                 )

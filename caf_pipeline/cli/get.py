@@ -10,8 +10,8 @@ from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     AsOfOption,
     SourceArgument,
-    a_path,
     note,
+    parse_path,
     parse_time,
     printable,
     show_time,
@@ -33,7 +33,7 @@ def get(  # noqa: PLR0917 - the command line's options
         typer.Option(
             "-o",
             "--output",
-            parser=a_path,
+            parser=parse_path,
             metavar="FILE",
             help="Write to FILE instead of standard output.",
         ),
@@ -41,97 +41,91 @@ def get(  # noqa: PLR0917 - the command line's options
     version: Annotated[
         str | None,
         typer.Option(
-            "--object-version", metavar="V", help="A version id, instead of the current one."
+            "--object-version", metavar="V", help="A version id, instead of the current version."
         ),
     ] = None,
     as_of: AsOfOption = None,
     member: Annotated[
         str | None,
-        typer.Option(
-            "--member", metavar="NAME", help="One file of the object, which is a .tar.co."
-        ),
+        typer.Option("--member", metavar="NAME", help="One file of an object that is a .tar.co."),
     ] = None,
 ) -> None:
     r"""Fetch one archived object.
 
-    It takes one look-up and one range read, and its SHA-256 is compared. Nothing is given out
-    before the whole object was read and verified: neither FILE nor a byte on standard output. A
-    provider that gives wrong bytes is left for the next one that has the object; where one breaks
-    off, the next goes on at the same byte. A FILE that is there is replaced; where it is a link,
-    what it leads to. A pipe or a device is written to, as standard output is.
+    Nothing is written before the whole object is read and its SHA-256 verified. If a provider
+    returns wrong bytes, the next provider is tried. FILE is replaced if it exists; a symbolic link
+    is followed.
 
-    What is given is what S3 had at the last inventory. Where that is gone, under way or skipped,
-    the content archived last is given, and a line on standard error says so. Of a key that is not
-    archived it says why: a chunk under way has it, it was skipped, or its chunk is lost.
+    Returns the version that S3 had at the last inventory. If it is gone or not archived, returns
+    the newest archived version, with a note on standard error. --as-of returns the archived version
+    that was current at TIME.
 
-    With --as-of it is what is archived of the key that was last modified latest up to TIME, or that
-    an inventory up to TIME found current; a line on standard error says where it is known that S3
-    had something else then, or nothing.
-
-    With --member the object is a tar archive with its cotar index, and one file of it is given. Of
-    an object of more than 8 MiB only the index and that file are read, and compared with the tar's
-    own header; such a part has no SHA-256.
+    --member extracts one file of a tar archive with a cotar index. If the object is larger than 8
+    MiB, only the index and the file are read. The file is compared with its tar header, because
+    part of an object has no SHA-256.
 
     \b
     Examples:
       caf get demo packages/rich/py.typed -o py.typed
-      caf get demo python/python3.11/this.py | python3
       caf get demo report.csv --as-of 2026-11-21T10:00 -o report.csv
       caf get demo tiles.tar.co --member 12/4038/2564.pbf > tile.pbf
 
-    Exit status: 0 verified; 2 FILE cannot be written, or TIME is not a time; 3 a setting is wrong
-    or there is no such source; 4 the object has no cotar index or no such file; 6 the database or 7
-    the store failed; 9 all that is to be had has other bytes, or no provider has the object; 11 the
-    object, or this version of it, is not archived.
+    \b
+    Exit status:
+      0   Success.
+      2   FILE cannot be written, or TIME is not a time.
+      3   Wrong settings, or no such source.
+      4   The object has no cotar index or no such file.
+      6   The database failed.
+      7   The store failed.
+      9   All copies have wrong bytes, or no provider has the object.
+      11  The object or version is not archived.
     """
     moment = None if as_of is None else parse_time(as_of)
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
-        found = fetch(lookup, store, source, key, version, as_of=moment)
-        if said := _not_current(key, found.location):
-            note(said)
+        archived = fetch(lookup, store, source, key, version, as_of=moment)
+        if warning := _not_current(key, archived.location):
+            note(warning)
         if member is not None:
-            from caf_pipeline.cli.object_files import opened_tar  # noqa: PLC0415  only an object that is a .tar.co needs it
+            # Loaded here because few objects are .tar.co files.
+            from caf_pipeline.cli.cotar import opened_cotar  # noqa: PLC0415
+            from caf_pipeline.retrieval.object_ranges import ObjectRanges  # noqa: PLC0415
 
-            with opened_tar(found) as tar:
+            with opened_cotar(ObjectRanges(archived)) as tar:
                 pieces = tar.pieces(os.fsencode(member))
                 if output:
                     write_whole(output, lambda file: file.writelines(pieces))
                     return
                 write_bytes(pieces)
         elif output:
-            save(found, output)
+            save(archived, output)
         else:
-            write_bytes(found.pieces)
+            write_bytes(archived.pieces)
 
 
 def _not_current(key: str, location: Location) -> str:
-    """Return a warning where the object is known not to be what S3 has, or had at the time that was
-    asked for; "" else.
-    """
-    known = location.currency
-    if known is None or known.is_current:
+    """Return a warning if the object is not what S3 has, or had at the requested time; else ""."""
+    currency = location.currency
+    if currency is None or currency.is_current:
         return ""
     written = f"this is its content of {show_time(location.row.last_modified)}"
-    if known.gone_at:
-        seen = (
-            f", an inventory last listed it on {show_time(known.last_seen)}"
-            if known.last_seen
+    at = f" at {show_time(currency.as_of)}" if currency.as_of else ""
+    if currency.gone_at:
+        listed = (
+            f", an inventory last listed it on {show_time(currency.last_seen)}"
+            if currency.last_seen
             else ""
         )
-        gone = f"was gone from S3 at {show_time(known.as_of)}" if known.as_of else "is gone from S3"
-        return f"'{printable(key)}' {gone}{seen}; {written}"
-    other = (
-        f"had other content in S3 at {show_time(known.as_of)}"
-        if known.as_of
-        else "has other content in S3 now"
-    )
-    if known.chunk:
-        return (
-            f"'{printable(key)}' {other}, which chunk {known.chunk} ({known.state}) archives; "
-            f"{written}"
-        )
-    why = f"was skipped ({known.state})" if known.state else "is not archived"
-    if known.state == SkipReason.WAITING:
+        gone = f"was gone from S3{at}" if at else "is gone from S3"
+        return f"'{printable(key)}' {gone}{listed}; {written}"
+    other = f"had other content in S3{at}" if at else "has other content in S3 now"
+    if currency.chunk:
+        why = f"chunk {currency.chunk} ({currency.state}) archives"
+    elif currency.state == SkipReason.WAITING:
         why = "waits to be planned"
+    elif currency.state:
+        why = f"was skipped ({currency.state})"
+    else:
+        why = "is not archived"
     return f"'{printable(key)}' {other}, which {why}; {written}"

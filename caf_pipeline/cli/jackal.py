@@ -1,9 +1,7 @@
-r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, and what the chain
-lists.
-"""
+"""`caf jackal`: the wallet and its space, prices, purchases, and the files on the chain."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,7 +30,7 @@ from caf_pipeline.cli.terminal import (
 from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Chunk, StoragePlanRow
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_wiring import jackal_of, open_jackal
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline.steps.inventories import latest_whole_snapshot
@@ -49,17 +47,16 @@ from caf_pipeline.waits import Announcer, Waits
 MOST_DAYS: Final = 36_500
 
 DaysOption = Annotated[
-    int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="For how long.")
+    int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="Days of storage.")
 ]
 
 
 # --- the wallet and its space
-# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Jackal as a command sees it. `account` is the wallet's name in the ledger."""
+    """An open ledger and Jackal store. `account` is the wallet's name in the ledger."""
 
     ledger: Ledger
     store: JackalStore
@@ -69,10 +66,10 @@ class Network:
 
 @contextmanager
 def opened_network(settings: Settings) -> Iterator[Network]:
-    """Open Jackal while the context lasts.
+    """Open the ledger and Jackal; close them with the context.
 
     Raises:
-        SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
+        SettingsError: Chunks are not kept on Jackal, or its settings are incomplete.
     """
     holder = this_process(RUN)
     with (
@@ -86,17 +83,21 @@ def opened_network(settings: Settings) -> Iterator[Network]:
 def wallet(json: JsonOption = False) -> None:
     r"""Show the wallet's coins, space and spending.
 
-    What was spent is the sum of this ledger's transactions; other programs may use the wallet, too.
-    A purchase counts as what the chain took. Where no node told that, it counts at its list price,
-    which is the most.
+    Spending is the sum of this ledger's transactions; other programs may use the wallet, too. A
+    purchase counts with the amount that the chain charged. If no node reported it, the list price
+    counts, which is the maximum.
 
     \b
     Examples:
       caf jackal wallet
       caf jackal wallet --json | jq .plan.free_bytes
 
-    Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the
-    database or 7 the chain failed.
+    \b
+    Exit status:
+      0  The wallet is shown, even without space.
+      3  Wrong settings or wallet.
+      6  The database failed.
+      7  The chain failed.
     """
     settings = load_settings()
     with opened_network(settings) as network:
@@ -117,11 +118,15 @@ def wallet(json: JsonOption = False) -> None:
     types = Counter(
         chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED)
     )
-    warning = (
-        ""
-        if plan is None
-        else _space_warning(plan, None if pending else last_reading, now, settings.jackal.warn_days)
-    )
+    warning = ""
+    if plan is not None:
+        latest_end, latest_space = None, 0
+        if last_reading and not pending:
+            latest_end, latest_space = last_reading.latest_end, last_reading.latest_end_space or 0
+        warn_days = settings.jackal.warn_days
+        if warning := end_warning(plan, latest_end, now, warn_days).rstrip("."):
+            needed_bytes = max(plan.used_bytes, plan.space_bytes)
+            warning += f": {to_buy(needed_bytes, latest_space, latest_end, now, warn_days)}"
     words = settings.jackal.mnemonic
     words_from, *not_used = mnemonic_sources(
         words.get_secret_value() if words else None, settings.jackal.mnemonic_file
@@ -138,7 +143,14 @@ def wallet(json: JsonOption = False) -> None:
                     str(proof_type): count for proof_type, count in sorted(types.items())
                 },
                 "balance_ujkl": balance,
-                "plan": _plan_json(plan),
+                "plan": None
+                if plan is None
+                else {
+                    "space_bytes": plan.space_bytes,
+                    "used_bytes": plan.used_bytes,
+                    "free_bytes": plan.free_bytes,
+                    "ends_at": plan.ends_at.isoformat(),
+                },
                 "latest_end": last_reading.latest_end.isoformat()
                 if last_reading and last_reading.latest_end
                 else None,
@@ -168,56 +180,17 @@ def wallet(json: JsonOption = False) -> None:
         f"{'none' if cap is None else show_coins(cap)}"
     )
     if at_list_price:
-        typer.echo(
-            f"           at most: {counted(at_list_price, 'purchase')} at list price, since it is "
-            "not known what the chain took"
-        )
-    typer.echo(f"proofs     {_proofs_line(settings.jackal.proof_type, types)}")
-    typer.echo(
-        "bandwidth  "
-        f"{'no limit' if rate is None else f'{show_size(rate)} a second for all uploads together'}"
-    )
+        purchases = counted(at_list_price, "purchase")
+        typer.echo(f"           at most: {purchases} at list price, as no node reported the cost")
+    proofs = f"type {settings.jackal.proof_type}"
+    if others := types.total() - types[settings.jackal.proof_type]:
+        keep = "keeps its type" if others == 1 else "keep their type"
+        proofs += f" for new chunks; {counted(others, 'chunk')} posted with another type {keep}"
+    typer.echo(f"proofs     {proofs}")
+    limit = "no limit" if rate is None else f"{show_size(rate)} a second for all uploads together"
+    typer.echo(f"bandwidth  {limit}")
     if paused:
         typer.echo(f"paused     {paused}")
-
-
-def _proofs_line(proof_type: int, posted: Counter[int | None]) -> str:
-    others = sum(count for other, count in posted.items() if other != proof_type)
-    if not others:
-        return f"type {proof_type}"
-    goes_on = "goes on as it is" if others == 1 else "go on as they are"
-    return (
-        f"type {proof_type} for new chunks; {counted(others, 'chunk')} posted with another "
-        "type "
-        f"{goes_on}"
-    )
-
-
-def _plan_json(plan: StoragePlan | None) -> dict[str, object] | None:
-    if plan is None:
-        return None
-    return {
-        "space_bytes": plan.space_bytes,
-        "used_bytes": plan.used_bytes,
-        "free_bytes": plan.free_bytes,
-        "ends_at": plan.ends_at.isoformat(),
-    }
-
-
-def _space_warning(
-    plan: StoragePlan, last_reading: StoragePlanRow | None, now: datetime, warn_days: int
-) -> str:
-    """Return what is wrong with the end of the space, and the purchase that mends it; "" if the end
-    is far.
-    """
-    latest_end, space_bytes = (
-        (last_reading.latest_end, last_reading.latest_end_space or 0) if last_reading else (None, 0)
-    )
-    text = end_warning(plan, latest_end, now, warn_days).rstrip(".")
-    needed_bytes = max(plan.used_bytes, plan.space_bytes)
-    return (
-        f"{text}: {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
-    )
 
 
 def _plan_line(plan: StoragePlan | None, now: datetime) -> str:
@@ -232,14 +205,13 @@ def _plan_line(plan: StoragePlan | None, now: datetime) -> str:
 
 
 # --- prices and purchases
-# ------------------------------------------------------------------------------------------
 
 
 def price(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE|SIZE", help="What is not yet archived of a source, or a size: 1TB."
+            metavar="SOURCE|SIZE", help="A source, for what is not archived yet, or a size: 1TB."
         ),
     ],
     days: DaysOption = LEAST_DAYS,
@@ -247,25 +219,31 @@ def price(
 ) -> None:
     r"""Show what storing a source or a size would cost.
 
-    That is space, the price of this space, fees, and how much of the space is there already. Every
-    copy counts (jackal.copies). Of a source it is what its planned chunks are expected to take or,
-    where none is planned, what its latest inventory has and no chunk.
+    Shows the space, its price, the fees, and the free space of the wallet. Every copy counts
+    (jackal.copies). The size of a source is the expected size of its planned chunks. If none is
+    planned, it is the part of the latest inventory that no chunk has.
 
     \b
     Examples:
       caf jackal price demo
       caf jackal price 10TB --days 365
 
-    Exit status: 0; 2 not a size; 3 a setting or the wallet is wrong, or there is no such source; 6
-    the database or 7 the chain failed; 11 the source has no inventory yet.
+    \b
+    Exit status:
+      0   Success.
+      2   The argument is not a size.
+      3   Wrong settings or wallet, or no such source.
+      6   The database failed.
+      7   The chain failed.
+      11  The source has no inventory yet.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger.lookup)
-    if what not in known and ("-" in what or not what[:1].isdigit()):
-        raise settings.unknown_source(what, known)
+        sources = known_sources(settings, ledger.lookup)
+    if what not in sources and ("-" in what or not what[:1].isdigit()):
+        raise settings.unknown_source(what, sources)
     with opened_network(settings) as network:
-        if what in known:
+        if what in sources:
             size_bytes, chunks = _not_yet_archived(settings, network.ledger, what)
         else:
             size_bytes = parse_size(what, decimal=True)
@@ -293,12 +271,12 @@ def price(
     typer.echo(f"space    {show_size(charged)}, {cost.copies} times the size: every copy counts")
     priced = f"{cost.priced_as}," if cost.priced_as else "that space"
     typer.echo(f"price    {show_coins(cost.price_ujkl)} for {priced} for {days} days")
-    typer.echo(f"again    every {days} days, as long as the objects are to be kept")
+    typer.echo(f"again    every {days} days, as long as you keep the objects")
     typer.echo(f"fees     {show_coins(cost.fees_ujkl)} for the posts, at most")
-    typer.echo(f"free     {show_size(free)} of the space that was bought")
+    typer.echo(f"free     {show_size(free)} of the bought space")
     if charged > free:
         needed = charged + (plan.used_bytes if plan else 0)
-        # A purchase sets the whole plan; see `buy`.
+        # A purchase sets the total space; see `buy`.
         typer.echo(
             f"missing  {show_size(charged - free)}: caf jackal buy --bytes "
             f"{max(needed, LEAST_BYTES)} --days {days}"
@@ -306,21 +284,15 @@ def price(
 
 
 def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[int, int]:
-    """Return the bytes and chunks that are still to be posted: those planned, else by the latest
-    whole inventory.
-    """
+    """Return the bytes and chunks that are not posted, by plans or the latest inventory."""
     registered = source in ledger.lookup.sources()
-    waiting = ledger.chunks.list(source, NOT_POSTED) if registered else ()
-    if waiting:
-        return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(
-            waiting
-        )
+    if registered and (waiting := ledger.chunks.list(source, NOT_POSTED)):
+        sizes = [chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting]
+        return sum(sizes), len(sizes)
     with opened_run_context(settings, ledger, source) as context:
-        snapshot = latest_whole_snapshot(
-            context, hint=f"caf run {source} takes one; or give a size"
-        )
-    left = max(0, snapshot.object_bytes - ledger.chunks.account(source).located_bytes)
-    return left, -(-left // _usual_chunk_bytes(settings, source))
+        snapshot = last_whole(context, hint=f"caf run {source} takes one; or give a size")
+    remaining = max(0, snapshot.object_bytes - ledger.chunks.account(source).located_bytes)
+    return remaining, -(-remaining // _usual_chunk_bytes(settings, source))
 
 
 def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
@@ -332,33 +304,37 @@ def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
 def buy(
     size: Annotated[
         str,
-        typer.Option("--bytes", metavar="SIZE", help="The space that the wallet then has: 1TB."),
+        typer.Option("--bytes", metavar="SIZE", help="Total space of the wallet afterwards: 1TB."),
     ],
     days: DaysOption,
     yes: Annotated[bool, typer.Option("--yes", help="Pay without asking.")] = False,
 ) -> None:
     r"""Buy space, once its price was shown and confirmed.
 
-    SIZE is the whole space that the wallet has afterwards, from now for N days, not one that is
-    added: what is left of an earlier purchase is taken off the price by the chain. Every copy of a
-    chunk takes space. A purchase that was interrupted is seen through first, and nothing is bought
-    twice.
+    SIZE is the total space afterwards, for N days from now. It is not added to earlier space: the
+    chain deducts the value of the remaining plan from the price. Every copy of a chunk takes space.
+    An interrupted purchase is settled first, so nothing is bought twice.
 
     \b
     Examples:
       caf jackal buy --bytes 1TB --days 365
       caf jackal buy --bytes 1000000000 --days 30 --yes
 
-    Exit status: 0 bought, or an earlier purchase has just been found to be; 1 not confirmed; 2 too
-    little, or too short; 3 a setting or the wallet is wrong, or the chain may not verify proofs of
-    the type that is set; 6 the database failed; 7 the chain failed, the wallet cannot pay, or the
-    spend cap is reached; 10 a run is signing at this moment.
+    \b
+    Exit status:
+      0   The space is bought, now or by an interrupted purchase.
+      1   You did not confirm.
+      2   The size or the time is too small.
+      3   A setting or the wallet is wrong, or the chain may not verify this proof type.
+      6   The database failed.
+      7   The chain failed, the wallet cannot pay, or the spend cap is reached.
+      10  A run is signing a transaction now.
     """
     size_bytes = parse_size(size, decimal=True)
     if size_bytes < LEAST_BYTES:
         raise UsageError(
             f"{size_bytes:,} bytes are too few.",
-            hint=f"The chain sells no less than {LEAST_BYTES:,}.",
+            hint=f"The chain sells at least {LEAST_BYTES:,}.",
         )
     with opened_network(load_settings()) as network:
         chain, address = network.store.chain, network.store.wallet.address
@@ -366,8 +342,8 @@ def buy(
         plan, now = chain.confirmed_plan(address)
         if plan is not None and size_bytes < plan.used_bytes:
             raise UsageError(
-                f"{size_bytes:,} bytes are fewer than the {plan.used_bytes:,} that are used.",
-                hint="SIZE is the whole space afterwards, not what is added to it.",
+                f"{size_bytes:,} bytes are fewer than the {plan.used_bytes:,} used ones.",
+                hint="SIZE is the total space afterwards.",
             )
         typer.echo(f"now      {_plan_line(plan, now)}", err=True)
         ends_at = now + timedelta(days=days)
@@ -379,17 +355,12 @@ def buy(
                 f"the space would end earlier than it does now: on {ends_at:%Y-%m-%d}, not on "
                 f"{plan.ends_at:%Y-%m-%d}"
             )
-        typer.echo(
-            "price    "
-            f"{show_coins(chain.price(days, size_bytes))}{', less what is left of the plan' if plan else ''}",  # noqa: E501
-            err=True,
-        )
+        deduction = ", less the remaining value of the plan" if plan else ""
+        price = show_coins(chain.price(days, size_bytes))
+        typer.echo(f"price    {price}{deduction}", err=True)
         typer.echo(f"balance  {show_coins(chain.balance(address))}", err=True)
-        if any(each.purpose == "buy" for each in network.log.pending(network.account)):
-            note(
-                "an earlier purchase is pending; where it turns out to be included, nothing more "
-                "is bought"
-            )
+        if any(pending.purpose == "buy" for pending in network.log.pending(network.account)):
+            note("an earlier purchase is pending; if it is included, nothing more is bought")
         confirm("Buy it?", yes=yes, otherwise="nothing was bought")
         purchase = network.store.poster.buy(size_bytes, days, network.log)
         which = (
@@ -408,32 +379,34 @@ def buy(
 
 
 # --- what the chain lists
-# ------------------------------------------------------------------------------------------
 
 
 def files(
     source: SourcesArgument = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show the files that are as they should be, too.")
+        bool, typer.Option("--all", help="Show also the files without problems.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     r"""Compare the files that the chain lists with the ledger.
 
-    Of these archives: what this wallet posted, and other wallets that the ledger's chunks were
-    posted by. missing: the ledger has it on the chain, and the chain does not list it. foreign:
-    listed, and no chunk of the ledger, e.g. of an abandoned one.
-    short: fewer copies than required. expiring: ends within jackal.warn_days. --json names every
-    file, and the URLs at which its providers serve it.
+    Covers the files of these archives that this wallet posted, or that other wallets posted for the
+    ledger's chunks. A file is `missing` if the chain does not list a chunk of the ledger, and
+    `foreign` if it is no chunk of the ledger. It is `short` if it has too few copies, and
+    `expiring` if it ends within jackal.warn_days. --json shows every file, and the URLs of its
+    providers.
 
     \b
     Examples:
       caf jackal files
       caf jackal files demo --json | jq 'select(.missing)'
 
-    Exit status: 0, also where files are foreign, short or expiring; 3 a setting or the wallet is
-    wrong, or there is no such source; 6 the database failed; 7 a chunk is missing, or the chain
-    failed.
+    \b
+    Exit status:
+      0  No file is missing.
+      3  Wrong settings or wallet, or no such source.
+      6  The database failed.
+      7  A chunk is missing, or the chain failed.
     """
     settings = load_settings()
     if source is not None:
@@ -441,12 +414,12 @@ def files(
     missing = 0
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
-            found, urls = _compared(settings, ledger, name, with_urls=json)
-            missing += len(found.missing)
+            diff, urls = _compared(settings, ledger, name, with_urls=json)
+            missing += len(diff.missing)
             if json:
-                _print_files_json(name, found, urls)
+                _print_files_json(name, diff, urls)
             else:
-                _print_files(name, found, everything)
+                _print_files(name, diff, everything)
     if missing:
         raise StoredChunkMissing(
             f"{counted(missing, 'chunk')} of the ledger {'is' if missing == 1 else 'are'} not on "
@@ -458,129 +431,104 @@ def files(
 def _compared(
     settings: Settings, ledger: Ledger, source: str, *, with_urls: bool
 ) -> tuple[ChainDiff, Mapping[str, str]]:
-    """Return what the chain lists beside what the ledger has, and the URLs of the providers, where
-    they are asked for.
-    """
+    """Return the differences between chain and ledger, and the URLs of the providers if needed."""
     with opened_run_context(settings, ledger, source) as context:
         store = jackal_of(context)
-        ahead = timedelta(days=settings.jackal.warn_days)
-        blocks = ahead.total_seconds() / store.chain.block_seconds()
+        warn_period = timedelta(days=settings.jackal.warn_days)
+        blocks = warn_period.total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
-        urls = (
-            {one.address: one.url.rstrip("/") for one in store.chain.providers()}
-            if with_urls
-            else {}
-        )
+        urls = {}
+        if with_urls:
+            urls = {
+                provider.address: provider.url.rstrip("/") for provider in store.chain.providers()
+            }
         chunks = ledger.chunks.list(source)
-        owners = {
-            store.wallet.address,
-            *(chunk.owner for chunk in chunks if chunk.owner),
-        }  # also wallets used before
-        found = compare(
-            [*store.listed(context.archive_id, owners), *_adopted(store, chunks)],
+        # Chunks may be posted by wallets that were used before.
+        owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}
+        listed = [*store.listed(context.archive_id, owners)]
+        for chunk in chunks:  # the notes of adopted files do not name the archive
+            if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
+                file = store.chain.file(chunk.merkle_root, chunk.owner, chunk.start)
+                if file is not None:
+                    listed.append(file)
+        diff = compare(
+            listed,
             chunks,
             owner=store.wallet.address,
             required_copies=store.required_copies,
             expiring_at=store.chain.height() + int(blocks),
-            plan_ends=plan is None or plan.ends_at <= store.chain.now() + ahead,
+            plan_ends=plan is None or plan.ends_at <= store.chain.now() + warn_period,
         )
-        return found, urls
+        return diff, urls
 
 
-def _adopted(store: JackalStore, chunks: Sequence[Chunk]) -> Iterator[ChainFile]:
-    """Yield the files of adopted chunks, which do not name the archive, as far as the chain has
-    them.
-    """
-    for chunk in chunks:
-        if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
-            file = store.chain.file(chunk.merkle_root, chunk.owner, chunk.start)
-            if file is not None:
-                yield file
-
-
-def _print_files_json(source: str, found: ChainDiff, urls: Mapping[str, str]) -> None:
-    for chunk, file in (*found.listed, *((chunk, None) for chunk in found.missing)):
+def _print_files_json(source: str, diff: ChainDiff, urls: Mapping[str, str]) -> None:
+    files: list[tuple[Chunk | ChainFile, ChainFile | None]] = [
+        *diff.listed,
+        *((chunk, None) for chunk in diff.missing),
+        *((file, file) for file in diff.foreign),
+    ]
+    for subject, file in files:
+        chunk = subject if isinstance(subject, Chunk) else None
+        root = subject.merkle_root.hex() if subject.merkle_root else ""
+        providers = sorted(set(file.providers)) if file else []
         print_json(
             {
                 "source": source,
-                "chunk": chunk.name,
-                "state": str(chunk.state),
-                "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
-                "start": chunk.start,
-                "size_bytes": chunk.stored_size_bytes,
+                "chunk": chunk.name if chunk else None,
+                "state": str(chunk.state) if chunk else None,
+                "merkle_root": root or None,
+                "start": subject.start,
+                "size_bytes": _size_bytes(subject),
                 "missing": file is None,
-                "foreign": False,
-                "short": chunk.name in found.short,
-                "expiring": chunk.name in found.expiring,
-                **_file_json(file, urls),
-            }
-        )
-    for file in found.foreign:
-        print_json(
-            {
-                "source": source,
-                "chunk": None,
-                "state": None,
-                "merkle_root": file.merkle_root.hex(),
-                "start": file.start,
-                "size_bytes": file.size_bytes,
-                "missing": False,
-                "foreign": True,
-                "short": False,
-                "expiring": False,
-                **_file_json(file, urls),
+                "foreign": chunk is None,
+                "short": chunk is not None and chunk.name in diff.short,
+                "expiring": chunk is not None and chunk.name in diff.expiring,
+                "providers": providers,
+                "downloads": [
+                    f"{urls[provider]}/download/{root}"
+                    for provider in providers
+                    if provider in urls
+                ],
+                "expires": (file.expires or None) if file else None,
             }
         )
 
 
-def _file_json(file: ChainFile | None, urls: Mapping[str, str]) -> dict[str, object]:
-    providers = sorted(set(file.providers)) if file else []
-    root = file.merkle_root.hex() if file else ""
-    return {
-        "providers": providers,
-        "downloads": [f"{urls[one]}/download/{root}" for one in providers if one in urls],
-        "expires": (file.expires or None) if file else None,
-    }
-
-
-def _print_files(source: str, found: ChainDiff, everything: bool) -> None:
+def _print_files(source: str, diff: ChainDiff, everything: bool) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(
-        f"{source}: {counted(len(found.listed), 'chunk')} on the chain, {len(found.missing):,} "
-        "missing, "
-        f"{len(found.foreign):,} foreign, {len(found.short):,} short, {len(found.expiring):,} "
-        "expiring"
+        f"{source}: {counted(len(diff.listed), 'chunk')} on the chain, {len(diff.missing):,} "
+        f"missing, {len(diff.foreign):,} foreign, {len(diff.short):,} short, "
+        f"{len(diff.expiring):,} expiring"
     )
-    rows = list(_rows(found, everything))
-    if not rows:
-        return
     table = Table("", "chunk", "Merkle root", box=None, pad_edge=False)
     for column in ("start", "copies", "size"):
         table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for chunk in diff.missing:
+        _add_row(table, "missing", chunk, None)
+    for file in diff.foreign:
+        _add_row(table, "foreign", file, file)
+    problems = dict.fromkeys(diff.expiring, "expiring") | dict.fromkeys(diff.short, "short")
+    for chunk, listed in diff.listed:
+        if everything or chunk.name in problems:
+            _add_row(table, problems.get(chunk.name, ""), chunk, listed)
+    if table.row_count:
+        console.print(table)
 
 
-def _rows(found: ChainDiff, everything: bool) -> Iterator[Sequence[str]]:
-    for chunk in found.missing:
-        yield _row("missing", chunk, None)
-    for file in found.foreign:
-        root, copies = f"{file.merkle_root.hex()[:16]}…", str(len(set(file.providers)))
-        yield "foreign", "", root, str(file.start), copies, show_size(file.size_bytes)
-    noted = dict.fromkeys(found.expiring, "expiring") | dict.fromkeys(found.short, "short")
-    for chunk, listed in found.listed:
-        if everything or chunk.name in noted:
-            yield _row(noted.get(chunk.name, ""), chunk, listed)
-
-
-def _row(what: str, chunk: Chunk, file: ChainFile | None) -> Sequence[str]:
-    root = f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else ""
-    return (
-        what,
-        chunk.name,
-        root,
-        str(chunk.start),
+def _add_row(
+    table: Table, problem: str, subject: Chunk | ChainFile, file: ChainFile | None
+) -> None:
+    table.add_row(
+        problem,
+        subject.name if isinstance(subject, Chunk) else "",
+        f"{subject.merkle_root.hex()[:16]}…" if subject.merkle_root else "",
+        str(subject.start),
         str(len(set(file.providers)) if file else 0),
-        show_size(chunk.stored_size_bytes),
+        show_size(_size_bytes(subject)),
     )
+
+
+def _size_bytes(subject: Chunk | ChainFile) -> int:
+    return subject.stored_size_bytes if isinstance(subject, Chunk) else subject.size_bytes

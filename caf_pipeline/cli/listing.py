@@ -1,7 +1,4 @@
-"""Commands on what is archived, as the ledger has it: ls, find, du.
-
-Neither S3 nor the store is asked.
-"""
+"""`caf ls`, `caf find` and `caf du`: archived objects, read from the ledger alone."""
 
 import fnmatch
 import re
@@ -44,13 +41,15 @@ from caf_pipeline.settings import load_settings
 
 PrefixArgument = Annotated[
     str,
-    typer.Argument(metavar="[PREFIX]", help="What the keys begin with, as in S3; all by default."),
+    typer.Argument(
+        metavar="[PREFIX]", help="Beginning of the keys, as in S3; all keys by default."
+    ),
 ]
 CurrentOption = Annotated[
     bool,
     typer.Option(
         "--current",
-        help="Only objects that S3 had at the last inventory: none that are gone or older.",
+        help="Only objects that S3 had at the last inventory.",
     ),
 ]
 
@@ -60,11 +59,9 @@ _TIME: Final = "%Y-%m-%d %H:%M:%S"
 def ls(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
-    long: Annotated[
-        bool, typer.Option("-l", help="Show size, LastModified and status, too.")
-    ] = False,
+    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status.")] = False,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")
+        bool, typer.Option("--recursive", "-r", help="Show every key instead of one level.")
     ] = False,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
@@ -73,49 +70,46 @@ def ls(  # noqa: PLR0917 - the command line's options
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""List what is archived below a prefix.
+    r"""List archived objects below a prefix.
 
-    For each key this is the object that `caf get` gives. One level is shown, as S3 lists with the
-    delimiter '/': what has a further '/' behind PREFIX is one line that ends in '/'. PREFIX is the
-    beginning of keys, not a folder: `a` is also the beginning of `abc`.
+    Shows one level, as S3 lists with the delimiter '/'. PREFIX is the beginning of keys, not a
+    folder: `a` also matches `abc`. Each key stands for the object that `caf get` returns.
 
-    The status of an object is `current` where S3 had it at the last inventory; `gone` where that no
-    longer listed its key, e.g. since it was deleted after it was archived; `older` where the key
-    has other content in S3, which is not archived yet.
+    An object is `current` if S3 had it at the last inventory, and `gone` if that inventory no
+    longer listed its key. It is `older` if S3 has other content, which is not archived yet.
 
-    With --as-of it is, for each key, what is archived of it that was last modified latest up to
-    TIME, or that an inventory up to TIME found current. The status is then `archived`; `gone` where
-    an inventory up to TIME no longer listed the key; or `older` where something later, up to TIME,
-    was skipped or is still to be archived. What was in S3 and was never archived, and when between
-    two inventories a key was deleted, is not known.
+    --as-of lists, for each key, the archived version that was current at TIME. Its status is then
+    `archived`, `gone` or `older`, by the inventories up to TIME. Changes between two inventories
+    and objects that were never archived are unknown.
 
-    --versions shows every archived version of a key, newer before older, with its size,
-    LastModified, status and version id. A bucket without versions has no ids: a version is then
-    `etag:<ETag>:<size>`. If the option is missing, a line on standard error counts the older
-    versions of the listed keys.
+    --versions lists every archived version, newest first, with its version id. In a bucket without
+    versions the id is `etag:<ETag>:<size>`.
 
-    The ledger is read in pages: each is of one moment. Keys come in the order of their bytes;
-    control characters in them are escaped, and so is '\', but not with --json.
+    Keys are sorted by their bytes. Control characters and '\' are escaped, except with --json.
 
     \b
     Examples:
       caf ls demo
       caf ls demo packages/rich/ -l
       caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
-      caf ls demo packages/ --recursive --versions
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
 
-    Exit status: 0; 2 TIME is not a time, or options exclude each other; 3 a setting is wrong or
-    there is no such source; 6 the database failed; 11 no archived key begins with PREFIX.
+    \b
+    Exit status:
+      0   Success.
+      2   TIME is not a time, or options exclude each other.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      11  No archived key begins with PREFIX.
     """
     moment = read_moment(as_of, current)
     if versions and (moment or current):
         raise UsageError("--versions excludes --as-of and --current.", hint="Give one of them.")
-    listed = list_objects if recursive else list_level
+    list_entries = list_objects if recursive else list_level
     empty, older = True, 0
     with _opened(source) as lookup:
-        entries: Iterator[Location | str] = listed(
-            lookup, source, prefix, wanted=wanted_status(current), as_of=moment
+        entries: Iterator[Location | str] = list_entries(
+            lookup, source, prefix, wanted=status_filter(current), as_of=moment
         )
         for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
@@ -124,10 +118,7 @@ def ls(  # noqa: PLR0917 - the command line's options
         if empty:
             raise nothing_listed(lookup, source, prefix, current, moment)
     if older and not versions and not moment:
-        note(
-            f"{source}: {counted(older, 'older version')} of these keys not shown: --versions "
-            "shows them"
-        )
+        note(f"{source}: {counted(older, 'older version')} of these keys not shown: use --versions")
 
 
 def find(  # noqa: PLR0917 - the command line's options
@@ -136,7 +127,7 @@ def find(  # noqa: PLR0917 - the command line's options
         str,
         typer.Argument(
             metavar="[PATTERN]",
-            help="What the whole key matches: * is any text, '/' too, ? any character.",
+            help="Pattern for the whole key: * matches any text, including '/'; ? one character.",
         ),
     ] = "*",
     larger: Annotated[
@@ -156,22 +147,17 @@ def find(  # noqa: PLR0917 - the command line's options
     ] = None,
     older: Annotated[
         str | None,
-        typer.Option(
-            "--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC."
-        ),
+        typer.Option("--older", metavar="TIME", help="LastModified earlier than TIME, in UTC."),
     ] = None,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
-    long: Annotated[
-        bool, typer.Option("-l", help="Show size, LastModified and status, too.")
-    ] = False,
+    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status.")] = False,
     json: JsonOption = False,
 ) -> None:
     r"""Find archived objects by pattern, size and time.
 
-    The time is LastModified; all that is asked for must hold. What is listed is as by `caf ls
-    --recursive`, also with --as-of: for each key, the object that `caf get` gives. Only keys that
-    begin with what PATTERN has before its first * or ? are read.
+    An object must meet all conditions. TIME is compared with LastModified. Only keys that begin
+    with the part of PATTERN before its first * or ? are read.
 
     \b
     Examples:
@@ -179,44 +165,46 @@ def find(  # noqa: PLR0917 - the command line's options
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
       caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
-    Exit status: 0, also where nothing is found; 2 PATTERN is empty, SIZE not a size, or TIME not a
-    time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 the ledger does
-    not know the source yet.
+    \b
+    Exit status:
+      0   The search is complete, even if nothing matches.
+      2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      11  Nothing of the source is archived.
     """
     if not pattern:
         raise UsageError(
-            "PATTERN is empty, and no key is.",
-            hint="Leave it out for all keys, or give what a whole key matches.",
+            "PATTERN is empty.",
+            hint="Leave it out for all keys.",
         )
-    least, most = (None if one is None else parse_size(one) for one in (larger, smaller))
-    after, before = (None if one is None else parse_time(one) for one in (newer, older))
-    # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character
-    # like others.
+    sizes = [None if text is None else parse_size(text) for text in (larger, smaller)]
+    times = [None if text is None else parse_time(text) for text in (newer, older)]
+    # fnmatch's time does not explode with the number of stars. A '[' is an ordinary character here.
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
-    moment, is_wanted = read_moment(as_of, current), wanted_status(current)
+    moment, has_status = read_moment(as_of, current), status_filter(current)
 
-    def wanted(one: Location) -> bool:
+    def is_selected(location: Location) -> bool:
         return (
-            matches(one.row.key) is not None
-            and (least is None or one.size_bytes > least)
-            and (most is None or one.size_bytes < most)
-            and (after is None or one.row.last_modified > after)
-            and (before is None or one.row.last_modified < before)
-            and is_wanted(one)
+            matches(location.row.key) is not None
+            and (sizes[0] is None or location.size_bytes > sizes[0])
+            and (sizes[1] is None or location.size_bytes < sizes[1])
+            and (times[0] is None or location.row.last_modified > times[0])
+            and (times[1] is None or location.row.last_modified < times[1])
+            and has_status(location)
         )
 
+    prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
     with _opened(source) as lookup:
-        for one in list_objects(
-            lookup, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment
-        ):
-            _print_entry(one, long, json)
+        for location in list_objects(lookup, source, prefix, wanted=is_selected, as_of=moment):
+            _print_entry(location, long, json)
 
 
 def du(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
     summarize: Annotated[
-        bool, typer.Option("-s", "--summarize", help="Show the sum alone.")
+        bool, typer.Option("-s", "--summarize", help="Show only the total.")
     ] = False,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
@@ -224,8 +212,8 @@ def du(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Sum up archived objects below a prefix.
 
-    There is a line for each next level, and one for all. Counted is what `caf ls --recursive`
-    lists, also with --as-of: for each key one object, and its size as in S3. Every key is read.
+    Prints a line for each next level, and a total. Counts the objects that `caf ls --recursive`
+    lists, with their sizes in S3.
 
     \b
     Examples:
@@ -233,17 +221,24 @@ def du(  # noqa: PLR0917 - the command line's options
       caf du demo packages/ --json
       caf du demo --as-of 2026-11-21T10:00
 
-    Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the
-    database failed; 11 no archived key begins with PREFIX.
+    \b
+    Exit status:
+      0   Success.
+      2   TIME is not a time.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      11  No archived key begins with PREFIX.
     """
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as lookup:
-        found = list_objects(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
-        for below, members in groupby(found, lambda one: common_prefix(prefix, one.row.key)):
+        listed = list_objects(lookup, source, prefix, wanted=status_filter(current), as_of=moment)
+        for below, members in groupby(
+            listed, lambda location: common_prefix(prefix, location.row.key)
+        ):
             objects = size_bytes = 0
-            for one in members:
-                objects, size_bytes = objects + 1, size_bytes + one.size_bytes
+            for location in members:
+                objects, size_bytes = objects + 1, size_bytes + location.size_bytes
             total_objects, total_bytes = total_objects + objects, total_bytes + size_bytes
             if below and not summarize:
                 _print_sum(below, objects, size_bytes, json)
@@ -254,78 +249,73 @@ def du(  # noqa: PLR0917 - the command line's options
 
 @contextmanager
 def _opened(source: str) -> Iterator[LocationLookups]:
-    """Open the look-ups of the ledger, which has something of the source."""
     settings = load_settings()
     with opened_lookup(settings) as lookup:
         require_archived(settings, lookup, source)
         yield lookup
 
 
-def wanted_status(current: bool) -> Callable[[Location], bool]:
-    """Return what an option asks of objects that are listed."""
+def status_filter(current: bool) -> Callable[[Location], bool]:
+    """Return the filter for the option --current."""
     return is_current if current else every
 
 
 def nothing_listed(
     lookup: LocationLookups, source: str, prefix: str, current: bool, as_of: datetime | None = None
 ) -> NotLocated:
-    """Return the error of a listing that has nothing; where the prefix is a key, it says why that
-    is not archived.
-    """
+    """Return the error for an empty listing; if the prefix is a key, it explains why."""
     if prefix and not current and not as_of and lookup.not_archived(source, prefix):
         return not_located(lookup, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
-    what = "is current and" if current else f"is archived{then} and"
+    what = "is current" if current else f"is archived{then}"
     if not prefix:
-        what = what.removesuffix(" and")
         return NotLocated(
             f"no object of source '{source}' {what}", hint=f"'caf status {source}' shows what is"
         )
     return NotLocated(
-        f"no key of source '{source}' {what} begins with '{prefix}'",
-        hint=f"'caf ls {source}' shows what there is",
+        f"no key of source '{source}' {what} and begins with '{prefix}'",
+        hint=f"'caf ls {source}' lists the keys",
     )
 
 
 def read_moment(as_of: str | None, current: bool) -> datetime | None:
-    """Return the time of --as-of; raises UsageError where --current is given, too."""
+    """Return the time of --as-of; raise UsageError if --current is given, too."""
     if as_of is not None and current:
         raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
     return None if as_of is None else parse_time(as_of)
 
 
 def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: bool = False) -> None:
-    if json:
-        print_json({"prefix": entry} if isinstance(entry, str) else _as_json(entry))
+    if isinstance(entry, str):
+        if json:
+            print_json({"prefix": entry})
+            return
+        indent = f"{'':>19}  {'':>19}  {'':8}  " if long or versions else ""
+        sys.stdout.write(f"{indent}{printable(entry)}\n")
         return
-    key = entry if isinstance(entry, str) else entry.row.key
-    if not long and not versions:
-        shown = ""
-    elif isinstance(entry, str):
-        shown = f"{'':>19}  {'':>19}  {'':8}  "
-    else:
-        shown = (
-            f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  "
-            f"{entry.status:8}  "
+    row = entry.row
+    if json:
+        print_json(
+            {
+                "key": row.key,
+                "size_bytes": entry.size_bytes,
+                "last_modified": row.last_modified.isoformat(),
+                "status": entry.status,
+                "etag": row.etag,
+                "object_version": row.object_version,
+                "version_id": row.version_id,
+                "sha256": row.sha256.hex() or None,
+                "chunks": [part.chunk for part in entry.ranges],
+            }
         )
-    if versions and not isinstance(entry, str):
-        shown += f"{printable(entry.row.object_version)}  "
-    sys.stdout.write(f"{shown}{printable(key)}\n")
-
-
-def _as_json(one: Location) -> dict[str, object]:
-    row = one.row
-    return {
-        "key": row.key,
-        "size_bytes": one.size_bytes,
-        "last_modified": row.last_modified.isoformat(),
-        "status": one.status,
-        "etag": row.etag,
-        "object_version": row.object_version,
-        "version_id": row.version_id,
-        "sha256": row.sha256.hex() or None,
-        "chunks": [each.chunk for each in one.ranges],
-    }
+        return
+    columns = ""
+    if long or versions:
+        modified = f"{row.last_modified.astimezone(UTC):{_TIME}}"
+        columns = f"{entry.size_bytes:>19,}  {modified}  {entry.status:8}  "
+    if versions:
+        columns += f"{printable(row.object_version)}  "
+    sys.stdout.write(f"{columns}{printable(row.key)}\n")
 
 
 def _print_sum(prefix: str, objects: int, size_bytes: int, json: bool) -> None:

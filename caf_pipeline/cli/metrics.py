@@ -1,13 +1,12 @@
-"""`caf metrics`: the ledger's sums as OpenMetrics, printed or served.
+"""`caf metrics`: sums from the ledger as OpenMetrics.
 
-Nothing is counted in a process: a crash loses no count.
+No process counts anything, so a crash loses no count.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from prometheus_client import CollectorRegistry, start_http_server
@@ -19,6 +18,7 @@ from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.records import SourceProgress, StoragePlanRow
 from caf_pipeline.settings import load_settings
 
 
@@ -28,47 +28,47 @@ def metrics(
         typer.Option(
             "--serve",
             metavar="HOST:PORT",
-            help="Answer GET /metrics there until it is interrupted.",
+            help="Answer GET /metrics until interrupted.",
         ),
     ] = None,
 ) -> None:
     r"""Print the numbers of each source as OpenMetrics.
 
-    Prometheus reads them, and whatever reads its format.
+    Includes chunks, objects and bytes by state, skipped objects, copies and suspected chunks. Also
+    the times of the last changes and checks, queue messages, the wallet's space, and a pause. Each
+    number is read from the ledger when it is shown, so it is the same on every machine.
+    deploy/grafana has a dashboard for Prometheus.
 
-    Chunks, objects and bytes by state, skipped objects, copies, suspected chunks, attempts, the
-    oldest chunk under way, the last change, the last whole inventory, the last look at a stored
-    chunk, the last whole pass through the chain's lists, keys that events named, a pause. The
-    ledger is asked for each number when it is shown, so that it is right also after a crash, and
-    the same on every machine. deploy/grafana has a dashboard.
-
-    With --serve a scrape while the database is away is answered with status 503. Everybody who
-    reaches HOST:PORT can read the names of the sources and these numbers; nothing else is shown.
+    --serve answers with status 503 while the database is unreachable. Anybody who reaches HOST:PORT
+    can read the names of the sources and these numbers, but nothing else.
 
     \b
     Examples:
       caf metrics > /var/lib/node_exporter/caf.prom
       caf metrics --serve 127.0.0.1:9180
 
-    Exit status: 0; 2 HOST:PORT cannot be listened on; 3 a setting is wrong; 6 the database failed;
-    130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end
-    --serve.
+    \b
+    Exit status:
+      0  Success.
+      2  Listening on HOST:PORT failed.
+      3  Wrong settings.
+      6  The database failed.
+      130, 143, 129: --serve was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
     with opened_ledger(load_settings()) as ledger:
         if serve is not None:
-            _serve(*_host_and_port(serve), ledger)
+            _serve(serve, ledger)
         else:
             sys.stdout.write(render(ledger).decode())
 
 
 def render(ledger: Ledger) -> bytes:
-    """Return all metrics, as OpenMetrics text."""
+    """Return all metrics as OpenMetrics text."""
     text: bytes = generate_latest(_registry(ledger))  # type: ignore[no-untyped-call]
     return text
 
 
 def _registry(ledger: Ledger) -> CollectorRegistry:
-
     class LedgerCollector(Collector):
         def collect(self) -> Iterable[Metric]:
             return families(ledger)
@@ -78,128 +78,130 @@ def _registry(ledger: Ledger) -> CollectorRegistry:
     return registry
 
 
-def families(ledger: Ledger) -> Iterator[Metric]:
-    """Yield every metric with its samples."""
-    sources = ledger.lookup.sources()
-    found = ledger.progress.of(sources)
-    chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
-    objects = GaugeMetricFamily(
-        "caf_objects", "Objects in chunks, by the chunk's state.", labels=["source", "state"]
-    )
-    sizes = GaugeMetricFamily(
-        "caf_object_bytes",
-        "Bytes of objects in chunks, by the chunk's state.",
-        labels=["source", "state"],
-    )
-    for one in found:
-        for state, sums in sorted(one.states.items()):
-            chunks.add_metric([one.source, state], sums.chunks)
-            objects.add_metric([one.source, state], sums.objects)
-            sizes.add_metric([one.source, state], sums.size_bytes)
-    yield from (chunks, objects, sizes)
+_Value = int | datetime | None
 
-    def gauge(name: str, said: str, value: Callable[[Any], int | datetime | None]) -> Metric:
-        family = GaugeMetricFamily(name, said, labels=["source"])
-        for one in found:
-            if (number := value(one)) is not None:
-                family.add_metric(
-                    [one.source], number.timestamp() if isinstance(number, datetime) else number
-                )
-        return family
-
-    yield gauge(
+_SOURCE_GAUGES: Final[Sequence[tuple[str, str, Callable[[SourceProgress], _Value]]]] = (
+    (
         "caf_skipped_objects",
         "Objects that were skipped, with their reason in the ledger.",
-        lambda one: one.skipped_objects,
-    )
-    yield gauge(
+        lambda progress: progress.skipped_objects,
+    ),
+    (
         "caf_noticed_keys",
         "Keys that events named and no inventory has listed since.",
-        lambda one: one.noticed_keys,
-    )
-    yield gauge(
+        lambda progress: progress.noticed_keys,
+    ),
+    (
         "caf_messages_set_apart",
         "Messages of the source's queue that are not events.",
-        lambda one: one.messages_set_apart,
+        lambda progress: progress.messages_set_apart,
+    ),
+    (
+        "caf_oldest_pending_timestamp_seconds",
+        "When the oldest chunk under way was planned; absent if none is under way.",
+        lambda progress: progress.oldest_planned_at,
+    ),
+    (
+        "caf_last_change_timestamp_seconds",
+        "When a chunk last changed its state. Planning and attempts to pack do not count.",
+        lambda progress: progress.moved_at,
+    ),
+    (
+        "caf_last_inventory_timestamp_seconds",
+        "When the last complete and planned inventory was taken.",
+        lambda progress: progress.inventory_at,
+    ),
+    (
+        "caf_suspected_chunks",
+        "Located chunks that the chain's lists show as suspicious, not checked since.",
+        lambda progress: progress.suspected_chunks,
+    ),
+    (
+        "caf_last_look_timestamp_seconds",
+        "When the proof watch last checked a located chunk; absent if never.",
+        lambda progress: progress.looked_at,
+    ),
+)
+
+_ACCOUNT_GAUGES: Final[Sequence[tuple[str, str, Callable[[StoragePlanRow], _Value]]]] = (
+    (
+        "caf_jackal_plan_end_timestamp_seconds",
+        "When the bought space ends; absent without a plan.",
+        lambda row: row.ends_at,
+    ),
+    ("caf_jackal_space_bytes", "Bought space.", lambda row: row.space_bytes),
+    ("caf_jackal_used_bytes", "Used space; every copy counts.", lambda row: row.used_bytes),
+    ("caf_jackal_balance_ujkl", "Coins of the wallet.", lambda row: row.balance),
+    (
+        "caf_jackal_plan_read_timestamp_seconds",
+        "Chain time at which the plan and the balance were last read.",
+        lambda row: row.read_at,
+    ),
+)
+
+
+def families(ledger: Ledger) -> Iterator[Metric]:
+    """Yield all metrics with their samples."""
+    names = ledger.lookup.sources()
+    sources = ledger.progress.of(names)
+    states = ["source", "state"]
+    chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=states)
+    objects = GaugeMetricFamily(
+        "caf_objects", "Objects in chunks, by the chunk's state.", labels=states
     )
-    oldest = "When the oldest chunk under way was planned; absent where none is."
-    yield gauge("caf_oldest_pending_timestamp_seconds", oldest, lambda one: one.oldest_planned_at)
-    moved = (
-        "When a chunk last moved on; planning it, or an attempt to pack it, is no move. "
-        "Absent "
-        "where none ever did."
+    sizes = GaugeMetricFamily(
+        "caf_object_bytes", "Bytes of objects in chunks, by the chunk's state.", labels=states
     )
-    yield gauge("caf_last_change_timestamp_seconds", moved, lambda one: one.moved_at)
-    inventory = "When the last whole inventory that is planned was taken."
-    yield gauge("caf_last_inventory_timestamp_seconds", inventory, lambda one: one.inventory_at)
     attempts = CounterMetricFamily(
-        "caf_packing_attempts", "How often packing a chunk was begun.", labels=["source"]
+        "caf_packing_attempts", "Attempts to pack a chunk.", labels=["source"]
     )
-    for one in found:
-        attempts.add_metric([one.source], one.attempts)
-    yield attempts
+    for progress in sources:
+        for state, sums in sorted(progress.states.items()):
+            chunks.add_metric([progress.source, state], sums.chunks)
+            objects.add_metric([progress.source, state], sums.objects)
+            sizes.add_metric([progress.source, state], sums.size_bytes)
+        attempts.add_metric([progress.source], progress.attempts)
+    yield from (chunks, objects, sizes, attempts)
+    for name, description, value in _SOURCE_GAUGES:
+        yield _gauge(name, description, "source", [(row.source, value(row)) for row in sources])
     copies = GaugeMetricFamily(
-        "caf_copies", "Copies of archived chunks, as last looked at.", labels=["source", "status"]
+        "caf_copies", "Copies of archived chunks, when last checked.", labels=["source", "status"]
     )
-    for (source, status), count in sorted(ledger.progress.copy_counts(sources).items()):
+    for (source, status), count in sorted(ledger.progress.copy_counts(names).items()):
         copies.add_metric([source, status], count)
     yield copies
-    suspected = (
-        "Located chunks of which the chain's lists say something amiss, and that were not "
-        "looked at since."
+    yield _gauge(
+        "caf_last_whole_bulk_look_timestamp_seconds",
+        "When the last complete pass over the store's lists began; absent if never.",
+        "store",
+        sorted(ledger.chain_listings.whole().items()),
     )
-    yield gauge("caf_suspected_chunks", suspected, lambda one: one.suspected_chunks)
-    said = (
-        "When the last pass began that went through all of the store's lists; absent where "
-        "none "
-        "ever did."
-    )
-    looked = "When the proof watch last looked at a located chunk; absent where it never did."
-    yield gauge("caf_last_look_timestamp_seconds", looked, lambda one: one.looked_at)
-    looks = GaugeMetricFamily("caf_last_whole_bulk_look_timestamp_seconds", said, labels=["store"])
-    for store, at in sorted(ledger.chain_listings.whole().items()):
-        looks.add_metric([store], at.timestamp())
-    yield looks
-    readings: list[tuple[str, str, Callable[[Any], int | datetime | None]]] = [
-        (
-            "plan_end_timestamp_seconds",
-            "When the bought space ends; absent without a plan.",
-            lambda row: row.ends_at,
-        ),
-        ("space_bytes", "Space that was bought.", lambda row: row.space_bytes),
-        ("used_bytes", "Space that is used, every copy counted.", lambda row: row.used_bytes),
-        ("balance_ujkl", "Coins of the wallet.", lambda row: row.balance),
-        (
-            "plan_read_timestamp_seconds",
-            "When the plan and the balance were last read, by the chain.",
-            lambda row: row.read_at,
-        ),
-    ]
     plans = ledger.storage_plans.list()
-    for name, text, read in readings:
-        of_account = GaugeMetricFamily(f"caf_jackal_{name}", text, labels=["account"])
-        for row in plans:
-            if (number := read(row)) is not None:
-                of_account.add_metric(
-                    [row.account], number.timestamp() if isinstance(number, datetime) else number
-                )
-        yield of_account
-    paused = bool(ledger.controls.current().paused)
+    for name, description, reading in _ACCOUNT_GAUGES:
+        yield _gauge(name, description, "account", [(row.account, reading(row)) for row in plans])
     yield GaugeMetricFamily(
-        "caf_paused", "Whether an operator has everything paused.", value=int(paused)
+        "caf_paused",
+        "Whether an operator has paused everything.",
+        value=int(bool(ledger.controls.current().paused)),
     )
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    with suppress(ValueError):
-        if host and 0 <= int(port) < 1 << 16:
-            return host.strip("[]"), int(port)
-    raise UsageError(f"{text!r} is not HOST:PORT.", hint="For example 127.0.0.1:9180.")
+def _gauge(name: str, description: str, label: str, values: Iterable[tuple[str, _Value]]) -> Metric:
+    """Return a gauge; None has no sample, and times are seconds since 1970."""
+    family = GaugeMetricFamily(name, description, labels=[label])
+    for label_value, value in values:
+        if value is not None:
+            number = value.timestamp() if isinstance(value, datetime) else value
+            family.add_metric([label_value], number)
+    return family
 
 
-def _serve(host: str, port: int, ledger: Ledger) -> None:
-    """Answer scrapes until it is interrupted; says on standard error where it listens."""
+def _serve(address: str, ledger: Ledger) -> None:
+    """Answer scrapes until interrupted."""
+    host, _, port_text = address.rpartition(":")
+    host, port = host.strip("[]"), int(port_text) if port_text.isdecimal() else -1
+    if not host or not 0 <= port < 1 << 16:
+        raise UsageError(f"{address!r} is not HOST:PORT.", hint="For example 127.0.0.1:9180.")
     try:
         server, thread = start_http_server(port, host, _registry(ledger))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The ledger for a command that writes to it, or asks for more than where objects are."""
+"""Opens the ledger for commands that write to it or need more than locations."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,6 +12,6 @@ from caf_pipeline.waits import Announcer, Waits
 
 @contextmanager
 def opened_ledger(settings: Settings) -> Iterator[Ledger]:
-    """Open the ledger while the context lasts."""
+    """Open the ledger; close it with the context."""
     with closing(open_ledger(settings, Waits(Announcer(note)))) as ledger:
         yield ledger

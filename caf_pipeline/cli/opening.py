@@ -1,6 +1,4 @@
-"""What a command that reads opens and closes again: look-ups of the ledger, what reads archived
-chunks.
-"""
+"""Opens what a reading command needs: look-ups in the ledger, and a reader of archived chunks."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,22 +14,23 @@ from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_lookup, open_reader
 
 RUN: Final = "caf"
-"""The holder of a command's leases, which another run shows in 'held by run …'."""
+"""The holder of a command's leases. Other runs show it in 'held by run …'."""
 
 
 @contextmanager
 def opened_lookup(settings: Settings) -> Iterator[Lookup]:
-    """Open the look-ups of the ledger while the context lasts."""
+    """Open look-ups in the ledger; close them with the context."""
     with closing(open_lookup(settings, Waits(Announcer(note)))) as lookup:
         yield lookup
 
 
 @contextmanager
 def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[ChunkReader]:
-    """Open what reads the archived chunks of a source, while the context lasts.
+    """Open a reader of a source's archived chunks; close it with the context.
 
     Raises:
-        SettingsError: there is no such source. NotLocated: the ledger has nothing of it.
+        SettingsError: There is no such source.
+        NotLocated: The ledger has nothing of the source.
     """
     require_archived(settings, lookup, source)
     with closing(open_reader(settings, lookup, Waits(Announcer(note)))) as reader:
@@ -39,20 +38,18 @@ def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[C
 
 
 def known_sources(settings: Settings, lookup: LocationLookups) -> list[str]:
-    """Return the names of all sources of the settings and of the ledger."""
+    """Return the names of all sources in the settings or in the ledger, sorted."""
     return sorted({*lookup.sources(), *settings.sources})
 
 
 def require_source(settings: Settings, lookup: LocationLookups, name: str) -> None:
-    """Raise SettingsError, naming those that there are, where neither the settings nor the ledger
-    have a source.
-    """
-    if name not in settings.sources and name not in (known := lookup.sources()):
-        raise settings.unknown_source(name, known)
+    """Raise SettingsError if neither the settings nor the ledger have the source."""
+    if name not in settings.sources and name not in (recorded := lookup.sources()):
+        raise settings.unknown_source(name, recorded)
 
 
 def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> None:
-    """Raise as `require_source`; NotLocated where the ledger has nothing of the source."""
+    """Raise SettingsError for an unknown source, and NotLocated if the ledger has nothing of it."""
     require_source(settings, lookup, name)
     if name not in lookup.sources():
         raise NotLocated(

@@ -1,6 +1,4 @@
-"""Commands on plans: what one would do and cost before it is made, and what those that were made
-are.
-"""
+"""`caf plan` and `caf plans`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -38,7 +36,7 @@ from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan
 
 SHOWN: Final = 50
-"""Plans of a source, and chunks of a plan, on a terminal; `--json` has all."""
+"""Plans of a source, or chunks of a plan, without --json."""
 
 _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK"
 
@@ -46,28 +44,28 @@ _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK
 def plan(
     source: SourceArgument,
     _dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Changes nothing: the command never plans.")
+        bool, typer.Option("--dry-run", help="Has no effect: the command never plans.")
     ] = False,
     last_inventory: Annotated[
         bool,
-        typer.Option(
-            "--last-inventory", help="Use the latest whole inventory instead of taking one."
-        ),
+        typer.Option("--last-inventory", help="Use the latest complete inventory; take none."),
     ] = False,
     report: ReportOption = None,
     list_bucket: Annotated[
-        bool, typer.Option("--list", help="List the bucket, although the source has reports.")
+        bool,
+        typer.Option("--list", help="List the bucket even if the source has inventory reports."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     r"""Show what a plan of a source would do and cost.
 
-    Takes an inventory as `caf run` does, unless --last-inventory is given, and cuts what no chunk
-    has. The ledger learns nothing of it, and nothing is claimed; the inventory is kept like any
-    other. Prices are estimates: for requests and egress what get_price and egress_price say, or,
-    without an endpoint_url, AWS's list prices of S3 Standard in us-east-1; for the space what the
-    chain asks now. The time is what it takes at the median rate of the source's last chunks.
-    docs/planning.md has what each number assumes.
+    Takes an inventory as `caf run` does, and keeps it. Cuts the objects that no chunk has into
+    chunks; nothing is planned or claimed.
+
+    Prices are estimates. Requests and egress cost get_price and egress_price; without an
+    endpoint_url, the defaults are AWS's list prices of S3 Standard in us-east-1. The chain is asked
+    for the price of the space. The time is computed from the median rate of the source's last
+    chunks. See docs/planning.md.
 
     \b
     Examples:
@@ -75,9 +73,16 @@ def plan(
       caf plan demo --report 2026-11-21
       caf plan demo --json | jq '.chunks, .charged_bytes'
 
-    Exit status: 0; 2 options exclude each other; 3 a setting is wrong or there is no such source; 5
-    the source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11
-    there is no inventory yet, or the last one has other versions than are to be archived now.
+    \b
+    Exit status:
+      0   Success.
+      2   Options exclude each other.
+      3   Wrong settings, or no such source.
+      5   The source failed.
+      6   The database failed.
+      8   The disk of `home` failed.
+      9   The inventory is damaged.
+      11  There is no inventory, or the last one has another setting of versions.
     """
     settings = load_settings()
     settings.source(source)
@@ -90,8 +95,8 @@ def plan(
         opened_run_context(settings, ledger, source, register=False) as context,
     ):
         if last_inventory:
-            snapshot = inventories.latest_whole_snapshot(
-                context, hint="run it without --last-inventory: it takes an inventory then"
+            snapshot = inventories.last_whole(
+                context, hint="run it without --last-inventory to take an inventory"
             )
         elif report or (context.source_settings.inventory and not list_bucket):
             snapshot, taken = inventories.take_report(context, report or "")
@@ -111,17 +116,15 @@ def plan(
 def plans(
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="SOURCE | show PLAN | chunk CHUNK", help="What is shown, see above."
-        ),
+        typer.Argument(metavar="SOURCE | show PLAN | chunk CHUNK", help="What to show, see above."),
     ],
     json: JsonOption = False,
 ) -> None:
     r"""List plans; show one plan, or one of its chunks.
 
-    PLAN is the name of a plan, as the list has it, or SOURCE-PLAN where two sources have a plan of
-    this name. CHUNK is a chunk's id. What was planned is read from the plan's files, what became of
-    it from the ledger.
+    PLAN is the name of a plan in the list, or SOURCE-PLAN if two sources have a plan of this name.
+    CHUNK is a chunk's id. The plan's files show what was planned, the ledger the result. If the
+    files are not on this machine, only the ledger is used.
 
     \b
     Examples:
@@ -129,11 +132,14 @@ def plans(
       caf plans show 2f20e129
       caf plans chunk demo-2f20e129-00006 --json
 
-    Without the folder of its files, as after `caf rebuild`, what the ledger has of it is shown.
-
-    Exit status: 0; 1 some of the plan's files are gone or damaged; 2 none of the three forms; 3 a
-    setting is wrong or there is no such source; 6 the database failed; 11 there is no such plan or
-    chunk.
+    \b
+    Exit status:
+      0   Success.
+      1   Some of the plan's files are missing or damaged.
+      2   The arguments have none of the three forms.
+      3   Wrong settings, or no such source.
+      6   The database failed.
+      11  There is no such plan or chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -151,105 +157,109 @@ def plans(
 
 
 # --- a preview
-# ------------------------------------------------------------------------------------------
 
 
 def _print_preview(preview: PlanPreview) -> None:
     snapshot, estimate = preview.snapshot, preview.estimate
-    seen = estimate.statistics
+    planned = estimate.statistics
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in preview.skipped.items())
     lines = {
         "inventory": f"{counted(snapshot.object_count, 'object')}, "
-        f"{show_size(snapshot.object_bytes)}, {snapshot.name}",
-        "report": f"{snapshot.report}, of {show_time(snapshot.taken_at)}, "
-        f"{_age(snapshot.taken_at)} old"
-        if snapshot.report
-        else "",
+        f"{show_size(snapshot.object_bytes)}, {snapshot.name}"
+    }
+    if snapshot.report:
+        # S3's clock may be ahead of this machine's.
+        age = max(0.0, (datetime.now(UTC) - snapshot.taken_at).total_seconds())
+        lines["report"] = (
+            f"{snapshot.report}, of {show_time(snapshot.taken_at)}, {_duration(age)} old"
+        )
+    lines |= {
         "versions": snapshot.beside.sentence(all_versions=snapshot.all_versions),
         "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
-        "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
-        "split": _split(seen),
-        "compared": f"{preview.to_compare:,} of them were written again; those with equal checksum "
-        "and headers are left out"
-        if preview.to_compare
-        else "",
-        "left out": ", ".join(f"{count:,} by {name}" for name, count in preview.left_out.items()),
-        "skipped": skipped or "none",
-        "waiting": f"{counted(preview.waiting.objects, 'object')}, "
-        f"{show_size(preview.waiting.size_bytes)}, at most until"
-        f" {show_time(preview.waiting.until)}"
-        if preview.waiting
-        else "",
-        **_estimated(estimate),
-        "plans": f"{_at_least(seen)}{preview.plans:,}, since one has at most 99,999 chunks"
-        if preview.plans > 1
-        else "",
-        "last plan": _compared(preview),
-        "warning": preview.warning,
+        "planned": f"{counted(planned.objects, 'object')}, {show_size(planned.size_bytes)}",
+        "split": _split(planned),
     }
-    _print_lines(lines)
-    _print_objects(seen)
-    at_aws = (
-        ": AWS's list prices of S3 Standard in us-east-1 where none is set"
+    if preview.to_compare:
+        lines["compared"] = (
+            f"{preview.to_compare:,} of them were written again; those with equal checksum and "
+            "headers will be left out"
+        )
+    left_out = ", ".join(f"{count:,} by {name}" for name, count in preview.left_out.items())
+    lines |= {"left out": left_out, "skipped": skipped or "none"}
+    if waiting := preview.waiting:
+        lines["waiting"] = (
+            f"{counted(waiting.objects, 'object')}, {show_size(waiting.size_bytes)}, at most until "
+            f"{show_time(waiting.until)}"
+        )
+    lines |= _estimated(estimate)
+    if preview.plans > 1:
+        # All parts of an object are in one plan, so that a plan may end with room left.
+        at_least = "at least " if planned.split_objects > 1 else ""
+        lines["plans"] = f"{at_least}{preview.plans:,}, since one has at most 99,999 chunks"
+    lines["last plan"] = "none yet"
+    if last := preview.difference:
+        size = f"{'-' if last.size_bytes < 0 else '+'}{show_size(abs(last.size_bytes))}"
+        lines["last plan"] = (
+            f"{last.plan} of {show_time(last.planned_at)}; this one has {last.objects:+,} objects, "
+            f"{size}, {last.chunks:+,} chunks"
+        )
+    _print_lines(lines | {"warning": preview.warning})
+    _print_objects(planned)
+    defaults = (
+        "; AWS's list prices of S3 Standard in us-east-1 are the defaults"
         if estimate.at_aws
         else ""
     )
-    typer.echo(f"Prices and time are estimates, without retries{at_aws}.")
-    typer.echo("Nothing was planned, and nothing claimed: caf run plans.")
+    typer.echo(f"Prices and time are estimates without retries{defaults}.")
+    typer.echo("Nothing was planned or claimed: use caf run.")
 
 
-def _age(moment: datetime) -> str:
-    return _duration(
-        max(0.0, (datetime.now(UTC) - moment).total_seconds())
-    )  # S3's clock may be ahead of this machine's
-
-
-def _split(seen: PlanStatistics) -> str:
-    if not seen.split_objects:
+def _split(planned: PlanStatistics) -> str:
+    if not planned.split_objects:
         return ""
-    return (
-        f"{counted(seen.split_objects, 'object')} larger than a chunk, over "
-        f"{counted(seen.parts, 'chunk')}, a part each"
-    )
-
-
-def _at_least(seen: PlanStatistics) -> str:
-    """Say where plans may be more: the parts of an object are all in one plan, so that one may end
-    with room left.
-    """
-    return "at least " if seen.split_objects > 1 else ""
+    objects = counted(planned.split_objects, "object")
+    return f"{objects} larger than a chunk, over {counted(planned.parts, 'chunk')}, a part each"
 
 
 def _estimated(estimate: PlanEstimate) -> dict[str, str]:
-    storage, target = estimate.storage, show_size(estimate.target_bytes)
-    priced = f" of {storage.priced_as}" if storage and storage.priced_as else ""
-    return {
-        "chunks": f"{estimate.chunks:,} of {target}, filled by {estimate.fill:.1%} with objects;"
-        f" {show_size(estimate.expected_bytes)} with indexes and manifests"
-        if estimate.chunks
-        else "none",
-        "requests": f"{estimate.requests:,} GETs and HEADs, "
-        f"{_dollars(estimate.request_usd, 'get_price')}",
-        "egress": f"{show_size(estimate.statistics.size_bytes)}, "
+    lines = {"chunks": "none"}
+    expected = show_size(estimate.expected_bytes)
+    if estimate.chunks:
+        lines["chunks"] = (
+            f"{estimate.chunks:,} of {show_size(estimate.target_bytes)}, filled by "
+            f"{estimate.fill:.1%} with objects; {expected} with indexes and manifests"
+        )
+    lines["requests"] = (
+        f"{estimate.requests:,} GETs and HEADs, {_dollars(estimate.request_usd, 'get_price')}"
+    )
+    lines["egress"] = (
+        f"{show_size(estimate.statistics.size_bytes)}, "
         f"{_dollars(estimate.egress_usd, 'egress_price')}"
-        f"{', 0 within the bucket’s region' if estimate.egress_usd and estimate.at_aws else ''}",
-        "storage": f"{show_size(storage.charged_bytes)}: {storage.copies} copies of "
-        f"{show_size(estimate.expected_bytes)}"
-        if storage
-        else f"not known: {printable(estimate.storage_unknown)}"
-        if estimate.storage_unknown
-        else "the store charges nothing",
-        "price": f"{show_coins(storage.price_ujkl)} for {storage.days} days{priced},"
-        f" and at most {show_coins(storage.fees_ujkl)} of fees once;"
-        f" the space is paid again every {storage.days} days, as long as the objects are to be kept"
-        if storage
-        else "",
-        "time": f"about {_duration(estimate.seconds)}, at "
-        f"{show_size(round(estimate.rate.bytes_per_second))}/s, the median of the"
-        f" last {counted(estimate.rate.chunks, 'chunk')}"
-        if estimate.rate and estimate.seconds is not None
-        else "not known yet: too few chunks of this source were archived here to measure it",
-    }
+    )
+    if estimate.egress_usd and estimate.at_aws:
+        lines["egress"] += ", 0 within the bucket’s region"
+    if storage := estimate.storage:
+        priced = f" of {storage.priced_as}" if storage.priced_as else ""
+        lines["storage"] = (
+            f"{show_size(storage.charged_bytes)}: {storage.copies} copies of {expected}"
+        )
+        lines["price"] = (
+            f"{show_coins(storage.price_ujkl)} for {storage.days} days{priced}, and at most "
+            f"{show_coins(storage.fees_ujkl)} of fees once; the space must be paid again every "
+            f"{storage.days} days"
+        )
+    elif estimate.storage_unknown:
+        lines["storage"] = f"not known: {printable(estimate.storage_unknown)}"
+    else:
+        lines["storage"] = "the store charges nothing"
+    lines["time"] = "not known yet: too few chunks of this source were archived here"
+    if estimate.rate and estimate.seconds is not None:
+        rate = show_size(round(estimate.rate.bytes_per_second))
+        lines["time"] = (
+            f"about {_duration(estimate.seconds)}, at {rate}/s, the median of the last "
+            f"{counted(estimate.rate.chunks, 'chunk')}"
+        )
+    return lines
 
 
 def _dollars(usd: float | None, setting: str) -> str:
@@ -257,24 +267,10 @@ def _dollars(usd: float | None, setting: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return a length of time in its largest fitting unit, to two digits or so: it is an
-    estimate.
-    """
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _compared(preview: PlanPreview) -> str:
-    last = preview.difference
-    if last is None:
-        return "none yet"
-    size = f"{'-' if last.size_bytes < 0 else '+'}{show_size(abs(last.size_bytes))}"
-    return (
-        f"{last.plan} of {show_time(last.planned_at)}; this one has {last.objects:+,} objects, "
-        f"{size}, {last.chunks:+,} chunks"
-    )
 
 
 def _print_lines(lines: Mapping[str, str]) -> None:
@@ -283,30 +279,29 @@ def _print_lines(lines: Mapping[str, str]) -> None:
             typer.echo(f"{name:<10}{text}")
 
 
-def _print_objects(seen: PlanStatistics) -> None:
-    for name, (objects, size_bytes) in seen.storage_classes.items():
+def _print_objects(planned: PlanStatistics) -> None:
+    for name, (objects, size_bytes) in planned.storage_classes.items():
         typer.echo(
             f"{'class':<10}{printable(name)}: {counted(objects, 'object')}, {show_size(size_bytes)}"
         )
-    for title, named in (("largest", seen.largest), ("smallest", seen.smallest)):
-        for key, size_bytes in named:
+    for title, examples in (("largest", planned.largest), ("smallest", planned.smallest)):
+        for key, size_bytes in examples:
             typer.echo(f"{title:<10}{show_size(size_bytes):>10}  {printable(key)}")
-    for line in histogram_lines(seen.sizes):
+    for line in histogram_lines(planned.sizes):
         typer.echo(line)
 
 
-# --- plans that were made
-# ------------------------------------------------------------------------------------------
+# --- existing plans
 
 
 def _list_plans(settings: Settings, ledger: Ledger, source: str, *, json: bool) -> None:
     require_source(settings, ledger.lookup, source)
-    found = ledger.plans.list(source)
+    rows = ledger.plans.list(source)
     if json:
-        for row in found:
+        for row in rows:
             print_json(_plan_json(row))
         return
-    if not found:
+    if not rows:
         typer.echo(f"{source}: nothing planned yet")
         return
     table = Table(box=None, pad_edge=False)
@@ -315,17 +310,20 @@ def _list_plans(settings: Settings, ledger: Ledger, source: str, *, json: bool) 
     for column in ("objects", "size", "chunks"):
         table.add_column(column, justify="right")
     table.add_column("states")
-    for row in found[:SHOWN]:
-        size = show_size(row.record.object_bytes)
-        chunks = f"{sum(row.chunks.values()):,}"
-        when = show_time(row.created_at)
+    for row in rows[:SHOWN]:
+        record = row.record
         table.add_row(
-            row.record.name, when, f"{row.record.object_count:,}", size, chunks, _states(row.chunks)
+            record.name,
+            show_time(row.created_at),
+            f"{record.object_count:,}",
+            show_size(record.object_bytes),
+            f"{sum(row.chunks.values()):,}",
+            _states(row.chunks),
         )
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(table)
-    if len(found) > SHOWN:
-        console.print(f"… and {len(found) - SHOWN} more: caf plans {source} --json")
+    if len(rows) > SHOWN:
+        console.print(f"… and {len(rows) - SHOWN} more: caf plans {source} --json")
 
 
 def _plan_json(row: PlanRow) -> dict[str, object]:
@@ -345,59 +343,52 @@ def _states(chunks: Mapping[ChunkState, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in chunks.items())
 
 
-def _find_plan(ledger: Ledger, name: str) -> PlanRow:
-    found = [
+def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> None:
+    rows = [
         row
         for row in ledger.plans.list()
         if name in (row.record.name, f"{row.record.source}-{row.record.name}")
     ]
-    if not found:
+    if not rows:
         raise NotLocated(
             f"there is no plan {name}", hint="caf plans SOURCE lists the plans of a source"
         )
-    if len(found) > 1:
-        names = " or ".join(f"{row.record.source}-{row.record.name}" for row in found)
+    if len(rows) > 1:
+        names = " or ".join(f"{row.record.source}-{row.record.name}" for row in rows)
         raise UsageError(
-            f"{len(found)} sources have a plan {name}.", hint=f"Name one of them: {names}."
+            f"{len(rows)} sources have a plan {name}.", hint=f"Name one of them: {names}."
         )
-    return found[0]
-
-
-def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> None:
-    row = _find_plan(ledger, name)
-    folder = Path(row.record.folder)
-    gone = not folder.exists()  # as after `caf rebuild`, or on another machine
-    terms = {} if gone else read_terms(folder)
-    if not gone:
-        verify_plan(folder)
-    seen = None if gone else plan_statistics([folder], part_bytes=settings.packing.part_size)
-    chunks = [
-        chunk for chunk in ledger.chunks.list(row.record.source) if chunk.plan == row.record.name
-    ]
+    row, record = rows[0], rows[0].record
+    folder, terms, planned = Path(record.folder), {}, None
+    if folder.exists():  # not after `caf rebuild`, or on another machine
+        terms = read_terms(folder)
+        require_undamaged(folder)
+        planned = plan_statistics([folder], part_bytes=settings.packing.part_size)
+    target = int(terms["target_size"]) if "target_size" in terms else None
+    chunks = [chunk for chunk in ledger.chunks.list(record.source) if chunk.plan == record.name]
     if json:
-        target = int(terms["target_size"]) if "target_size" in terms else None
-        described = {"target_bytes": target, **(seen.as_json() if seen else {})}
+        statistics = planned.as_json() if planned else {}
+        chunk_list = [_chunk_json(chunk) for chunk in chunks]
         print_json(
-            {**_plan_json(row), **described, "chunk_list": [_chunk_json(chunk) for chunk in chunks]}
+            _plan_json(row) | {"target_bytes": target} | statistics | {"chunk_list": chunk_list}
         )
         return
-    record = row.record
+    size = "" if target is None else f" of {show_size(target)}"
+    absent = "" if planned else ", which is not on this machine: what was planned is not shown"
     _print_lines(
         {
             "plan": f"{record.name} of source {record.source}",
             "planned": show_time(row.created_at),
             "inventory": record.snapshot,
             "objects": f"{record.object_count:,}, {show_size(record.object_bytes)}",
-            "split": _split(seen) if seen else "",
-            "chunks": f"{len(chunks):,} of {show_size(int(terms['target_size']))}"
-            if "target_size" in terms
-            else f"{len(chunks):,}",
+            "split": _split(planned) if planned else "",
+            "chunks": f"{len(chunks):,}{size}",
             "states": _states(row.chunks),
-            "folder": f"{record.folder}{', which is not on this machine: what was planned is not shown' if gone else ''}",  # noqa: E501
+            "folder": f"{record.folder}{absent}",
         }
     )
-    if seen:
-        _print_objects(seen)
+    if planned:
+        _print_objects(planned)
     for chunk in chunks[:SHOWN]:
         size = show_size(chunk.caf_size_bytes or chunk.expected_size_bytes)
         objects = f"{chunk.object_count:>9,} {'object ' if chunk.object_count == 1 else 'objects'}"
@@ -421,12 +412,8 @@ def _chunk_json(chunk: Chunk) -> dict[str, object]:
         "part": chunk.part or None,
         "part_count": chunk.part_count or None,
         "reason": chunk.reason or None,
-        "located_at": _iso(chunk.located_at),
+        "located_at": chunk.located_at.isoformat() if chunk.located_at else None,
     }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return moment.isoformat() if moment else None
 
 
 def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
@@ -437,49 +424,52 @@ def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
         )
     chunk = ledger.chunks.get(name)
     folder = Path(chunk.plan_folder)
-    first, last = (
-        _key_range(folder, chunk.number) if folder.exists() and not chunk.adopted else (None, None)
-    )
+    first = last = None
+    if folder.exists() and not chunk.adopted:
+        first, last = _key_range(folder, chunk.number)
+    root = chunk.merkle_root.hex() if chunk.merkle_root else ""
     if json:
-        keys = {
-            "first_key": first,
-            "last_key": last,
-            "plan": chunk.plan,
-            "source": chunk.source,
-            "number": chunk.number,
-        }
-        root = chunk.merkle_root.hex() if chunk.merkle_root else None
-        print_json({**_chunk_json(chunk), **keys, "merkle_root": root, "adopted": chunk.adopted})
+        print_json(
+            {
+                **_chunk_json(chunk),
+                "first_key": first,
+                "last_key": last,
+                "plan": chunk.plan,
+                "source": chunk.source,
+                "number": chunk.number,
+                "merkle_root": root or None,
+                "adopted": chunk.adopted,
+            }
+        )
         return
-    packed = f"{show_size(chunk.caf_size_bytes)}, {counted(chunk.member_count, 'member')}"
-    left = (
-        f", {chunk.skipped_count:,} skipped, {chunk.released_count:,} given back to be planned "
-        "again"
-    )
-    _print_lines(
-        {
-            "chunk": f"{chunk.name}, number {chunk.number:,} of plan {chunk.plan} of source "
-            f"{chunk.source}",
-            "state": f"{chunk.state}{f': {printable(chunk.reason)}' if chunk.reason else ''}",
-            "adopted": "a CAF file of another program, which no plan made" if chunk.adopted else "",
-            "planned": f"{counted(chunk.object_count, 'object')}, {show_size(chunk.object_bytes)}; "
-            "the file about"
-            f" {show_size(chunk.expected_size_bytes)}"
-            if not chunk.adopted
-            else "",
-            "keys": f"{printable(first)} … {printable(last)}"
-            if first is not None and last is not None
-            else "",
-            "part": f"{chunk.part:,} of {chunk.part_count:,} of this object" if chunk.part else "",
-            "packed": f"{packed}{left}" if chunk.was_sealed else "",
-            "root": chunk.merkle_root.hex() if chunk.merkle_root else "",
-            "located": show_time(chunk.located_at) if chunk.located_at else "",
-        }
-    )
+    lines = {
+        "chunk": f"{chunk.name}, number {chunk.number:,} of plan {chunk.plan} of source "
+        f"{chunk.source}",
+        "state": f"{chunk.state}{f': {printable(chunk.reason)}' if chunk.reason else ''}",
+    }
+    if chunk.adopted:
+        lines["adopted"] = "a CAF file of another program, not planned"
+    else:
+        lines["planned"] = (
+            f"{counted(chunk.object_count, 'object')}, {show_size(chunk.object_bytes)}; the file "
+            f"about {show_size(chunk.expected_size_bytes)}"
+        )
+    if first is not None and last is not None:
+        lines["keys"] = f"{printable(first)} … {printable(last)}"
+    if chunk.part:
+        lines["part"] = f"{chunk.part:,} of {chunk.part_count:,} of this object"
+    if chunk.was_sealed:
+        lines["packed"] = (
+            f"{show_size(chunk.caf_size_bytes)}, {counted(chunk.member_count, 'member')}, "
+            f"{chunk.skipped_count:,} skipped, {chunk.released_count:,} given back to be planned "
+            "again"
+        )
+    located = show_time(chunk.located_at) if chunk.located_at else ""
+    _print_lines(lines | {"root": root, "located": located})
 
 
 def _key_range(folder: Path, number: int) -> tuple[str, str]:
-    """Return the first and the last key of a chunk, as its plan's files have them."""
+    """Return the first and last key of a chunk, read from the plan's files."""
     keys: list[bytes] = []
     for batch in read_chunk_batches(folder, number, ["key"]):
         if batch.num_rows:

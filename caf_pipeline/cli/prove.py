@@ -1,4 +1,4 @@
-"""Commands that look after what is stored: prove, repair."""
+"""`caf prove` and `caf repair`."""
 
 from typing import Annotated
 
@@ -18,11 +18,9 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.chain_listing import look_in_bulk
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
 from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
-from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import load_settings
 
 
@@ -34,44 +32,43 @@ def prove(
             "--limit",
             metavar="N",
             min=1,
-            help="Chunks to look at; jackal.prove_per_run by default.",
+            help="Number of chunks to check; jackal.prove_per_run by default.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     r"""Check the proofs and some bytes of stored chunks.
 
-    That is the store's proofs, and pieces read back from each copy. Those that were looked at
-    longest ago come first, but for chunks of which the chain's lists say something amiss: where no
-    run did so within the hour, the lists are read first, by pages, for all sources. A chunk with
-    too few copies or wrong bytes is marked as damaged; `caf repair` mends it. A chunk is unverified
-    where its copies are right, and the chain shows no verified proof of enough of them: what it
-    shows may be of a provider's joining alone. Look again in the next proof window; a file of up to
-    20,480 bytes is always unverified. A chunk is unanswered if its copies that answer are right,
-    and some do not answer: it is looked at first the next time. The job prove_SOURCE does the same
-    every hour.
+    Checks the store's proofs, and reads pieces back from each copy. Chunks that the chain's lists
+    show as suspicious come first, then those checked longest ago. If no run read these lists in the
+    last hour, they are read first, for all sources. The job prove_SOURCE does the same every hour.
+
+    A chunk is damaged if it has too few copies or wrong bytes; `caf repair` fixes it. It is
+    unanswered if some copies do not answer and the others are right; it is checked first the next
+    time. It is unverified if its copies are right, but the chain does not show enough verified
+    proofs: check it again in the next proof window. Files of up to 20,480 bytes are always
+    unverified.
 
     \b
     Examples:
       caf prove demo
       caf prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
-    Exit status: 0 all that were looked at are proven, and no chunk is known to be damaged or
-    unanswered; 1 some are damaged or unverified; 3 a setting is wrong or there is no such source; 6
-    the database failed; 7 the store failed, or some are unanswered and none is damaged or
-    unverified.
+    \b
+    Exit status:
+      0  All checked chunks are proven, and none is known as damaged or unanswered.
+      1  Some chunks are damaged or unverified.
+      3  Wrong settings, or no such source.
+      6  The database failed.
+      7  The store failed, or chunks are unanswered and none is damaged or unverified.
     """
     settings = load_settings()
     settings.source(source)
-    names_by_verdict: dict[str, list[str]] = {
-        "damaged": [],
-        "unanswered": [],
-        "unverified": [],
-        "proven": [],
-    }
+    verdicts = ("damaged", "unanswered", "unverified", "proven")
+    names_by_verdict: dict[str, list[str]] = {verdict: [] for verdict in verdicts}
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
-        if (in_bulk := look_in_bulk(context)) is not None:
-            note(in_bulk.described())
+        if (lists := look_in_bulk(context)) is not None:
+            note(lists.described())
         try:
             for report in prove_oldest(context, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
@@ -80,171 +77,149 @@ def prove(
             raise
         except StoreUnreachable:
             pass  # the reports name the chunks whose providers did not answer
-        looked_at = sum(map(len, names_by_verdict.values()))
-        _add_earlier(ledger, source, names_by_verdict)
-    _raise_unless_proven(source, looked_at, names_by_verdict)
+        checked = {name for names in names_by_verdict.values() for name in names}
+        earlier = {
+            "damaged": ledger.chunks.list(source, [ChunkState.DAMAGED]),
+            "unanswered": ledger.chunks.unanswered(source),
+        }
+        for verdict, chunks in earlier.items():
+            names_by_verdict[verdict] += [
+                chunk.name for chunk in chunks if chunk.name not in checked
+            ]
+    _raise_unless_proven(source, len(checked), names_by_verdict)
     if not json:
         typer.echo(
-            f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
-            if looked_at
-            else f"no chunk of '{source}' was checked: none is located, or other runs hold those "
-            "that are"
+            f"{counted(len(checked), 'chunk')} of '{source}' looked at, all proven"
+            if checked
+            else f"no chunk of '{source}' was checked: none is located, or other runs hold them"
         )
 
 
-def _add_earlier(ledger: Ledger, source: str, names_by_verdict: dict[str, list[str]]) -> None:
-    """Add chunks that are damaged or unanswered since an earlier look."""
-    looked_at = {name for names in names_by_verdict.values() for name in names}
-    earlier = {
-        "damaged": ledger.chunks.list(source, [ChunkState.DAMAGED]),
-        "unanswered": ledger.chunks.unanswered(source),
-    }
-    for verdict, chunks in earlier.items():
-        names_by_verdict[verdict] += [chunk.name for chunk in chunks if chunk.name not in looked_at]
-
-
-def _raise_unless_proven(
-    source: str, looked_at: int, names_by_verdict: dict[str, list[str]]
-) -> None:
-    """Raise the error that names the chunks that are damaged, unanswered or unverified."""
-    kinds = [
-        (verdict, names)
-        for verdict, names in names_by_verdict.items()
-        if verdict != "proven" and names
-    ]
-    if not kinds:
-        return
-    counts = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds)
-    message = f"{counted(looked_at, 'chunk')} of '{source}' looked at; {counts}"
-    if [kind for kind, _ in kinds] == ["unanswered"]:
-        raise StoreUnreachable(message, hint="look again when the providers answer")
+def _raise_unless_proven(source: str, checked: int, names_by_verdict: dict[str, list[str]]) -> None:
     hints = {
         "damaged": f"caf repair {source}",
         "unanswered": "look again when the providers answer",
-        "unverified": "look at what is unverified again in the next proof window",
+        "unverified": "look at unverified chunks again in the next proof window",
     }
-    raise CafError(message, hint="; ".join(hints[kind] for kind, _ in kinds))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    counts = []
+    for verdict in (verdicts := [verdict for verdict in hints if names_by_verdict[verdict]]):
+        names = names_by_verdict[verdict]
+        more = ", …" if len(names) > 5 else ""
+        counts.append(f"{len(names)} {verdict}: {', '.join(names[:5])}{more}")
+    if not verdicts:
+        return
+    message = f"{counted(checked, 'chunk')} of '{source}' looked at; {'; '.join(counts)}"
+    error = StoreUnreachable if verdicts == ["unanswered"] else CafError
+    raise error(message, hint="; ".join(hints[verdict] for verdict in verdicts))
 
 
 def _print_proof(report: ProofReport, json: bool) -> None:
+    explanation = report.explanation or report.unanswered or report.unverified
     if json:
-        copies = [
-            {
-                "provider": each.copy.provider,
-                "verified": each.copy.verified,
-                "window": each.window,
-                "fault": each.fault or None,
-                "unanswered": each.unanswered or None,
-            }
-            for each in report.checks
-        ]
         print_json(
             {
                 "chunk": report.chunk.name,
                 "verdict": report.verdict,
                 "proven": report.proven,
-                "explanation": report.explanation or report.unanswered or report.unverified or None,
+                "explanation": explanation or None,
                 "state": str(report.chunk.state),
-                "copies": copies,
+                "copies": [
+                    {
+                        "provider": check.copy.provider,
+                        "verified": check.copy.verified,
+                        "window": check.window,
+                        "fault": check.fault or None,
+                        "unanswered": check.unanswered or None,
+                    }
+                    for check in report.checks
+                ],
             }
         )
     elif not report.proven:
-        typer.echo(
-            f"{report.chunk.name} {report.verdict}: "
-            f"{printable(report.explanation or report.unanswered or report.unverified)}"
-        )
+        typer.echo(f"{report.chunk.name} {report.verdict}: {printable(explanation)}")
 
 
 def repair(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="CHUNK|SOURCE", help="A chunk, or a source: all its damaged chunks."
-        ),
+        typer.Argument(metavar="CHUNK|SOURCE", help="A chunk, or all damaged chunks of a source."),
     ],
     json: JsonOption = False,
 ) -> None:
     r"""Store damaged chunks again.
 
-    From staging, else from another provider, else packed again from S3. A chunk that the chain no
-    longer lists is posted again, which takes space once more. A damaged chunk is located again only
-    where the chain shows verified proofs of its copies.
+    Takes the bytes from staging, from another provider, or packs the chunk again from S3. A chunk
+    that the chain no longer lists is posted again, which takes space once more. A damaged chunk is
+    located again only if the chain shows verified proofs of its copies.
 
     \b
     Examples:
       caf repair demo
       caf repair demo-1a2b3c4d-00001
 
-    Exit status: 0 repaired, or there was nothing to repair; 2 the chunk is in no state that can be
-    repaired; 3 a setting is wrong or there is no such source; 5 the source, 6 the database or 7 the
-    store failed; 9 what could be found has other bytes; 10 a run works on it; 11 there is no such
-    chunk.
+    \b
+    Exit status:
+      0   The chunks are repaired, or none is damaged.
+      2   The chunk's state does not allow a repair.
+      3   Wrong settings, or no such source.
+      5   The source failed.
+      6   The database failed.
+      7   The store failed.
+      9   All available bytes differ from the archived ones.
+      10  A run works on the chunk.
+      11  There is no such chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger.lookup)
-        if what in known:
-            source, chunks = (
-                what,
-                [chunk.name for chunk in ledger.chunks.list(what, [ChunkState.DAMAGED])],
-            )
+        sources = known_sources(settings, ledger.lookup)
+        if what in sources:
+            source = what
+            chunks = [chunk.name for chunk in ledger.chunks.list(what, [ChunkState.DAMAGED])]
         elif ChunkId.parse(what) is None:
-            raise settings.unknown_source(what, known)
+            raise settings.unknown_source(what, sources)
         else:
             chunk = ledger.chunks.get(what)
             if chunk.state not in (ChunkState.DAMAGED, ChunkState.LOCATED):
                 raise UsageError(
                     f"chunk {what} is '{chunk.state}', and cannot be repaired.",
-                    hint="`caf status` shows the others",
+                    hint="`caf status` shows the states of chunks",
                 )
             source, chunks = chunk.source, [what]
         if not chunks:
             note(f"no chunk of '{what}' is damaged")
             return
+        failures: list[CafError] = []
         with opened_run_context(settings, ledger, source) as context:
-            _repair_all(context, chunks, json)
-
-
-def _repair_all(context: RunContext, chunks: list[str], json: bool) -> None:
-    """Repair one after the other; raise the first error at the end, or at once if every chunk would
-    meet it.
-    """
-    failed: list[CafError] = []
-    for name in chunks:
-        try:
-            _print_repair(repair_chunk(context, name), json)
-        except CafError as error:
-            if not concerns_one_chunk(error):
-                raise
-            failed.append(error)
-            if len(chunks) > 1:
-                note(f"{name}: {error}")
-    if failed:
-        raise failed[0]
+            for name in chunks:
+                try:
+                    report = repair_chunk(context, name)
+                except CafError as error:
+                    if not concerns_one_chunk(error):
+                        raise  # every other chunk would meet it, too
+                    failures.append(error)
+                    if len(chunks) > 1:
+                        note(f"{name}: {error}")
+                    continue
+                _print_repair(report, json)
+        if failures:
+            raise failures[0]
 
 
 def _print_repair(report: RepairReport, json: bool) -> None:
-    chunk = report.chunk
+    name = report.chunk.name
     if json:
-        providers = [copy.provider for copy in report.copies]
         print_json(
             {
-                "chunk": chunk.name,
-                "state": str(chunk.state),
+                "chunk": name,
+                "state": str(report.chunk.state),
                 "origin": report.origin,
                 "posted_again": report.posted_again,
-                "providers": providers,
+                "providers": [copy.provider for copy in report.copies],
             }
         )
     elif report.origin == "none needed":
-        typer.echo(f"{chunk.name} needs no repair")
+        typer.echo(f"{name} needs no repair")
     else:
-        again = "; it was posted again, which took space once more" if report.posted_again else ""
-        typer.echo(
-            f"{chunk.name} is whole again, from {report.origin}, at "
-            f"{counted(len(report.copies), 'provider')}{again}"
-        )
+        posted = "; it was posted again, which took space once more" if report.posted_again else ""
+        providers = counted(len(report.copies), "provider")
+        typer.echo(f"{name} is whole again, from {report.origin}, at {providers}{posted}")

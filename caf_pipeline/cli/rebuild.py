@@ -1,7 +1,6 @@
-"""`caf rebuild`: the ledger back from what the store lists."""
+"""`caf rebuild`."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +19,6 @@ from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance import rebuild as steps
 from caf_pipeline.maintenance.rebuild import NOT_KNOWN, NOTHING_MISSING, FileKind, RebuildOutcome
-from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.jackal.wallet import require_address
@@ -31,50 +29,63 @@ def rebuild(
     owner: Annotated[
         str | None,
         typer.Option(
-            "--owner", metavar="ADDRESS", help="Who posted the chunks, instead of the wallet: jkl1…"
+            "--owner",
+            metavar="ADDRESS",
+            help="Address that posted the chunks: jkl1…",
         ),
     ] = None,
     whole: Annotated[
         bool,
         typer.Option(
             "--whole",
-            help="Where copies differ, read them whole, and believe those with the Merkle root of "
-            "the post.",
+            help="If copies differ, read all bytes and trust the posted Merkle root.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be restored; restore nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be restored; restore nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Restore a lost ledger from what the store lists.
+    r"""Restore a lost ledger from the stored chunks.
 
-    Reads ranges of the stored files. Needs the settings of the sources and the wallet's address; no
-    mnemonic where --owner gives the address, and nothing of S3. It reports each listed file: a
-    chunk that is restored, one that the ledger knows, or why it is none of ours. A chunk with fewer
-    copies than required comes back as damaged; `caf repair` mends it. May be run on a ledger that
-    is not empty, and again at any time: what the ledger knows stays as it is. A chunk whose copies
-    differ in what is read of it is not restored, unless --whole reads them whole, which tells the
-    wrong ones.
+    Reads ranges of the files that the store lists. Needs the settings of the sources and the
+    wallet, or --owner with its address; S3 is not needed. Reports each listed file: restored, known
+    to the ledger, or the reason why it is left out. The command can be repeated, and never changes
+    what the ledger already has.
 
-    The end says what no chunk tells. Objects of a file that could not be restored would be archived
-    and paid for again: nothing of its source is planned until a rebuild leaves no file out, or `caf
-    run NAME --new-archive` orders that. Before the first run, wait as many blocks as
-    jackal.timeout_blocks: a transaction that the lost ledger sent may still be included.
+    A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
+    differ is restored only with --whole, which detects the wrong copies.
+
+    Objects of files that are left out would be archived and paid again. So nothing of the source is
+    planned until a rebuild is complete, or you run `caf run NAME --new-archive`. Before the first
+    run, wait jackal.timeout_blocks blocks: a transaction of the lost ledger may still be included.
 
     \b
     Examples:
       caf rebuild --dry-run
       caf rebuild demo --owner jkl1…
 
-    Exit status: 0 all that is listed is in the ledger; 1 something is not, and it is said why; 2
-    ADDRESS is not an address; 3 a setting or the wallet is wrong, or there is no such source; 6 the
-    database, 7 the store or 8 the staging folder failed; 10 another run plans or rebuilds.
+    \b
+    Exit status:
+      0   All listed files are in the ledger.
+      1   Some files are left out; the reasons are printed.
+      2   ADDRESS is not an address.
+      3   Wrong settings or wallet, or no such source.
+      6   The database failed.
+      7   The store failed.
+      8   The staging folder failed.
+      10  Another run plans or rebuilds.
     """
     settings = load_settings()
     if source is not None:
         settings.source(source)
-    owner = _require_owner(settings, owner)
+    if owner is not None:
+        if settings.store.kind != "jackal":
+            raise UsageError(
+                "--owner is for chunks on Jackal.",
+                hint=f"store.kind is '{settings.store.kind}': leave it out.",
+            )
+        owner = require_address(owner)
     kinds: Counter[FileKind] = Counter()
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
@@ -82,29 +93,23 @@ def rebuild(
                 settings, ledger, name, owner=owner, whole=whole, dry_run=dry_run, json=json
             )
     left_out = sum(count for kind, count in kinds.items() if kind not in NOTHING_MISSING)
-    if not json and (
-        not dry_run or left_out or kinds[FileKind.CHUNK]
-    ):  # a dry run that would restore nothing has no more to say
-        _print_not_known(settings)
+    # A dry run that would restore nothing has nothing more to report.
+    if not json and (not dry_run or left_out or kinds[FileKind.CHUNK]):
+        typer.echo("Not restored, because no chunk contains it:")
+        for subject, explanation in NOT_KNOWN.items():
+            typer.echo(f"  {subject}: {explanation}")
+        if settings.store.kind == "jackal":
+            note(
+                f"wait {settings.jackal.timeout_blocks} blocks before the first run: an earlier "
+                "transaction may still be included"
+            )
     if left_out:
         raise CafError(
             f"{counted(left_out, 'listed file')} could not be restored; the reasons are above",
-            hint="run 'caf rebuild' again if a provider did not answer, 'caf rebuild --whole' if "
-            "copies differ; until nothing is"
-            " left out, only 'caf run NAME --new-archive' plans such a source, and archives their "
-            "objects again",
+            hint="run 'caf rebuild' again if a provider did not answer, or 'caf rebuild --whole' "
+            "if copies differ; until then only 'caf run NAME --new-archive' plans such a source, "
+            "and archives these objects again",
         )
-
-
-def _require_owner(settings: Settings, owner: str | None) -> str | None:
-    if owner is None:
-        return None
-    if settings.store.kind != "jackal":
-        raise UsageError(
-            "--owner is for chunks on Jackal.",
-            hint=f"store.kind is '{settings.store.kind}': leave it out.",
-        )
-    return require_address(owner)
 
 
 def _rebuild(
@@ -117,54 +122,48 @@ def _rebuild(
     dry_run: bool,
     json: bool,
 ) -> Counter[FileKind]:
-    """Rebuild one source; return its files by kind."""
-    objects = UnavailableSource("a ledger is rebuilt without its source")
+    """Rebuild one source; return the number of its files by kind."""
+    objects = UnaskedObjects("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0
     with opened_run_context(settings, ledger, name, objects) as context:
-        for outcome in _outcomes(context, owner, whole=whole, dry_run=dry_run):
-            kinds[outcome.finding.kind] += 1
-            left_out += not outcome.complete
-            if json:
-                print_json(_described(name, outcome))
-            else:
-                _print(outcome, dry_run)
+        try:
+            for outcome in steps.rebuild(context, owner=owner, whole=whole, dry_run=dry_run):
+                kinds[outcome.finding.kind] += 1
+                left_out += not outcome.complete
+                if json:
+                    print_json(_as_json(name, outcome))
+                else:
+                    _print(outcome, dry_run)
+        except MnemonicRefused as error:
+            hint = f"{error.hint}; or give --owner and the wallet's address, jkl1…"
+            raise MnemonicRefused(str(error), hint=hint) from None
     if json:
         print_json(
             {
                 "source": name,
                 "files": dict(sorted(kinds.items())),
                 "left_out": left_out,
-                "not_known": dict(steps.NOT_KNOWN),
+                "not_known": dict(NOT_KNOWN),
             }
         )
     else:
-        chunk = steps.FileKind.CHUNK
-        said = ", ".join(
-            counted(count, "chunk") if kind is chunk else f"{count:,} {kind.replace('_', ' ')}"
+        counts = ", ".join(
+            counted(count, "chunk")
+            if kind is FileKind.CHUNK
+            else f"{count:,} {kind.replace('_', ' ')}"
             for kind, count in sorted(kinds.items())
         )
-        typer.echo(f"{name}: {said or 'nothing is listed'}")
-    if set(kinds) == {steps.FileKind.FOREIGN}:
+        typer.echo(f"{name}: {counts or 'nothing is listed'}")
+    if set(kinds) == {FileKind.FOREIGN}:
         note(
-            f"{name}: nothing that is listed has this owner; if another wallet posted the chunks, "
-            "give its address as --owner"
+            f"{name}: no listed file has this owner; if another wallet posted the chunks, give its "
+            "address as --owner"
         )
     return kinds
 
 
-def _outcomes(
-    context: RunContext, owner: str | None, *, whole: bool, dry_run: bool
-) -> Iterator[RebuildOutcome]:
-    try:
-        yield from steps.rebuild(context, owner=owner, whole=whole, dry_run=dry_run)
-    except MnemonicRefused as error:
-        raise MnemonicRefused(
-            str(error), hint=f"{error.hint}; or give --owner and the wallet's address, jkl1…"
-        ) from None
-
-
-def _described(source: str, outcome: RebuildOutcome) -> dict[str, Any]:
+def _as_json(source: str, outcome: RebuildOutcome) -> dict[str, Any]:
     finding = outcome.finding
     posting, chunk = finding.file.posting, finding.chunk
     return {
@@ -192,34 +191,18 @@ def _print(outcome: RebuildOutcome, dry_run: bool) -> None:
     chunk, posting = finding.chunk, finding.file.posting
     if chunk is None:
         if finding.why:
-            which = (
-                f"{posting.merkle_root.hex()[:16]}… of block "
-                f"{posting.start}{f' ({finding.name})' if finding.name else ''}"
-            )
-            typer.echo(printable(f"{which}: {str(finding.kind).replace('_', ' ')}: {finding.why}"))
+            name = f" ({finding.name})" if finding.name else ""
+            file = f"{posting.merkle_root.hex()[:16]}… of block {posting.start}{name}"
+            kind = str(finding.kind).replace("_", " ")
+            typer.echo(printable(f"{file}: {kind}: {finding.why}"))
         return
     done = "to be restored" if dry_run else "restored"
-    rows = (
-        ""
-        if outcome.rows in (None, chunk.member_count)
-        else f", {outcome.rows:,} of them not located before"
-    )
+    new = outcome.rows not in (None, chunk.member_count)
+    rows = f", {outcome.rows:,} of them not located before" if new else ""
+    copies = counted(len(chunk.copies), "listed copy", "listed copies")
     typer.echo(
         f"{chunk.name}: {done}, {counted(chunk.member_count, 'object')}{rows}, "
-        f"{chunk.skipped_count:,} skipped,"
-        f" read from {len(chunk.read_from)} of "
-        f"{counted(len(chunk.copies), 'listed copy', 'listed copies')}"
+        f"{chunk.skipped_count:,} skipped, read from {len(chunk.read_from)} of {copies}"
     )
     if outcome.fault:
         typer.echo(printable(f"{chunk.name}: damaged: {outcome.fault}"))
-
-
-def _print_not_known(settings: Settings) -> None:
-    typer.echo("Not restored, since no chunk contains it:")
-    for what, sentence in NOT_KNOWN.items():
-        typer.echo(f"  {what}: {sentence}")
-    if settings.store.kind == "jackal":
-        note(
-            f"wait {settings.jackal.timeout_blocks} blocks before the first run: what was signed "
-            "before may still be on its way"
-        )

@@ -1,5 +1,6 @@
-"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m
-caf_pipeline.cli.reference FILE`.
+"""Generates docs/cli.md from the help of the commands: `python -m caf_pipeline.cli.reference FILE`.
+
+A test compares the page with the help.
 """
 
 import sys
@@ -12,25 +13,47 @@ from typer.testing import CliRunner
 
 from caf_pipeline.cli.app import build
 
-WIDTH: Final = "100"  # of the help texts, whatever terminal they are generated in
+WIDTH: Final = "100"  # columns of the help texts, on any terminal
 
 _OPENING: Final = """\
 # The command line
 
-Generated from the commands' own help by `make docs`; a test holds it current. A failure is one
-sentence on standard error, a hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4
-CAF file, 5 source, 6 ledger, 7 store, 8 staging, or an output that cannot be written, 9 bytes
-differ, 10 held by another run, 11 not archived, 12 chunks failed, 13 other runs hold what is
-missing, 14 objects are to be tried again, 15 objects wait for more, 16 no Dagster daemon runs, 17
-an alert could not be sent, 18 chunks are damaged, 19 the inventory lists no object, 130 interrupted
-by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141 the reader of the output left.
+Generated from the help of the commands by `make docs`. Errors are one sentence on standard error, a
+hint, and an exit status:
+
+| status | meaning |
+|---:|---|
+| 0 | success |
+| 1 | something failed |
+| 2 | wrong arguments |
+| 3 | wrong settings |
+| 4 | CAF file |
+| 5 | source |
+| 6 | ledger |
+| 7 | store |
+| 8 | staging, or an output that cannot be written |
+| 9 | bytes differ |
+| 10 | held by another run |
+| 11 | not archived |
+| 12 | chunks failed |
+| 13 | other runs hold the missing chunks |
+| 14 | objects must be tried again |
+| 15 | objects wait for more |
+| 16 | no Dagster daemon runs |
+| 17 | an alert could not be sent |
+| 18 | chunks are damaged |
+| 19 | the inventory lists no object |
+| 129 | SIGHUP or a closed terminal |
+| 130 | interrupted by Ctrl-C |
+| 141 | the reader of the output left |
+| 143 | SIGTERM |
 """
 
 
 def _commands(app: Typer) -> Iterator[list[str]]:
-    """Yield the words of each command, a group's own before those of its commands."""
+    """Yield the words of each command; a group comes before its commands."""
     for command in app.registered_commands:
-        yield [command.name or (command.callback.__name__ if command.callback else "")]
+        yield [command.name or ""]
     for group in app.registered_groups:
         yield [group.name or ""]
         if group.typer_instance:
@@ -38,11 +61,9 @@ def _commands(app: Typer) -> Iterator[list[str]]:
 
 
 def reference() -> str:
-    """Return docs/cli.md as it should be."""
-    app, runner = (
-        build(),
-        CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"}),
-    )
+    """Return the text of docs/cli.md."""
+    app = build()
+    runner = CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
     parts = [_OPENING]
     for words in [[], *_commands(app)]:
         result = runner.invoke(app, [*words, "--help"], prog_name="caf")

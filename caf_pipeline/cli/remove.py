@@ -14,7 +14,7 @@ from caf_pipeline.settings import load_settings
 def remove(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A source of the ledger; caf.toml need not have it."),
+        typer.Argument(metavar="SOURCE", help="A source of the ledger, even if caf.toml lacks it."),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> int:
@@ -33,10 +33,16 @@ def remove(
       caf remove demo
       caf remove demo --yes
 
-    Exit status: 0; 1 not confirmed; 2 there is no terminal to ask on, and no --yes; 3 a setting is
-    wrong, or there is no such source; 6 something of the source is or may be stored, its rebuild is
-    not complete, or the database failed; 8 a file cannot be removed; 10 a run works on the source;
-    11 the ledger never had it.
+    \b
+    Exit status:
+      0   Success.
+      1   You did not confirm.
+      2   There is no terminal to ask on; use --yes.
+      3   Wrong settings, or no such source.
+      6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
+      8   A file cannot be removed.
+      10  A run works on the source.
+      11  The ledger never had the source.
     """
 
     def ask(lines: Sequence[str]) -> None:
@@ -45,5 +51,4 @@ def remove(
         confirm("Remove it?", yes=yes, otherwise="nothing was removed")
 
     settings = load_settings()
-    status: int = dagster_command("remove")(source, settings=settings, run=RUN, confirm=ask)
-    return status
+    return int(dagster_command("remove")(source, settings=settings, run=RUN, confirm=ask))

@@ -1,4 +1,4 @@
-"""The command that writes archived objects below a folder or into a bucket: restore."""
+"""`caf restore`."""
 
 import os
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.listing import CurrentOption, nothing_listed, read_moment, wanted_status
+from caf_pipeline.cli.listing import CurrentOption, nothing_listed, read_moment, status_filter
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     AsOfOption,
@@ -30,7 +30,7 @@ from caf_pipeline.waits import Announcer, Waits
 
 
 class RestoredVersions(StrEnum):
-    """Which versions of a key are restored."""
+    """Versions of a key to restore."""
 
     CURRENT = "current"
     ALL = "all"
@@ -42,20 +42,20 @@ def restore(  # noqa: PLR0917 - the command line's options
         list[str],
         typer.Argument(
             metavar="[PREFIX] DEST",
-            help="What the keys begin with; a folder, or s3://BUCKET/PREFIX, to write to.",
+            help="Beginning of the keys; the folder or s3://BUCKET/PREFIX to write to.",
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="Replace what is there and is not equal.")
+        bool, typer.Option("--force", help="Replace files or objects that differ.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written; write nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")
     ] = False,
     current: CurrentOption = False,
     versions: Annotated[
         RestoredVersions,
         typer.Option(
-            "--versions", help="Restore older versions of each key, too; to a folder only."
+            "--versions", help="With `all`, restore older versions, too; only to a folder."
         ),
     ] = RestoredVersions.CURRENT,
     as_of: AsOfOption = None,
@@ -64,50 +64,50 @@ def restore(  # noqa: PLR0917 - the command line's options
     ] = "",
     endpoint_url: Annotated[
         str,
-        typer.Option("--endpoint-url", metavar="URL", help="The bucket's server, where not AWS."),
+        typer.Option("--endpoint-url", metavar="URL", help="The bucket's server, if not AWS."),
     ] = "",
     json: JsonOption = False,
 ) -> None:
     r"""Write archived objects to a folder or a bucket.
 
-    What `caf ls --recursive` lists is restored; how many other objects below PREFIX are not
-    archived yet, or were skipped, is said. Each file or object appears when it is whole and its
-    SHA-256 was compared. One that is there and equal is left as it is, so that the same command
-    goes on after it was stopped or killed; one that is there and is not equal is never replaced
-    without --force.
+    Restores the objects that `caf ls --recursive` lists. Each file or object appears when it is
+    complete and its SHA-256 is verified. Equal ones are kept, so you can repeat an interrupted
+    restore. Different ones are replaced only with --force. A note counts the objects below PREFIX
+    that are not archived.
 
-    In a folder, a file has the key as its path, and LastModified as its time. Nothing is written
-    outside the folder, and no symbolic link in it is followed. Where the key cannot be a path, a
-    part of it begins with .caf~ or .caf+, and the key can be read from it (docs/retrieval.md):
-    parts that are empty, '.' or '..', that begin with .caf, that are too long, or where one key's
-    name is another's folder. Content type and user metadata are not kept in files.
+    In a folder, the key is the path, and LastModified is the file's time. Nothing is written
+    outside of the folder, and no symbolic link in it is followed. A part of a key that cannot be a
+    file name is written as a name that begins with .caf~ or .caf+ (docs/retrieval.md). Content type
+    and user metadata are not kept in files.
 
-    --versions all restores every archived version of a key to a folder. The version that `caf get`
-    gives is written at the key, an older version at KEY~caf-v-VERSION, or with its ETag for
-    VERSION. A further ~ is added if an archived key has that name. `caf ls --versions` lists the
-    versions. --as-of restores what `caf get --as-of` gives. If both options are missing, a line on
-    standard error counts the older versions that are left out.
+    --versions all writes the version that `caf get` returns to KEY, and older versions to
+    KEY~caf-v-VERSION, or with the ETag for VERSION. A further ~ is added if an archived key has
+    that name. --as-of restores the versions that were current at TIME.
 
-    In a bucket, an object has PREFIX/ and the key as its key, and its content type, its other
-    headers and its user metadata as archived; LastModified is the time of the restore. Equal is
-    what has the same headers, too. Of an adopted file no headers are
-    known: its objects come back without, and are counted. Credentials, region and server are looked
-    for as the AWS tools do.
+    In a bucket, the key is PREFIX/ and the archived key. Content type, other headers and user
+    metadata are restored, and compared, too; LastModified is the time of the restore. Objects of
+    adopted files have no headers; a note counts them. Credentials, region and server are configured
+    as for the AWS tools.
 
     \b
     Examples:
       caf restore demo packages/ /srv/restored
       caf restore demo /srv/restored --dry-run
       caf restore demo /srv/restored --versions all
-      caf restore demo /srv/restored --as-of 2026-11-21T10:00
       caf restore demo packages/ s3://other-bucket/restored --endpoint-url https://s3.example.com
 
-    Exit status: 0 all that is listed is there; 1 some files or objects are different, or cannot be
-    here; 2 wrong arguments; 3 a setting is wrong or there is no such source; 5 the bucket is
-    missing, refuses, or cannot be reached; 6 the database failed; 7 some object could not be read;
-    8 the folder cannot be written; 9 no provider gives some object right, or none has it; 10
-    another process restores into the folder, into one in it or into one that it is in; 11 no
-    archived key begins with PREFIX.
+    \b
+    Exit status:
+      0   Success.
+      1   Some files or objects are different, or cannot be written.
+      3   Wrong settings, or no such source.
+      5   The bucket is missing, refuses access or cannot be reached.
+      6   The database failed.
+      7   Some object could not be read.
+      8   The folder cannot be written.
+      9   No provider returns some object right.
+      10  Another process restores into this folder, a parent or a subfolder.
+      11  No archived key begins with PREFIX.
     """
     if len(where) > 2:
         raise UsageError(
@@ -148,21 +148,21 @@ def restore(  # noqa: PLR0917 - the command line's options
     ):
         sums.not_yet_archived, sums.skipped = count_not_archived(lookup, source, prefix)
 
-        def take(one: RestoredObject) -> None:
-            sums.add(one)
-            _print(one, dry_run, json)
-            advance(one.location.size_bytes)
+        def take(restored: RestoredObject) -> None:
+            sums.add(restored)
+            _print(restored, dry_run, json)
+            advance(restored.location.size_bytes)
 
         listed = (
             list_named_versions(lookup, source, prefix)
             if all_versions
-            else list_objects(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
+            else list_objects(lookup, source, prefix, wanted=status_filter(current), as_of=moment)
         )
         ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current, moment)
         if all_versions or moment:
-            sums.older_versions = 0  # they are restored, or were not asked for
+            sums.older_versions = 0  # they are restored, or irrelevant
     _print_sums(sums, source, destination, dry_run=dry_run, json=json)
     failure = sums.failure(ended)
     if ended and failure is not ended:
@@ -172,9 +172,7 @@ def restore(  # noqa: PLR0917 - the command line's options
 
 
 def _destination(lookup: LocationLookups, source: str, where: list[str]) -> str:
-    """Return DEST; raises UsageError where it was more likely meant as PREFIX: all of the source
-    would go to a new folder.
-    """
+    """Return DEST; raise UsageError if it is more likely a PREFIX without DEST."""
     only = where[0] if len(where) == 1 else ""
     if (
         only.endswith("/")
@@ -182,70 +180,75 @@ def _destination(lookup: LocationLookups, source: str, where: list[str]) -> str:
         and any(True for _ in list_objects(lookup, source, only))
     ):
         raise UsageError(
-            f"{only!r} is no folder, and archived keys of source '{source}' begin with it: DEST is "
-            "missing.",
-            hint="Give DEST behind it. If it is DEST, make the folder first.",
+            f"{only!r} is not a folder, and archived keys of source '{source}' begin with it: DEST "
+            "is missing.",
+            hint="Add DEST. If this is DEST, make the folder first.",
         )
     return where[-1]
 
 
-def _print(one: RestoredObject, dry_run: bool, json: bool) -> None:
-    key = one.location.row.key
-    why = (
-        "something else is there"
-        if one.outcome == "different"
-        else str(one.error)
-        if one.error
-        else None
-    )
-    if one.error:
-        note(str(one.error))
+def _print(restored: RestoredObject, dry_run: bool, json: bool) -> None:
+    key, error, outcome = restored.location.row.key, restored.error, restored.outcome
+    why = str(error) if error else None
+    if outcome == "different":
+        why = "something else is there"
+    if error:
+        note(str(error))
     elif why:
         note(f"{key!r} was not written: {why}.")
-    if json and one.outcome != "equal":
-        result = "would_restore" if dry_run and one.outcome == "restored" else one.outcome
-        shown = {"key": key, "path": one.place or None, "size_bytes": one.location.size_bytes}
-        print_json(shown | {"result": result, "error": why})
-    elif dry_run and one.outcome == "restored":
-        typer.echo(printable(one.place))
+    would_restore = dry_run and outcome == "restored"
+    if json and outcome != "equal":
+        print_json(
+            {
+                "key": key,
+                "path": restored.place or None,
+                "size_bytes": restored.location.size_bytes,
+                "result": "would_restore" if would_restore else outcome,
+                "error": why,
+            }
+        )
+    elif would_restore:
+        typer.echo(printable(restored.place))
 
 
 def _print_sums(
     sums: RestoreSums, source: str, destination: str, *, dry_run: bool, json: bool
 ) -> None:
     if json:
-        counts = {name: getattr(sums, name) for name in ("listed", "equal", "different", "failed")}
-        restored = {
-            "would_restore" if dry_run else "restored": sums.restored,
-            "bytes": sums.restored_bytes,
-        }
-        beside = {
-            name: getattr(sums, name)
-            for name in ("without_headers", "not_yet_archived", "skipped", "older_versions")
-        }
-        print_json(counts | restored | beside)
+        print_json(
+            {
+                "listed": sums.listed,
+                "equal": sums.equal,
+                "different": sums.different,
+                "failed": sums.failed,
+                "would_restore" if dry_run else "restored": sums.restored,
+                "bytes": sums.restored_bytes,
+                "without_headers": sums.without_headers,
+                "not_yet_archived": sums.not_yet_archived,
+                "skipped": sums.skipped,
+                "older_versions": sums.older_versions,
+            }
+        )
         return
     done = "would be written" if dry_run else "written"
     note(
-        f"{source}: of {counted(sums.listed, 'object')} {sums.restored:,} {done} to {destination!r}"
-        f" ({show_size(sums.restored_bytes)}), {sums.equal:,} there already, {sums.different:,} "
-        "different,"
-        f" {sums.failed:,} failed"
+        f"{source}: of {counted(sums.listed, 'object')} {sums.restored:,} {done} to "
+        f"{destination!r} ({show_size(sums.restored_bytes)}), {sums.equal:,} there already, "
+        f"{sums.different:,} different, {sums.failed:,} failed"
     )
     if sums.without_headers:
         has = "has" if sums.without_headers == 1 else "have"
         note(
             f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no "
-            "user metadata: an adopted file"
-            " does not tell them"
+            "user metadata, because an adopted file does not contain them"
         )
     if sums.older_versions:
         note(
-            f"{source}: {counted(sums.older_versions, 'older version')} not restored: --versions "
-            "all restores them to a folder"
+            f"{source}: {counted(sums.older_versions, 'older version')} not restored: use "
+            "--versions all with a folder"
         )
     if sums.beside:
         note(
             f"{source}: {sums.beside}: `caf status {source}` has the reasons, `caf get {source} "
-            "KEY` that of one"
+            "KEY` the reason for one key"
         )

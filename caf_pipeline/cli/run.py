@@ -22,12 +22,13 @@ def run(  # noqa: PLR0917 - the command line's options
     new_archive: Annotated[
         bool,
         typer.Option(
-            "--new-archive", help="Archive SOURCE as new: it is none of the wallet's archives."
+            "--new-archive", help="Archive all of SOURCE again, whatever the store lists."
         ),
     ] = False,
     report: ReportOption = None,
     list_bucket: Annotated[
-        bool, typer.Option("--list", help="List the bucket, although the source has reports.")
+        bool,
+        typer.Option("--list", help="List the bucket even if the source has inventory reports."),
     ] = False,
     workers: Annotated[
         int,
@@ -40,30 +41,26 @@ def run(  # noqa: PLR0917 - the command line's options
     ] = 0,
     json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="End with one JSON object that sums it up, on standard output."
-        ),
+        typer.Option("--json", help="Print a JSON summary at the end, on standard output."),
     ] = False,
 ) -> int:
     r"""Take an inventory, plan what is new, and archive it.
 
-    Runs through Dagster, in this process; each run is on its job's page in the UI. What an earlier
-    run left unfinished is finished, too. Whatever it waits for is said at once, with what ends the
-    wait; without a terminal a line says every minute how far it is. A chunk that fails lets the
-    others go on; after the same permanent error on three chunks the rest is not tried. Ctrl-C ends
-    it; the same command goes on where it stopped.
+    Runs Dagster jobs in this process; the UI shows them. The command also finishes what an earlier
+    run left unfinished. It reports what it waits for, and its progress. If a chunk fails, the
+    others continue; after the same permanent error on three chunks, no more chunks are tried. After
+    Ctrl-C, repeat the command to continue.
 
-    Where the ledger has nothing of a source, e.g. in an empty home, the store is asked first. Where
-    it lists files that may hold the source's objects, nothing is planned: `caf rebuild` restores
-    them into the ledger. `--new-archive` says that these files belong to other archives, and
-    archives all of SOURCE.
+    If the ledger has nothing of a source, the store is searched first. If it lists files that may
+    hold the source's objects, nothing is planned: `caf rebuild` restores them to the ledger. With
+    --new-archive, these files count as other archives, and all of SOURCE is archived.
 
-    Of N chunks at a time, N - 1 are packed while another is sent, each by a process of its own;
-    each takes its room in staging. Where there is no room for two, one follows the other. By
-    default it is 2, and 1 where the chunks are small.
+    With N workers, N - 1 chunks are packed while another is uploaded. Each has a process and its
+    space in staging; without space for two, chunks are archived one by one. The default is 2, or 1
+    if the chunks are small.
 
     A source with the setting `inventory` is not listed: its newest complete S3 Inventory report is
-    taken. `--report` takes SOURCE's report of another day; `--list` lists the bucket.
+    used. --report selects the report of another day; --list lists the bucket.
 
     \b
     Examples:
@@ -71,17 +68,25 @@ def run(  # noqa: PLR0917 - the command line's options
       caf run demo --new-archive
       caf run --json | jq '.sources[] | select(.exit_status != 0)'
 
-    Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or
-    too_large. Else the first that applies, of all sources: 12 chunks failed; 13 other live runs
-    hold what is missing; 14 objects are to be tried again: skipped for another reason, claimed by a
-    chunk that is not archived yet, or not planned yet; 15 all others are located, and some wait
-    until a chunk of min_chunk_size can be filled, or max_wait is over; 18 everything is located,
-    and chunks are damaged, which `caf repair` mends; 19 the inventory lists no object, and no
-    object of the source was ever planned. Before any chunk is tried, or if nothing can go on: 1 an
-    inventory or a plan failed by a fault of its own; 2 an option is for one source, or excludes
-    another; 3 a setting is wrong; 5 the source, 6 the database or 7 the store failed, or the store
-    may have the source already; 8 the disk under home failed; 9 a plan or an inventory is damaged.
-    130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal.
+    \b
+    Exit status, the first that applies to any source:
+      0   All objects are located, or skipped as unsupported_key or too_large.
+      12  Chunks failed.
+      13  Other live runs hold the missing chunks.
+      14  Objects must be tried again: skipped for now, claimed or not planned.
+      15  Some objects wait for min_chunk_size or max_wait; all others are located.
+      18  All objects are located, but chunks are damaged: run `caf repair`.
+      19  The inventory is empty, and the source never had an object.
+
+    \b
+    Before any chunk is tried, or if nothing can continue:
+      1   An inventory or a plan failed.
+      3   Wrong settings, or no such source.
+      5   The source failed.
+      6   The database failed.
+      7   The store failed, or it may have the source already.
+      8   The disk of `home` failed.
+      9   A plan or an inventory is damaged.
     """
     settings = load_settings()
     sources = [*(names or ()), *(options or ())]
@@ -100,7 +105,13 @@ def run(  # noqa: PLR0917 - the command line's options
         )
     if report and list_bucket:
         raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
-    inventory = {"report": report or "", "list_bucket": list_bucket}
-    how = {"new_archive": new_archive, "inventory": inventory, "workers": workers}
-    status: int = dagster_command("run")(source, settings=settings, **how, json=json)
-    return status
+    return int(
+        dagster_command("run")(
+            source,
+            settings=settings,
+            new_archive=new_archive,
+            inventory={"report": report or "", "list_bucket": list_bucket},
+            workers=workers,
+            json=json,
+        )
+    )

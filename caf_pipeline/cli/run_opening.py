@@ -1,7 +1,7 @@
-"""What a command opens that works on chunks: one source's run context, the store."""
+"""Opens what a command on chunks needs: the run context of a source, or the store."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from caf_pipeline.cli.opening import RUN
 from caf_pipeline.cli.terminal import note
@@ -17,12 +17,10 @@ from caf_pipeline.waits import Announcer, Waits
 
 @contextmanager
 def opened_store(settings: Settings, ledger: Ledger) -> Iterator[ChunkStore]:
-    """Open the store, whichever it is, while the context lasts."""
-    store = open_store(settings, ledger, this_process(RUN), Waits(Announcer(note)))
-    try:
+    """Open the configured store; close it with the context."""
+    holder = this_process(RUN)
+    with closing(open_store(settings, ledger, holder, Waits(Announcer(note)))) as store:
         yield store
-    finally:
-        store.close()
 
 
 @contextmanager
@@ -34,10 +32,9 @@ def opened_run_context(
     *,
     register: bool = True,
 ) -> Iterator[RunContext]:
-    """Open a source's run context while the context lasts; its objects are those in S3 where no
-    others are given.
+    """Open the run context of a source; close it with the context.
 
-    The ledger learns of the source, unless `register` is False.
+    `objects` are by default those in S3. With `register`, the ledger records the source.
     """
     context = open_run_context(
         settings,
@@ -48,7 +45,5 @@ def opened_run_context(
         waiting=Announcer(note),
         register=register,
     )
-    try:
+    with closing(context):
         yield context
-    finally:
-        context.close()

@@ -1,4 +1,4 @@
-"""`caf runs`: what Dagster runs now, and how the last runs ended."""
+"""`caf runs`."""
 
 from typing import Annotated
 
@@ -12,22 +12,23 @@ from caf_pipeline.settings import load_settings
 def runs(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[SOURCE]", help="Runs of one source; of all by default."),
+        typer.Argument(metavar="[SOURCE]", help="One source; all by default."),
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", min=0, max=1000, help="Ended runs that are shown.")
+        int,
+        typer.Option("--last", metavar="N", min=0, max=1000, help="Number of ended runs to show."),
     ] = 20,
     json: JsonOption = False,
 ) -> int:
-    r"""Show the runs that go on, and how the last ones ended.
+    r"""Show current runs and how the last ones ended.
 
-    Of each run: its id, its chunk, or its job where it has none, the chunk's state in the ledger,
-    the run's status and since when, and what became of it, or what it waits for. Where Dagster
-    shows a run as going on whose process here is dead, that is said; the daemon ends it. Runs of
-    the UI, of `caf run` and of backfills are all shown, the latest first. Of those that go on,
-    1,000 are shown at most. Those of one source are looked for among the latest 20,000 of all.
+    A line has the run's id, chunk or job, status and time. It also has the chunk's state in the
+    ledger, and the result of the run or what it waits for. Runs whose process is dead are marked;
+    the daemon ends them. Newest runs come first, whether started by the UI, by `caf run` or by a
+    backfill.
 
-    Needs Dagster's storage and the ledger, no daemon.
+    Shows at most 1,000 current runs. For SOURCE, searches the latest 20,000 runs. Needs Dagster's
+    storage and the ledger, but no daemon.
 
     \b
     Examples:
@@ -35,9 +36,10 @@ def runs(
       caf runs demo --last 5
       caf runs --json | jq 'select(.status == "failure") | .result'
 
-    Exit status: 0; 3 a setting is wrong, there is no such source, or Dagster's storage cannot be
-    opened; 6 the database failed.
+    \b
+    Exit status:
+      0  Success.
+      3  Wrong settings, no such source, or Dagster's storage cannot be opened.
+      6  The database failed.
     """
-    settings = load_settings()
-    status: int = dagster_command("runs")(source, settings=settings, last=last, json=json)
-    return status
+    return int(dagster_command("runs")(source, settings=load_settings(), last=last, json=json))

@@ -1,7 +1,4 @@
-"""The command that says what may be deleted in S3: safe-to-delete.
-
-Nothing in this project deletes anything in S3.
-"""
+"""`caf safe-to-delete`. Nothing in this project deletes anything in S3."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,18 +10,17 @@ from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
-    a_path,
     counted,
     note,
+    parse_path,
     print_json,
     printable,
     progress,
     show_size,
 )
 from caf_pipeline.errors import CafError, SettingsError
-from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.maintenance.deletion.assessment import ProgressReporter
-from caf_pipeline.maintenance.deletion.safe_to_delete import DeletionReport, NotSafe, find_deletable
+from caf_pipeline.maintenance.deletion.safe_to_delete import DeletionReport, find_deletable
 from caf_pipeline.settings import load_settings
 
 _SENTENCES: Final = {
@@ -33,36 +29,33 @@ _SENTENCES: Final = {
     "skipped": "not archived: skipped",
     "changed": "changed in S3 since they were archived",
     "metadata_changed": "archived, but written again in S3 with other headers or user metadata",
-    "rewritten": "archived, but written again in S3, and their bytes are not proven to be the "
-    "archived ones",
+    "rewritten": "archived, but written again in S3, and not proven to have the archived bytes",
     "damaged": "archived, but their chunk is damaged",
     "too_few_copies": "archived, but too few copies of their chunk are listed and right",
     "one_window": "archived, but not yet proven in two proof windows in a row",
-    "not_looked_at": "archived, but their chunk could not be looked at now",
+    "not_looked_at": "archived, but their chunk could not be checked now",
     "not_read_back": "archived, but their chunk was not read back yet",
     "disagrees": "archived, but the ledger and the chunk do not agree on them",
     "adopted": "archived by another program, which kept none of their headers and user metadata",
-    "not_told_apart": "archived, but S3 gives neither a version id nor a strong ETag that would "
-    "tell a change of them",
+    "not_told_apart": "archived, but S3 gives neither a version id nor a strong ETag to detect "
+    "changes",
     "not_expressible": "safe, but a manifest for S3 Batch Operations cannot name their version",
 }
 _CAUTION: Final = (
-    "this is what was found just now; what is on Jackal can be lost later, also by a stranger who "
-    "posts and deletes the same root"
-    " (docs/jackal.md): keep the proof watch and repairs running"
+    "this is true now; what is on Jackal can be lost later, also by a stranger who posts and "
+    "deletes the same root (docs/jackal.md): keep the proof watch and repairs running"
 )
-_WHAT_HELPS: Final = {
+_HINTS: Final = {
     "damaged": "'caf repair {source}' mends damaged chunks",
     "too_few_copies": "'caf repair {source}' mends damaged chunks",
     "not_planned": "'caf run {source}' archives what is new or changed",
     "changed": "'caf run {source}' archives what is new or changed",
-    "metadata_changed": "'caf run {source}' archives them again, with what they have now",
+    "metadata_changed": "'caf run {source}' archives them again with their new metadata",
     "rewritten": "'caf run {source}' archives them again",
-    "claimed": "'caf run {source}' goes on with chunks under way",
-    "disagrees": "keep these objects: the ledger says of them what their chunk does not",
+    "claimed": "'caf run {source}' continues chunks under way",
+    "disagrees": "keep objects on which the ledger and their chunk disagree",
     "not_read_back": "run the command again, without --no-read-back",
-    "one_window": "run the command again in the next proof window: of two in a row both have to be "
-    "seen",
+    "one_window": "run the command again in the next proof window: it needs two in a row",
 }
 
 
@@ -73,7 +66,7 @@ def safe_to_delete(
         typer.Option(
             "-o",
             "--output",
-            parser=a_path,
+            parser=parse_path,
             metavar="FILE",
             help="The list; SOURCE-safe-to-delete.csv by default.",
         ),
@@ -82,57 +75,63 @@ def safe_to_delete(
         Path | None,
         typer.Option(
             "--report",
-            parser=a_path,
+            parser=parse_path,
             metavar="FILE",
-            help="Every other object, with its reason: .parquet or .csv.",
+            help="Write all other objects with their reasons: .parquet or .csv.",
         ),
     ] = None,
     no_read_back: Annotated[
         bool,
         typer.Option(
             "--no-read-back",
-            help="Download no chunk; those never read back as a whole are not safe.",
+            help="Download no chunk; chunks never read back are not safe.",
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
     r"""List the objects that may be deleted in S3. Nothing is deleted.
 
-    An object is listed only where, asked now: its chunk is located and undamaged; at least the
-    required copies of it were proven in two proof windows that follow each other, the later one no
-    older than the last; all bytes of the chunk came back from one of these copies once, with its
-    Merkle root and each object's SHA-256; the chunk's manifest says of the object what the ledger
-    does; and a fresh inventory still has it with the same version id, or the same ETag, size and
-    LastModified. The first run reads every chunk once: that is as much as was archived. It may be
-    stopped at any time; the next goes on.
+    An object is listed only if all of this is true now:
 
-    If only LastModified is newer, one HEAD asks for S3's checksum of the full object, its headers
-    and user metadata. If S3 has no checksum that can be compared, or anything differs from the
-    archive, the object is not safe. The headers are Content-Type, -Encoding, -Language,
-    -Disposition, Cache-Control and Expires. Tags, ACLs and object lock are not archived.
+    \b
+    - Its chunk is located and undamaged.
+    - The required copies were proven in two consecutive proof windows.
+      The later window is no older than the last one.
+    - One of these copies returned all bytes of the chunk once.
+      The Merkle root and each object's SHA-256 were right.
+    - The chunk's manifest and the ledger agree on the object.
+    - A fresh inventory still lists it with the same version id, or the same ETag,
+      size and LastModified.
 
-    A window counts where the chain shows that the provider's last proof was verified. The proof
-    watch sees both windows where it looks at each chunk in each window; else run this in two
-    windows in a row: it says when the next one begins. Of a file of up to 20,480 bytes the chain
-    shows no verified proof, ever: each copy of it is read as a whole in two windows instead.
+    The first run downloads every chunk once. You can stop it; the next run continues.
 
-    What is safe now may be lost later. Whoever knows a chunk's Merkle root, which the chain lists,
-    can post it, let a provider claim it and delete that post: the provider then removes the bytes,
-    though our post stays listed until its next missed proof. The proof watch finds that in its next
-    look, and a repair puts the chunk back from staging, from another copy or from
-    S3: once the objects are deleted there, other copies are all that is left.
+    If only LastModified is newer, a HEAD request compares S3's full-object checksum, the headers
+    and the user metadata with the archive. The object is not safe if anything differs or S3 has no
+    comparable checksum. The headers are Content-Type, -Encoding, -Language, -Disposition,
+    Cache-Control and Expires. Tags, ACLs and object lock are not archived.
 
-    FILE is a manifest for S3 Batch Operations: a line bucket,key or bucket,key,version id for each
-    object, keys percent-encoded. It is written when it is complete. Where nothing is safe there is
-    none, and an older list under its name is removed; after an error it is left as it was.
+    A window counts if the chain shows a verified proof of the provider. Unless the proof watch
+    checks each chunk in each window, run this command in two consecutive windows; it prints when
+    the next one begins. The chain shows no proofs of files of up to 20,480 bytes: each copy is read
+    in two windows instead.
 
-    S3 Batch Operations cannot delete by itself. Let it invoke a Lambda function that decodes each
-    key and deletes it, with its version id where there is one; or let it tag the objects and let a
-    lifecycle rule expire what has the tag. Run this right before: where a line has no version id,
-    or "null", a key that is written again after this command looked would be deleted with its new
-    bytes. Any other version id makes it exact; deleting a current version by its id brings the one
-    before it back, which the next run looks at. Deleting without a version id in a bucket with
-    versions only adds a delete marker: nothing is freed.
+    Safe objects may be lost later. Anybody can post a chunk's Merkle root, let a provider claim it
+    and delete the post: the provider then removes the bytes. Our post stays listed until its next
+    missed proof. The proof watch finds this, and a repair restores the chunk from staging, another
+    copy or S3. After the deletion in S3, other copies are all that is left.
+
+    FILE is a manifest for S3 Batch Operations: lines of bucket,key or bucket,key,version id with
+    percent-encoded keys. It appears when it is complete. If nothing is safe, an older FILE is
+    removed; after an error it is unchanged.
+
+    S3 Batch Operations cannot delete. Let it invoke a Lambda function that decodes each key and
+    deletes the object by its version id, or let it tag objects for a lifecycle rule. Run this
+    command right before: without a version id, or with "null", a key that was written again would
+    be deleted with its new bytes. In a bucket with versions, deleting a current version by its id
+    restores the one before it, and deleting without an id frees nothing.
+
+    Older versions are listed only with versions = "all", each by its id. Delete markers are never
+    listed. The command counts both.
 
     \b
     Examples:
@@ -140,152 +139,130 @@ def safe_to_delete(
       caf safe-to-delete demo -o list.csv --report not-yet.parquet
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
-    With versions = "current", the objects are the current versions: older ones are neither archived
-    nor listed. With "all", each version is listed by its own id. Delete markers are not objects,
-    and never listed. How many there are of both is printed.
-
-    Exit status: 0 every object that S3 has of the source is safe and listed (or it has none); 1
-    some are not safe yet, the rest is listed; 2 FILE is not a regular file, or is also the report;
-    3 a setting is wrong, there is no such source, or the store proves nothing over time; 5 the
-    source, 6 the database or 7 the store failed, 6 also where a chunk changed while the list was
-    written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is written
-    from 2 on.
+    \b
+    Exit status:
+      0   All objects of the source in S3 are safe and listed, or it has none.
+      1   Some are not safe yet; the others are listed.
+      2   FILE is not a regular file, or is also the report.
+      3   Wrong settings, no such source, or the store has no proofs.
+      5   The source failed.
+      6   The database failed, or a chunk changed meanwhile.
+      7   The store failed.
+      8   There is no room.
+      9   The numbers of objects do not add up.
+      10  Another process runs the same command.
+    With status 2 or higher, nothing is written.
     """
     settings = load_settings()
     settings.source(source)
     if settings.store.kind == "directory":
         raise SettingsError(
-            "store.kind is 'directory': a folder proves nothing over time, so no object in it is "
-            "ever safe to delete in S3",
-            hint='archive the source on Jackal (store.kind = "jackal"); docs/jackal.md says what '
-            "it takes",
+            "store.kind is 'directory': a folder has no proofs, so no object in it is ever safe to "
+            "delete in S3",
+            hint='archive the source on Jackal (store.kind = "jackal"); see docs/jackal.md',
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")
     reporter = ProgressReporter(tell=note, progress=progress)
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
-        found = find_deletable(
+        result = find_deletable(
             context, manifest, report=report, reads_back=not no_read_back, reporter=reporter
         )
     if json:
-        _print_json(source, found)
+        _print_json(source, result)
     else:
-        _print(source, found, report)
-    if not found.everything_is_safe:
-        raise _not_everything(source, found)
+        _print(source, result, report)
+    if not result.everything_is_safe:
+        unsafe = sum(group.objects for group in result.not_safe)
+        hints = [
+            _HINTS[group.reason].format(source=source)
+            for group in result.not_safe
+            if group.reason in _HINTS
+        ]
+        raise CafError(
+            f"{unsafe:,} of {counted(result.snapshot.object_count, 'object')} of '{source}' are "
+            "not safe to delete",
+            hint="; ".join(dict.fromkeys(hints)),
+        )
 
 
-def _not_everything(source: str, found: DeletionReport) -> CafError:
-    objects = counted(found.snapshot.object_count, "object")
-    unsafe = sum(each.objects for each in found.not_safe)
-    helps = [
-        _WHAT_HELPS[each.reason].format(source=source)
-        for each in found.not_safe
-        if each.reason in _WHAT_HELPS
-    ]
-    return CafError(
-        f"{unsafe:,} of {objects} of '{source}' are not safe to delete",
-        hint="; ".join(dict.fromkeys(helps)),
-    )
-
-
-def _print(source: str, found: DeletionReport, report: Path | None) -> None:
-    snapshot = found.snapshot
+def _print(source: str, result: DeletionReport, report: Path | None) -> None:
+    snapshot = result.snapshot
+    objects = counted(snapshot.object_count, "object")
     if not snapshot.object_count:
         typer.echo(f"{source}: S3 has no objects of it: there is nothing to delete")
-    elif found.manifest:
-        are = "is" if found.safe_objects == 1 else "are"
+    elif result.manifest:
         typer.echo(
-            f"{source}: {found.safe_objects:,} of {counted(snapshot.object_count, 'object')} {are} "
-            "safe to delete"
-            f" ({show_size(found.safe_bytes)} of {show_size(snapshot.object_bytes)})"
+            f"{source}: {result.safe_objects:,} of {objects} {_are(result.safe_objects)} safe to "
+            f"delete ({show_size(result.safe_bytes)} of {show_size(snapshot.object_bytes)})"
         )
-        typer.echo(f"listed in {printable(str(found.manifest))}, columns {','.join(found.columns)}")
+        columns = ",".join(result.columns)
+        typer.echo(f"listed in {printable(str(result.manifest))}, columns {columns}")
         typer.echo(_CAUTION)
     else:
-        typer.echo(
-            f"{source}: none of {counted(snapshot.object_count, 'object')} is safe to delete; no "
-            "list was written"
+        typer.echo(f"{source}: none of {objects} is safe to delete; no list was written")
+    beside, not_listed = snapshot.beside, []
+    if beside.older and not snapshot.all_versions:
+        not_listed.append(
+            f"{counted(beside.older, 'older version')}, which {_are(beside.older)} not archived: "
+            f"sources.{source}.versions is 'current'"
         )
-    if said := _beside(source, snapshot):
-        typer.echo(said)
-    for each in found.not_safe:
-        skip = f" ({each.skip})" if each.skip else ""
+    if beside.markers:
+        markers = counted(beside.markers, "delete marker")
+        not_listed.append(f"{markers}, which {_are(beside.markers)} no object")
+    if not_listed:
+        typer.echo(f"not on the list: {'; '.join(not_listed)}")
+    for group in result.not_safe:
+        skip = f" ({group.skip})" if group.skip else ""
         typer.echo(
-            f"{counted(each.objects, 'object')} ({show_size(each.size_bytes)}) "
-            f"{_SENTENCES[each.reason]}{skip}:"
+            f"{counted(group.objects, 'object')} ({show_size(group.size_bytes)}) "
+            f"{_SENTENCES[group.reason]}{skip}:"
         )
-        _print_examples(each)
+        previous = ""  # a detail that examples share is printed once
+        for key, detail in group.examples:
+            shown = f"  {printable(detail)}" if detail and detail != previous else ""
+            typer.echo(f"  {printable(key)}{shown}")
+            previous = detail
+        if len(group.examples) < group.objects:
+            typer.echo(f"  … and {group.objects - len(group.examples):,} more")
     if report:
         typer.echo(f"all of them are in {printable(str(report))}")
-    if found.gone:
-        names = ", ".join(printable(key) for key in found.gone_examples)
-        more = ", …" if found.gone > len(found.gone_examples) else ""
-        typer.echo(
-            f"{counted(found.gone, 'archived key')} gone from S3 already, nothing to delete: "
-            f"{names}{more}"
-        )
-
-
-def _beside(source: str, snapshot: Snapshot) -> str:
-    """Say what S3 has of the source that is no object of the inventory, and so is not on the list;
-    "" without any.
-    """
-    beside, said = snapshot.beside, []
-    if beside.older and not snapshot.all_versions:
-        older = counted(beside.older, "older version")
-        said.append(
-            f"{older}, which {_are(beside.older)} not archived: sources.{source}.versions is "
-            "'current'"
-        )
-    if beside and beside.markers:
-        said.append(
-            f"{counted(beside.markers, 'delete marker')}, which {_are(beside.markers)} no object"
-        )
-    return f"not on the list: {'; '.join(said)}" if said else ""
+    if result.gone:
+        names = ", ".join(printable(key) for key in result.gone_examples)
+        more = ", …" if result.gone > len(result.gone_examples) else ""
+        gone = counted(result.gone, "archived key")
+        typer.echo(f"{gone} gone from S3 already, nothing to delete: {names}{more}")
 
 
 def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _print_examples(each: NotSafe) -> None:
-    """Print some objects; a reason that all of them share is printed once."""
-    said = ""
-    for key, detail in each.examples:
-        typer.echo(
-            f"  {printable(key)}{f'  {printable(detail)}' if detail and detail != said else ''}"
-        )
-        said = detail
-    if len(each.examples) < each.objects:
-        typer.echo(f"  … and {each.objects - len(each.examples):,} more")
-
-
-def _print_json(source: str, found: DeletionReport) -> None:
+def _print_json(source: str, result: DeletionReport) -> None:
+    chunks_read_back, bytes_read_back = result.read_back
     print_json(
         {
             "source": source,
-            "objects": found.snapshot.object_count,
-            "bytes": found.snapshot.object_bytes,
-            "safe_objects": found.safe_objects,
-            "safe_bytes": found.safe_bytes,
-            "list": str(found.manifest) if found.manifest else None,
-            "columns": list(found.columns),
-            "gone_keys": found.gone,
-            **found.snapshot.versions_as_json(),
-            "chunks_read_back": found.read_back[0],
-            "bytes_read_back": found.read_back[1],
-            "caution": _CAUTION if found.manifest else None,
+            "objects": result.snapshot.object_count,
+            "bytes": result.snapshot.object_bytes,
+            "safe_objects": result.safe_objects,
+            "safe_bytes": result.safe_bytes,
+            "list": str(result.manifest) if result.manifest else None,
+            "columns": [*result.columns],
+            "gone_keys": result.gone,
+            **result.snapshot.versions_as_json(),
+            "chunks_read_back": chunks_read_back,
+            "bytes_read_back": bytes_read_back,
+            "caution": _CAUTION if result.manifest else None,
         }
     )
-    for each in found.not_safe:
+    for group in result.not_safe:
+        examples = [{"key": key, "detail": detail or None} for key, detail in group.examples]
         print_json(
             {
-                "reason": str(each.reason),
-                "skip": each.skip or None,
-                "objects": each.objects,
-                "bytes": each.size_bytes,
-                "examples": [
-                    {"key": key, "detail": detail or None} for key, detail in each.examples
-                ],
+                "reason": str(group.reason),
+                "skip": group.skip or None,
+                "objects": group.objects,
+                "bytes": group.size_bytes,
+                "examples": examples,
             }
         )

@@ -1,4 +1,4 @@
-"""`caf setup`: what Dagster needs on a machine once."""
+"""`caf setup`."""
 
 from typing import Annotated
 
@@ -11,36 +11,34 @@ from caf_pipeline.settings import load_settings
 def setup(
     reset: Annotated[
         bool,
-        typer.Option(
-            "--reset", help="Also set limits that were set before, by hand or by this command."
-        ),
+        typer.Option("--reset", help="Replace limits that were set before."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     r"""Prepare DAGSTER_HOME and the limits of Dagster's pools.
 
-    Makes DAGSTER_HOME with links to our dagster.yaml and workspace.yaml. Sets how many steps at a
-    time pack (pool s3) and send (pool jackal_uploads). It computes these limits from cores, memory,
-    staging and bandwidth, and prints their reasons. A limit that was set before stays, and so does
-    a dagster.yaml of your own: done again, it changes nothing. The last line is the command that
-    opens the Dagster UI for this caf.toml.
+    Makes DAGSTER_HOME with links to the dagster.yaml and workspace.yaml of this software. Limits
+    how many steps pack (pool s3) and upload (pool jackal_uploads) at a time. Prints the reasons:
+    cores, memory, staging and bandwidth. Existing limits and a dagster.yaml of your own stay. The
+    last line is the command that opens the Dagster UI.
 
-    Nothing needs this command: without it four steps share each pool. Tables make themselves. Runs
-    under way and waiting take a new limit at once.
+    The command is optional: without it, four steps share each pool. It can be repeated; current
+    runs use new limits immediately.
 
     \b
     Examples:
       caf setup --dry-run
       caf setup
-      caf setup --reset          # after memory, cores or staging have changed
+      caf setup --reset          # after memory, cores or staging changed
 
-    Exit status: 0; 3 a setting is wrong, or Dagster's folder or storage cannot be used.
+    \b
+    Exit status:
+      0  Success.
+      3  Wrong settings, or Dagster's folder or storage cannot be used.
     """
-    settings = load_settings()
-    status: int = dagster_command("setup")(
-        settings=settings, dry_run=dry_run, reset=reset, json=json
+    return int(
+        dagster_command("setup")(settings=load_settings(), dry_run=dry_run, reset=reset, json=json)
     )
-    return status

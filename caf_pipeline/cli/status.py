@@ -17,21 +17,19 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.inventory.objects import versions_as_json
-from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount, StoragePlanRow
+from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
 from caf_pipeline.settings import load_settings
 
-CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
+CHUNKS_SHOWN: Final = 50  # of a source, without --all
 
 
 def status(
     source: Annotated[
         str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Show every chunk, however many there are.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show every chunk.")] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Say how far it is, again and again; Ctrl-C ends it.")
+        bool, typer.Option("--watch", help="Show progress repeatedly until Ctrl-C.")
     ] = False,
     interval: Annotated[
         float,
@@ -40,24 +38,21 @@ def status(
             metavar="SECONDS",
             min=0.1,
             max=86_400,
-            help="Between two looks of --watch.",
+            help="Time between two updates of --watch.",
         ),
     ] = 5,
     json: JsonOption = False,
 ) -> None:
     r"""Show sources and chunks as the ledger has them.
 
-    Located objects are current, older (S3 has other content of the key) or gone, by the last whole
-    inventory that was planned. What that inventory had beside them is shown with its time: objects
-    that a filter left out, older versions, delete markers.
+    Located objects are current, gone from S3, or older than the content in S3, by the last complete
+    inventory that was planned. Also shows what this inventory left out by filters, its older
+    versions and delete markers, and what live runs wait for. Works without S3 and the store. --json
+    prints lines {"source": …} and {"chunk": …}.
 
-    It also shows what live runs wait for, and what ends each wait. Works also while S3 and the
-    store are away. With --json a line is {"source": …} or {"chunk": …}.
-
-    --watch says instead how many chunks, bytes and objects are located, at which rate, and how long
-    the chunks under way take at that rate. The rate is that of the chunks located in the last hour,
-    from the first of them until now: "no rate yet" while there are fewer than two. On a terminal
-    the lines are replaced, elsewhere each look prints a line a source; with --json an object.
+    --watch shows how many chunks, bytes and objects are located, the rate, and the remaining time.
+    The rate covers the chunks located in the last hour; it needs two of them. On a terminal, lines
+    are replaced; otherwise each update prints a line, or a JSON object, for each source.
 
     \b
     Examples:
@@ -65,69 +60,68 @@ def status(
       caf status demo --json | jq 'select(.state == "parked")'
       caf status demo --watch --interval 60 >> progress.log
 
-    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 130
-    interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end --watch.
+    \b
+    Exit status:
+      0  Success.
+      3  Wrong settings, or no such source.
+      6  The database failed.
+      130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
     settings = load_settings()
     if watch:
-        from caf_pipeline.cli.watch import watch as watch_sources  # noqa: PLC0415  loaded by the command that uses it
+        from caf_pipeline.cli.watch import watch as watch_sources  # noqa: PLC0415  only for --watch
 
         watch_sources(settings, source, interval=interval, json=json)
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger.lookup)
-        if source is not None and source not in known:
+        names = known_sources(settings, ledger.lookup)
+        if source is not None and source not in names:
             settings.source(source)
         paused = ledger.controls.current().paused
         if paused and not json:
             typer.echo(f"paused: {printable(paused)} ('caf resume' ends it)")
         plans = ledger.storage_plans.list()
         for row in () if json else plans:
-            plan = "no space bought"
+            space = "no space bought"
             if row.ends_at is not None:
-                plan = (
+                space = (
                     f"{show_size(row.used_bytes or 0)} of {show_size(row.space_bytes or 0)} "
                     f"used, ends {show_time(row.ends_at)}"
                 )
-            typer.echo(
-                f"{row.account}: {plan}, balance {row.balance:,} ujkl, read "
-                f"{show_time(row.read_at)}"
-            )
-        for name in [source] if source else known:
+            balance = f"balance {row.balance:,} ujkl"
+            typer.echo(f"{row.account}: {space}, {balance}, read {show_time(row.read_at)}")
+        for name in [source] if source else names:
             registered = name in ledger.lookup.sources()
             account = ledger.chunks.account(name) if registered else None
-            chunks = ledger.chunks.list(source=name) if registered else ()
+            chunks = [*ledger.chunks.list(source=name)] if registered else []
             waits = [wait for wait in ledger.waits.list() if wait.source == name]
             noticed, apart = ledger.notices.count_noticed([name]).get(name, (0, 0))
             if json:
-                beside: dict[str, object] = {
+                shared = {
                     "paused": paused or None,
                     "noticed_keys": noticed,
                     "messages_set_apart": apart,
+                    "space": [
+                        {
+                            "account": row.account,
+                            "space_bytes": row.space_bytes,
+                            "used_bytes": row.used_bytes,
+                            "ends_at": row.ends_at.isoformat() if row.ends_at else None,
+                            "latest_end": row.latest_end.isoformat() if row.latest_end else None,
+                            "balance_ujkl": row.balance,
+                            "read_at": row.read_at.isoformat(),
+                        }
+                        for row in plans
+                    ],
                 }
-                beside["space"] = [_space_json(row) for row in plans]
-                _print_status_json(name, account, list(chunks), waits, beside)
+                _print_status_json(name, account, chunks, waits, shared)
                 continue
-            _print_status(name, account, list(chunks), waits, everything)
+            _print_status(name, account, chunks, waits, everything)
             if noticed or apart:
-                said = (
-                    f"{name}: events name {counted(noticed, 'key')} that no inventory has "
-                    "listed since"
-                )
+                messages = f"; {counted(apart, 'message')} of its queue set apart" if apart else ""
                 typer.echo(
-                    f"{said}; {counted(apart, 'message')} of its queue set apart" if apart else said
+                    f"{name}: events name {counted(noticed, 'key')} that no inventory has listed "
+                    f"since{messages}"
                 )
-
-
-def _space_json(row: StoragePlanRow) -> dict[str, object]:
-    return {
-        "account": row.account,
-        "space_bytes": row.space_bytes,
-        "used_bytes": row.used_bytes,
-        "ends_at": row.ends_at.isoformat() if row.ends_at else None,
-        "latest_end": row.latest_end.isoformat() if row.latest_end else None,
-        "balance_ujkl": row.balance,
-        "read_at": row.read_at.isoformat(),
-    }
 
 
 def _print_status_json(
@@ -135,7 +129,7 @@ def _print_status_json(
     account: SourceAccount | None,
     chunks: list[Chunk],
     waits: Sequence[RunWait],
-    beside: Mapping[str, object],
+    shared: Mapping[str, object],
 ) -> None:
     content = account.content if account else None
     print_json(
@@ -162,16 +156,16 @@ def _print_status_json(
             "chunks": {str(state): count for state, count in account.chunks.items()}
             if account
             else {},
-            **beside,
+            **shared,
             "waiting": [
                 {
-                    "run": one.run,
-                    "chunk": one.wait.chunk or None,
-                    "for": one.wait.what,
-                    "since": one.wait.since.isoformat(),
-                    "ends_by": one.wait.ends_by,
+                    "run": run_wait.run,
+                    "chunk": run_wait.wait.chunk or None,
+                    "for": run_wait.wait.what,
+                    "since": run_wait.wait.since.isoformat(),
+                    "ends_by": run_wait.wait.ends_by,
                 }
-                for one in waits
+                for run_wait in waits
             ],
         }
     )
@@ -197,21 +191,28 @@ def _print_status(
     waits: Sequence[RunWait],
     everything: bool,
 ) -> None:
-    from rich.console import Console  # noqa: PLC0415  only where a table is shown
+    from rich.console import Console  # noqa: PLC0415  only for tables
     from rich.table import Table  # noqa: PLC0415
 
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(_sentence(name, account))
-    for one in waits:
-        console.print(f"run {printable(one.run)}: {printable(one.wait.sentence)}")
+    for run_wait in waits:
+        console.print(f"run {printable(run_wait.run)}: {printable(run_wait.wait.sentence)}")
     if not chunks:
         return
-    chunks.sort(key=lambda chunk: (_urgency(chunk.state), -chunk.updated_at.timestamp()))
+    finished = (*IN_GOOD_STANDING, ChunkState.EMPTY)
+    # Damaged chunks come first, then unfinished ones; the latest first.
+    chunks.sort(
+        key=lambda chunk: (
+            chunk.state is not ChunkState.DAMAGED,
+            chunk.state in finished,
+            -chunk.updated_at.timestamp(),
+        )
+    )
     shown = chunks if everything else chunks[:CHUNKS_SHOWN]
     table = Table(box=None, pad_edge=False)
-    table.add_column(
-        "chunk", no_wrap=True, min_width=max(len(chunk.name) for chunk in shown)
-    )  # it is what one copies
+    # Ids are never wrapped, because users copy them.
+    table.add_column("chunk", no_wrap=True, min_width=max(len(chunk.name) for chunk in shown))
     table.add_column("state")
     for column in ("objects", "skipped", "size"):
         table.add_column(column, justify="right")
@@ -234,53 +235,33 @@ def _print_status(
 
 
 def _objects(chunk: Chunk) -> int:
-    """Return how many objects a chunk has, and before it is packed how many were planned for it."""
+    """Return the number of archived objects, or of planned objects if the chunk is not sealed."""
     return chunk.member_count if chunk.was_sealed else chunk.object_count
-
-
-def _urgency(state: ChunkState) -> int:
-    """Return what a chunk is sorted by: damage first, then what is not done yet, of each the
-    latest.
-    """
-    if state is ChunkState.DAMAGED:
-        return 0
-    return 2 if state in (*IN_GOOD_STANDING, ChunkState.EMPTY) else 1
 
 
 def _sentence(name: str, account: SourceAccount | None) -> str:
     if account is None:
         return f"{name}: nothing planned yet"
-    skipped = ", ".join(
-        f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count
-    )
     content, size = account.content, show_size(account.located_bytes)
-    located = f"{account.located_objects:,} located ({size}), of no inventory that was counted yet"
-    if content:
-        counts = (
+    if content is None:
+        line = f"{account.located_objects:,} located ({size}), no inventory counted yet"
+    else:
+        line = (
             f"{content.current_objects:,} current, {content.older_objects:,} older, "
             f"{content.gone_objects:,} gone"
         )
-        counts += (
-            f", {content.uncounted_objects:,} located since and not counted yet"
-            if content.uncounted_objects
-            else ""
-        )
-        located = f"{counts}, by the inventory of {show_time(content.taken_at)} ({size} located)"
-        left_out = ", ".join(
-            f"{count:,} by {name}" for name, count in (content.left_out or {}).items()
-        )
-        located += f"; left out of it: {left_out}" if left_out else ""
-        beside = (
-            content.beside.sentence(all_versions=content.all_versions) if content.beside else ""
-        )
-        located += f"; it has {beside}" if beside else ""
-    waiting = account.waiting
-    waits = (
-        f"; {waiting.objects:,} wait for more, at most until {show_time(waiting.until)}"
-        if waiting
-        else ""
-    )
-    return (
-        f"{name}: {located}; {account.claimed_objects:,} claimed{waits}; skipped: "
-        f"{skipped or 'none'}"
-    )
+        if content.uncounted_objects:
+            line += f", {content.uncounted_objects:,} located since and not counted yet"
+        line += f", by the inventory of {show_time(content.taken_at)} ({size} located)"
+        left_out = (content.left_out or {}).items()
+        if counts := ", ".join(f"{count:,} by {reason}" for reason, count in left_out):
+            line += f"; left out of it: {counts}"
+        if content.beside and (
+            beside := content.beside.sentence(all_versions=content.all_versions)
+        ):
+            line += f"; it has {beside}"
+    line += f"; {account.claimed_objects:,} claimed"
+    if waiting := account.waiting:
+        line += f"; {waiting.objects:,} wait for more, at most until {show_time(waiting.until)}"
+    skipped = [f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count]
+    return f"{name}: {line}; skipped: {', '.join(skipped) or 'none'}"

@@ -1,6 +1,4 @@
-"""What the commands share: options, sizes as they are read, text safe for a terminal, JSON lines,
-progress.
-"""
+"""Helpers of all commands: options, parsing, formatting, notes, JSON lines and progress bars."""
 
 import inspect
 import json
@@ -11,13 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from caf_pipeline.errors import UsageError, one_line
-from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  what commands show comes from this module
+from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  re-exported for the commands
 from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
 from caf_pipeline.waits import LINE_SECONDS
 
@@ -32,30 +31,26 @@ AsOfOption = Annotated[
     typer.Option(
         "--as-of",
         metavar="TIME",
-        help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00.",
+        help="Archived content as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00.",
     ),
 ]
 
-PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
+PROGRESS_FROM_BYTES: Final = 64 << 20  # smaller work ends before a bar can be read
 
 _DECIMAL_UNITS: Final = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 
 
-def a_path(text: str | Path) -> Path:
-    """Read a path; raises UsageError for an empty one, as of a variable that is not set: it would
-    be the working folder.
-    """
+def parse_path(text: str | Path) -> Path:
+    """Parse a path; raise UsageError if it is empty, as from an unset shell variable."""
     if text == "":
         raise UsageError("A path is empty.", hint="'.' is the working folder.")
     return Path(text)
 
 
-def a_report(text: str) -> str:
-    """Take which report is meant; raises UsageError for an empty text, as of a variable that is not
-    set.
-    """
+def parse_report(text: str) -> str:
+    """Return the date of a report; raise UsageError if it is empty."""
     if not text:
         raise UsageError("--report is empty.", hint="Leave it out for the newest report.")
     return text
@@ -65,18 +60,17 @@ ReportOption = Annotated[
     str | None,
     typer.Option(
         "--report",
-        parser=a_report,
+        parser=parse_report,
         metavar="DATE",
-        help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.",
+        help="Use the newest S3 Inventory report of this day, e.g. 2026-11-21.",
     ),
 ]
 
 
 def parse_size(text: str, *, decimal: bool = False) -> int:
-    """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else.
+    """Return the bytes of `30GiB`, `64MiB` or `1000000`; raise UsageError for anything else.
 
-    With `decimal`, `1GB` (10⁹ bytes) is a size, too: for what is sold by such units, and never for
-    sizes of chunks.
+    With `decimal`, `1GB` (10⁹ bytes) is a size, too: storage is sold in such units.
     """
     units = _UNITS | _DECIMAL_UNITS if decimal else _UNITS
     match = _SIZE.fullmatch(text.strip())
@@ -90,7 +84,7 @@ def parse_size(text: str, *, decimal: bool = False) -> int:
 
 
 def parse_time(text: str) -> datetime:
-    """Read a date, or a date and a time, in UTC where it names no zone."""
+    """Parse an ISO 8601 date or time; UTC unless it names a zone."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -102,12 +96,12 @@ def parse_time(text: str) -> datetime:
 
 
 def show_time(moment: datetime) -> str:
-    """Return a time for people, in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def show_coins(amount: int) -> str:
-    """Return an amount of ujkl for people: 1 JKL is 1,000,000 ujkl."""
+    """Format an amount of ujkl: 1 JKL is 1,000,000 ujkl."""
     return (
         f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)"
         if amount >= 10_000
@@ -116,43 +110,37 @@ def show_coins(amount: int) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return text that cannot move the cursor, change colours or break the line; what is escaped
-    begins with `\`.
-    """
+    r"""Escape with `\` what would move the cursor, change colours or break the line."""
     return one_line(text.replace("\\", "\\\\"))
 
 
 def help_of(command: Callable[..., object]) -> str:
-    r"""Return a command's help: its docstring, where a line of `\b` keeps the paragraph after it as
-    it is.
-    """
+    r"""Return a command's docstring; a line of `\b` keeps the line breaks of the next paragraph."""
     return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
 
 
 def print_json(record: Mapping[str, object]) -> None:
-    """Print one JSON object on a line of its own, ASCII only."""
+    """Print a JSON object as one line of ASCII."""
     sys.stdout.write(json.dumps(record) + "\n")
 
 
 def write_bytes(pieces: Iterable[bytes]) -> None:
-    """Write pieces to stdout as they are."""
+    """Write pieces to stdout."""
     for piece in pieces:
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 
 
 def note(text: str) -> None:
-    """Tell on stderr what is no error."""
+    """Print a note to stderr."""
     print(f"caf: {one_line(text)}", file=sys.stderr)
 
 
 def confirm(question: str, *, yes: bool, otherwise: str) -> None:
-    """Ask a question on the terminal, unless `yes`.
-
-    If the answer is no, print `otherwise` and end with status 1.
+    """Ask a question on the terminal, unless `yes`; if the answer is no, exit with status 1.
 
     Raises:
-        UsageError: there is no terminal to ask on.
+        UsageError: There is no terminal to ask on.
     """
     if yes:
         return
@@ -168,46 +156,43 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
 
 @contextmanager
 def object_progress(title: str) -> Iterator[Callable[[int], None]]:
-    """Show how far work on objects is, whose number is not known: a bar on a terminal, else a line
-    a minute on stderr.
+    """Show progress over objects: a bar on a terminal, otherwise a line on stderr every minute.
 
-    Yields a function that is told the bytes of each object.
+    Yields a function to call with the bytes of each finished object.
     """
     if sys.stderr.isatty():
-        with progress(title, None) as advance:
-            yield advance
+        with progress(title, None) as advance_bar:
+            yield advance_bar
         return
     objects = size_bytes = 0
-    over, began = threading.Event(), time.monotonic()
+    ended, start = threading.Event(), time.monotonic()
 
-    def done(more_bytes: int) -> None:
+    def advance(more_bytes: int) -> None:
         nonlocal objects, size_bytes
         objects, size_bytes = objects + 1, size_bytes + more_bytes
 
-    def say() -> None:
-        while not over.wait(LINE_SECONDS):
-            rate = show_size(round(size_bytes / (time.monotonic() - began)))
+    def print_lines() -> None:
+        while not ended.wait(LINE_SECONDS):
+            rate = show_size(round(size_bytes / (time.monotonic() - start)))
             note(f"{title}: {counted(objects, 'object')}, {show_size(size_bytes)}, {rate}/s")
 
-    threading.Thread(target=say, name="progress", daemon=True).start()
+    threading.Thread(target=print_lines, name="progress", daemon=True).start()
     try:
-        yield done
+        yield advance
     finally:
-        over.set()
+        ended.set()
 
 
 @contextmanager
 def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr, where that is a terminal and the work is big.
+    """Show a progress bar if stderr is a terminal and the work is large or of unknown size (None).
 
-    Yields a function that is told bytes done.
-
-    Of work whose size is not known (None) it shows what is done.
+    Yields a function to call with the number of bytes done.
     """
     if (total_bytes is not None and total_bytes < PROGRESS_FROM_BYTES) or not sys.stderr.isatty():
         yield lambda size_bytes: None
         return
-    from rich.console import Console  # noqa: PLC0415  only where a bar is shown
+    from rich.console import Console  # noqa: PLC0415  only if a bar is shown
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         DownloadColumn,
@@ -223,9 +208,4 @@ def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], No
         TimeRemainingColumn(),
     )
     with Progress(title, *columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total_bytes)
-
-        def advance(size_bytes: int) -> None:
-            bar.advance(task, size_bytes)
-
-        yield advance
+        yield partial(bar.advance, bar.add_task(title, total=total_bytes))

@@ -1,4 +1,4 @@
-"""`caf status --watch`: how far sources are, again and again, until it is interrupted."""
+"""`caf status --watch`."""
 
 import sys
 import time
@@ -19,23 +19,20 @@ from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import Settings
 
 _SHOWN: Final = frozenset({*UNDER_WAY, *IN_GOOD_STANDING, ChunkState.PARKED})
-"""What is archived, or is to be.
-
-Chunks that were given up are not part of the whole: their objects are in others.
-"""
+"""States of chunks that count. The objects of abandoned chunks are in other chunks."""
 
 _NOTHING: Final = "nothing is planned yet"
 
 
 def watch(settings: Settings, source: str | None, *, interval: float, json: bool) -> NoReturn:
-    """Say how far a source is, or all, every `interval` seconds.
+    """Print the progress of one source, or of all, every `interval` seconds, until interrupted.
 
-    A database that does not answer is said and asked again, once it was opened.
+    A database that fails after it was opened is reported and asked again.
 
     Raises:
-        SettingsError: there is no such source. KeyboardInterrupt: the only way in which it ends.
+        SettingsError: There is no such source.
     """
-    with opened_ledger(settings) as ledger, _shown(json) as show:
+    with opened_ledger(settings) as ledger, _printer(json) as show:
         if source is not None:
             require_source(settings, ledger.lookup, source)
         while True:
@@ -44,65 +41,63 @@ def watch(settings: Settings, source: str | None, *, interval: float, json: bool
             except CafError as error:
                 if error.permanent:
                     raise
-                note(f"{error}; asked again in {interval:g} s")
+                note(f"{error}; trying again in {interval:g} s")
             time.sleep(interval)
 
 
 @contextmanager
-def _shown(json: bool) -> Iterator[Callable[[Sequence[SourceProgress]], None]]:
-    """Give what shows one look: JSON lines; lines, one a source, with the time; or on a terminal
-    lines that are replaced.
-    """
+def _printer(json: bool) -> Iterator[Callable[[Sequence[SourceProgress]], None]]:
+    """Yield a function that prints JSON lines, replaces lines on a terminal, or prints lines."""
     if json:
         yield _print_json
     elif not sys.stdout.isatty():
-        yield _print_lines
+        yield lambda sources: print(
+            "\n".join(f"{show_time(progress.at)} {_line(progress)}" for progress in sources)
+            or _NOTHING,
+            flush=True,
+        )
     else:
         with Live(auto_refresh=False) as live:
-            yield lambda found: live.update(
-                Text("\n".join(map(_line, found)) or _NOTHING), refresh=True
+            yield lambda sources: live.update(
+                Text("\n".join(map(_line, sources)) or _NOTHING), refresh=True
             )
 
 
-def _print_lines(found: Sequence[SourceProgress]) -> None:
-    print("\n".join(f"{show_time(one.at)} {_line(one)}" for one in found) or _NOTHING, flush=True)
+def _line(progress: SourceProgress) -> str:
+    done, total = progress.sums(IN_GOOD_STANDING), progress.sums(_SHOWN)
+    parked = progress.sums([ChunkState.PARKED]).chunks
+    damaged = progress.sums([ChunkState.DAMAGED]).chunks
+    line = f"{progress.source}: {done.chunks:,} of {counted(total.chunks, 'chunk')} located"
+    line += f" ({damaged:,} of them damaged since)" if damaged else ""
+    line += f", {parked:,} parked" if parked else ""
+    line += f"; {show_size(done.size_bytes)} of {show_size(total.size_bytes)}"
+    line += f", {done.objects:,} of {counted(total.objects, 'object')}"
+    if not progress.sums(UNDER_WAY).chunks:
+        return f"{line}; nothing under way"
+    if progress.bytes_per_second is None or progress.seconds_left is None:
+        return f"{line}; no rate yet"
+    window = timedelta(seconds=round(progress.window_seconds))
+    recent = f"{counted(progress.recent.chunks, 'chunk')} in the last {window}"
+    rate = f"{show_size(round(progress.bytes_per_second))} a second ({recent})"
+    return f"{line}; {rate}; about {timedelta(seconds=round(progress.seconds_left))} left"
 
 
-def _line(one: SourceProgress) -> str:
-    done, whole, left = one.sums(IN_GOOD_STANDING), one.sums(_SHOWN), one.sums(UNDER_WAY)
-    parked, damaged = one.sums([ChunkState.PARKED]).chunks, one.sums([ChunkState.DAMAGED]).chunks
-    said = f"{one.source}: {done.chunks:,} of {counted(whole.chunks, 'chunk')} located"
-    said += f" ({damaged:,} of them damaged since)" if damaged else ""
-    said += f", {parked:,} parked" if parked else ""
-    said += f"; {show_size(done.size_bytes)} of {show_size(whole.size_bytes)}"
-    said += f", {done.objects:,} of {counted(whole.objects, 'object')}"
-    if not left.chunks:
-        return f"{said}; nothing under way"
-    if one.bytes_per_second is None or one.seconds_left is None:
-        return f"{said}; no rate yet"
-    over = (
-        f"{counted(one.recent.chunks, 'chunk')} in the last "
-        f"{timedelta(seconds=round(one.window_seconds))}"
-    )
-    rate = f"{show_size(round(one.bytes_per_second))} a second ({over})"
-    return f"{said}; {rate}; about {timedelta(seconds=round(one.seconds_left))} left"
-
-
-def _print_json(found: Sequence[SourceProgress]) -> None:
-    for one in found:
+def _print_json(sources: Sequence[SourceProgress]) -> None:
+    for progress in sources:
+        states = progress.states.items()
         print_json(
             {
-                "source": one.source,
-                "at": one.at.isoformat(),
-                "chunks": {str(state): sums.chunks for state, sums in one.states.items()},
-                "objects": {str(state): sums.objects for state, sums in one.states.items()},
-                "bytes": {str(state): sums.size_bytes for state, sums in one.states.items()},
-                "window_seconds": round(one.window_seconds, 3),
-                "window_chunks": one.recent.chunks,
-                "window_objects": one.recent.objects,
-                "window_bytes": one.recent.size_bytes,
-                "bytes_per_second": one.bytes_per_second,
-                "seconds_left": one.seconds_left,
+                "source": progress.source,
+                "at": progress.at.isoformat(),
+                "chunks": {str(state): sums.chunks for state, sums in states},
+                "objects": {str(state): sums.objects for state, sums in states},
+                "bytes": {str(state): sums.size_bytes for state, sums in states},
+                "window_seconds": round(progress.window_seconds, 3),
+                "window_chunks": progress.recent.chunks,
+                "window_objects": progress.recent.objects,
+                "window_bytes": progress.recent.size_bytes,
+                "bytes_per_second": progress.bytes_per_second,
+                "seconds_left": progress.seconds_left,
             }
         )
     sys.stdout.flush()

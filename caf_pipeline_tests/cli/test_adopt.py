@@ -1,6 +1,4 @@
-"""`caf adopt` on a Jackal network, as somebody meets it who comes from another program: files,
-lies, a lost ledger.
-"""
+"""`caf adopt` on a Jackal network: files of other programs, lies, a lost ledger."""
 
 import dataclasses
 import json
@@ -12,9 +10,13 @@ import httpx
 import pytest
 
 from caf_pipeline.caf.archive import CafWriter
-from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chain_user import ChainUser
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    CommandLine,
+    archive_source,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 
@@ -27,7 +29,7 @@ def lines_of(done):
 
 @dataclasses.dataclass
 class OtherProgram:
-    """What posts CAF files beside `caf`, with the same wallet or another one."""
+    """Posts CAF files without `caf`, from the same wallet or another."""
 
     folder: object
     network: object
@@ -35,7 +37,7 @@ class OtherProgram:
     words: str
 
     def post(self, name, members, words=None):
-        """Write a CAF file and store it; return its path."""
+        """Write and store a CAF file; return its path."""
         path = self.folder / name
         with CafWriter(path) as writer:
             for key, body in members.items():
@@ -48,7 +50,8 @@ class OtherProgram:
             user.upload(posted, provider)
         self.network.wait_for(
             lambda state: any(
-                (one["start"], len(one["providers"])) == (posted.start, 3) for one in state["files"]
+                (file["start"], len(file["providers"])) == (posted.start, 3)
+                for file in state["files"]
             )
         )
         return path
@@ -71,7 +74,7 @@ def other(caf, tmp_path, network):
 
 @pytest.fixture
 def bodies(caf, new_bucket):
-    """A bucket's objects, of which an inventory was taken and nothing is archived."""
+    """A bucket with an inventory and nothing archived."""
     bodies = {f"a/key-{number}": os.urandom(40_000) for number in range(6)}
     for key, body in bodies.items():
         new_bucket.put(key, body, ContentType="text/odd")
@@ -85,9 +88,7 @@ def part(bodies, *numbers):
 
 @pytest.fixture
 def posted(other, bodies):
-    """Two files of the worker, which have three of the six objects, one of them twice; the path of
-    the first.
-    """
+    """Return the path of the first of two files, which hold three of the six objects."""
     first = other.post("1.caf", {f"task/{key}": body for key, body in part(bodies, 0, 1).items()})
     other.post(
         "2.caf",
@@ -96,16 +97,16 @@ def posted(other, bodies):
     return first
 
 
-def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted, network, ledger):
+def test_posted_files_are_adopted_once_and_never_paid_again(caf, posted, network, ledger):
     charged = network.state()["charged"]
     dry = caf("adopt", "src", str(posted), "--strip", "1", "--dry-run", "--json")
     assert (dry.status, lines_of(dry)[-1]["would_adopt"], ledger.chunks.list()) == (0, 2, [])
     done = caf("adopt", "src", str(posted), "--strip", "1")
     assert done.status == 0, done.err
     assert "2 objects of 2 members" in done.out.decode()
-    *_, sums = told = lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))
+    *_, sums = lines = lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))
     assert (sums["files"], sums["adopted"]) == ({"adopted": 1, "known": 1}, 1)
-    assert {line["member"]: line["left_out"] for line in told if "member" in line} == {
+    assert {line["member"]: line["left_out"] for line in lines if "member" in line} == {
         "task/a/key-1": "archived_already",
         "task/unknown": "not_in_inventory",
     }
@@ -115,13 +116,13 @@ def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted
     }
     assert rows_of(ledger) == adopted
     assert network.state()["charged"] == charged
-    one_sentence(
+    expect_error(
         caf("adopt", "src", "--from-chain", str(posted)), 2, "takes files, or --from-chain"
     )
 
 
 @pytest.mark.thorough
-def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
+def test_every_command_works_with_adopted_chunks(caf, posted, bodies, ledger):
     assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
     adopted = {chunk.name for chunk in ledger.chunks.list()}
     archive_source(caf)
@@ -137,7 +138,7 @@ def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert b"6 objects" in caf("du", "src").out
     name = min(adopted)
     assert lines_of(caf("plans", "chunk", name, "--json"))[0]["adopted"]
-    assert b"which no plan made" in caf("plans", "chunk", name).out
+    assert b"not planned" in caf("plans", "chunk", name).out
     assert len(lines_of(caf("plans", "src", "--json"))) == 1
     for command in (
         ("check", "src", "--full"),
@@ -151,15 +152,15 @@ def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert b"0 missing" in caf("jackal", "files", "src").out
     assert caf("export-references", "src", "-o", "references.json").status == 0
     unsafe = {
-        one["reason"]: one["objects"]
-        for one in lines_of(caf("safe-to-delete", "src", "--json"))
-        if "reason" in one
+        line["reason"]: line["objects"]
+        for line in lines_of(caf("safe-to-delete", "src", "--json"))
+        if "reason" in line
     }
     assert unsafe["adopted"] == 3
 
 
 @pytest.mark.thorough
-def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_ledger(  # noqa: PLR0917 - fixtures
+def test_adopted_objects_restore_without_headers_and_survive_a_rebuild(  # noqa: PLR0917 - fixtures
     caf,
     posted,
     bodies,
@@ -173,7 +174,7 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
     new_bucket.client.create_bucket(Bucket=f"{new_bucket.name}-back")
     restored = caf("restore", "src", to, "--endpoint-url", new_bucket.endpoint)
     assert restored.status == 0, restored.err
-    assert "3 objects of these have no headers" in restored.err
+    assert "3 objects" in restored.err
     for key, kind in (("a/key-0", "binary/octet-stream"), ("a/key-5", "text/odd")):
         there = new_bucket.client.get_object(Bucket=f"{new_bucket.name}-back", Key=key)
         assert (there["Body"].read(), there["ContentType"]) == (bodies[key], kind)
@@ -194,16 +195,14 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
 
 
 @pytest.mark.thorough
-def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(
-    caf, other, bodies, network, ledger
-):
+def test_strangers_and_lying_providers_are_not_trusted(caf, other, bodies, network, ledger):
     strange = other.post("strange.caf", part(bodies, 0), wallet_with_space(network).words)
-    one_sentence(caf("adopt", "src", str(strange)), 7, "is not on the chain")
+    expect_error(caf("adopt", "src", str(strange)), 7, "on the chain")
     path = other.post("ours.caf", part(bodies, 1))
     network.misbehave(provider=0, flip_byte=30_000)
     for arguments in ((str(path),), ("--from-chain",)):
         lied = caf("adopt", "src", *arguments)
-        one_sentence(lied, 7, "2 of 3 copies", network.provider_addresses[0])
+        expect_error(lied, 7, "2 of 3 copies", network.provider_addresses[0])
     assert ledger.chunks.list() == []
     network.well_behaved()
     assert caf("adopt", "src", str(path), str(strange)).status == 7
@@ -211,7 +210,7 @@ def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(
 
 
 @pytest.mark.thorough
-def test_an_adoption_that_is_killed_is_gone_on_with(caf, other, bodies, ledger):
+def test_a_killed_adoption_continues(caf, other, bodies, ledger):
     for number in range(3):
         other.post(f"{number}.caf", part(bodies, number))
     process = caf.start("adopt", "src", "--from-chain")
@@ -230,7 +229,5 @@ def test_an_adoption_that_is_killed_is_gone_on_with(caf, other, bodies, ledger):
     ]
 
 
-def test_without_an_inventory_it_is_said_how_to_take_one(caf):
-    one_sentence(
-        caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src --dry-run"
-    )
+def test_adopt_needs_an_inventory_and_names_the_command(caf):
+    expect_error(caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src")

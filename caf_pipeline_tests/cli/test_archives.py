@@ -1,7 +1,9 @@
-"""The commands on CAF files, from arguments to exit status, on real files and a real server."""
+"""The commands on CAF files, with real files and a real server."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ CAF = [sys.executable, "-c", "import sys; from caf_pipeline.cli import main; sys
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working directory of its own, with a small tree in `d`."""
+    """The working directory, with a small tree in `d`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "d" / "a").mkdir(parents=True)
     for name, body in {"d/a/x": b"hello", "d/a.b": b"", "d/Z": b"z" * 1000, "d/ü": b"u"}.items():
@@ -50,10 +52,9 @@ def tree(folder) -> dict[str, bytes]:
 
 
 # --- create
-# ------------------------------------------------------------------------------------------
 
 
-def test_a_tree_that_is_packed_and_extracted_is_the_same(here):
+def test_a_packed_and_extracted_tree_is_the_same(here):
     assert main(["create", "o.caf", "d"]) == 0
     assert main(["extract", "o.caf", "-C", "out"]) == 0
     assert tree(here / "out") == {
@@ -69,7 +70,7 @@ def test_keys_are_relative_to_the_folder_and_in_byte_order(here):
 
 
 @pytest.mark.parametrize("path", ["a/x", "a/../a/x", "../d/a/x", "ABSOLUTE"])
-def test_a_path_may_be_written_in_any_way_that_leads_below_the_folder(here, path):
+def test_any_path_that_leads_below_the_folder_is_accepted(here, path):
     assert (
         main(["create", "o.caf", "-C", "d", path.replace("ABSOLUTE", str(here / "d" / "a" / "x"))])
         == 0
@@ -91,7 +92,7 @@ def test_a_path_may_be_written_in_any_way_that_leads_below_the_folder(here, path
         ([], 2, "PATH"),
     ],
 )
-def test_what_cannot_be_packed_is_told_and_leaves_nothing(here, capsys, arguments, status, named):
+def test_invalid_input_is_reported_and_leaves_nothing(here, capsys, arguments, status, named):
     assert main(["create", "o.caf", *arguments]) == status
     assert named in capsys.readouterr().err
     assert sorted(os.listdir(here)) == ["d"]
@@ -110,7 +111,7 @@ def make_unnamed(path):
 
 
 @pytest.mark.parametrize("make", [make_dangling, make_loop, os.mkfifo, make_unnamed])
-def test_what_is_no_readable_file_is_told_and_leaves_nothing(here, capsys, make):
+def test_an_unreadable_file_is_reported_and_leaves_nothing(here, capsys, make):
     make(here / "d" / "odd")
     assert main(["create", "o.caf", "d"]) != 0
     error = capsys.readouterr().err
@@ -119,7 +120,7 @@ def test_what_is_no_readable_file_is_told_and_leaves_nothing(here, capsys, make)
     assert sorted(os.listdir(here)) == ["d"]
 
 
-def test_links_are_followed_but_not_round_in_circles(here, capsys):
+def test_links_are_followed_but_never_in_circles(here, capsys):
     (here / "d" / "link").symlink_to("a/x")
     (here / "d" / "a" / "up").symlink_to("..")
     assert main(["create", "o.caf", "d/a", "d/link"]) == 0
@@ -140,7 +141,7 @@ def test_an_archive_in_the_tree_does_not_hold_itself(here):
     assert keys_of(here / "d" / "o.caf") == ["d/Z", "d/a.b", "d/a/x", "d/ü"]
 
 
-def test_a_link_to_the_archive_is_left_out_and_what_only_has_its_name_is_packed(here):
+def test_a_link_to_the_archive_is_left_out(here):
     (here / "d" / "a" / "o.caf").write_bytes(b"another")
     (here / "d" / "link").symlink_to("o.caf")
     (here / "d" / "o.caf").write_bytes(b"older")
@@ -148,7 +149,7 @@ def test_a_link_to_the_archive_is_left_out_and_what_only_has_its_name_is_packed(
     assert keys_of(here / "d" / "o.caf") == ["d/Z", "d/a.b", "d/a/o.caf", "d/a/x", "d/ü"]
 
 
-def test_a_file_that_grows_while_it_is_packed_is_an_error(here):
+def test_a_growing_file_is_an_error(here):
     files = creating.find_files([here / "d"], here, here / "o.caf")
     (here / "d" / "Z").write_bytes(b"z" * 1001)
     with pytest.raises(creating.CafError, match="changed"):
@@ -158,26 +159,26 @@ def test_a_file_that_grows_while_it_is_packed_is_an_error(here):
 
 @pytest.mark.parametrize("change", ["a byte more", "a byte less", "a later time", "gone", "a pipe"])
 @pytest.mark.parametrize("size_bytes", [1000, (1 << 20) + 1])
-def test_a_file_that_is_another_by_now_is_an_error_and_leaves_nothing(here, change, size_bytes):
+def test_a_changed_file_is_an_error_and_leaves_nothing(here, change, size_bytes):
     path = here / "d" / "Z"
     path.write_bytes(bytes(size_bytes))
     files = creating.find_files([here / "d"], here, here / "o.caf", here / "sums")
     if change == "a later time":
         os.utime(path, ns=(0, files[0].modified_ns + 1))
     elif change.startswith("a byte"):
-        found = path.stat()
+        status = path.stat()
         os.truncate(path, size_bytes + (1 if change == "a byte more" else -1))
-        os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
     else:
         path.unlink()
         if change == "a pipe":
             os.mkfifo(path)
-    with pytest.raises(creating.CafError, match=r"d/Z.*(changed|cannot be read)"):
+    with pytest.raises(creating.CafError, match="d/Z"):
         creating.write_archives([files], [here / "o.caf"], lambda size_bytes: None, here / "sums")
     assert os.listdir(here) == ["d"]
 
 
-def test_sha256sum_finds_the_sums_of_what_is_extracted_right(here):
+def test_sha256sum_accepts_the_sums_of_extracted_files(here):
     odd = {"line\nbreak", "back\\slash", "return\r", "\\n", " two  spaces ", "*star"}
     for number, name in enumerate(sorted(odd)):
         (here / "d" / name).write_bytes(b"%d" % number)
@@ -197,7 +198,7 @@ def test_sha256sum_finds_the_sums_of_what_is_extracted_right(here):
     assert subprocess.run(check, cwd=here / "out", capture_output=True, check=False).returncode == 1
 
 
-def test_the_sums_are_no_member_of_the_archive_and_no_archive(here, capsys):
+def test_the_file_of_sums_is_not_packed(here, capsys):
     for _ in range(2):
         assert main(["create", "--sums", "d/sums", "o.caf", "d"]) == 0
     assert keys_of(here / "o.caf") == ["d/Z", "d/a.b", "d/a/x", "d/ü"]
@@ -207,38 +208,38 @@ def test_the_sums_are_no_member_of_the_archive_and_no_archive(here, capsys):
 
 
 @pytest.mark.parametrize("sums", ["missing/sums", "d"])
-def test_where_the_sums_cannot_be_written_no_archive_is(here, capsys, sums):
+def test_no_archive_appears_if_the_sums_cannot_be_written(here, capsys, sums):
     assert main(["create", "--sums", sums, "o.caf", "d"]) in (2, 8)
     assert sums in capsys.readouterr().err
     assert os.listdir(here) == ["d"]
 
 
 @pytest.mark.parametrize("proof_type", ["0", "3"])
-def test_create_tells_the_root_that_merkle_tells(here, capsys, proof_type):
+def test_create_and_merkle_print_the_same_root(here, capsys, proof_type):
     assert main(["create", "--proof-type", proof_type, "o.caf", "d"]) == 0
-    told = capsys.readouterr().out.split()[-1]
+    root = capsys.readouterr().out.split()[-1]
     assert main(["create", "--json", "--proof-type", proof_type, "o.caf", "d"]) == 0
     line = json.loads(capsys.readouterr().out)
     assert main(["merkle", "--json", "--proof-type", proof_type, "o.caf"]) == 0
     merkle = json.loads(capsys.readouterr().out)
-    assert (told, line["merkle_root"], line["proof_type"]) == (
+    assert (root, line["merkle_root"], line["proof_type"]) == (
         merkle["merkle_root"],
         merkle["merkle_root"],
         merkle["proof_type"],
     )
 
 
-def test_the_root_of_an_archive_of_many_parts_is_told_while_it_is_written(here, capsys):
+def test_create_prints_the_root_of_a_large_archive(here, capsys):
     (here / "d" / "large").write_bytes(
         os.urandom(70 << 20)
-    )  # two times what the disk is let begin with, and several parts
+    )  # twice the size of the first write to disk, and several parts
     assert main(["create", "--proof-type", "3", "o.caf", "d"]) == 0
-    told = capsys.readouterr().out.split()[-1]
+    root = capsys.readouterr().out.split()[-1]
     assert main(["merkle", "o.caf"]) == 0
-    assert capsys.readouterr().out.split() == [told]
+    assert capsys.readouterr().out.split() == [root]
 
 
-def test_what_does_not_fit_one_archive_becomes_a_series(here, capsys):
+def test_files_that_exceed_one_archive_become_a_series(here, capsys):
     assert main(["create", "--json", "o.caf", "-C", "d", ".", "--target-size", "200"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     names = ["o-00001.caf", "o-00002.caf"]
@@ -266,7 +267,7 @@ def test_hard_limits_begin_another_archive(here):
     ] == [3, 1]
 
 
-def test_a_longer_series_that_is_in_the_way_is_told(here, capsys):
+def test_a_longer_series_in_the_way_is_refused(here, capsys):
     (here / "o-00003.caf").write_bytes(b"older")
     assert main(["create", "o.caf", "d", "--target-size", "200"]) == 2
     assert "o-00003.caf" in capsys.readouterr().err
@@ -274,14 +275,13 @@ def test_a_longer_series_that_is_in_the_way_is_told(here, capsys):
 
 
 @pytest.mark.parametrize(("out", "status"), [("missing/o.caf", 8), ("d", 2), ("pipe", 2)])
-def test_an_archive_that_cannot_be_written_is_told(here, capsys, out, status):
+def test_an_archive_that_cannot_be_written_is_reported(here, capsys, out, status):
     os.mkfifo(here / "pipe")
     assert main(["create", out, "d"]) == status
     assert out in capsys.readouterr().err
 
 
 # --- list, cat, verify, merkle
-# -------------------------------------------------------------------------------------
 
 
 def test_list_prints_one_object_a_line(here, capsys):
@@ -310,7 +310,7 @@ def test_cat_of_a_missing_member_fails(here, capsys):
     assert "'nope'" in capsys.readouterr().err
 
 
-def test_verify_tells_dead_bytes_and_overlaps(here, capsys):
+def test_verify_reports_dead_bytes_and_overlaps(here, capsys):
     (here / "o.caf").write_bytes(caf_bytes(bytes(10), index_of(("a", 0, 4), ("b", 2, 6))))
     assert main(["verify", "--json", "o.caf"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -324,13 +324,13 @@ def test_verify_tells_dead_bytes_and_overlaps(here, capsys):
 
 
 @pytest.mark.parametrize("command", [["list"], ["extract"], ["cat", "KEY"], ["verify"]])
-def test_a_malformed_archive_is_told_by_every_command(here, capsys, command):
+def test_every_command_reports_a_malformed_archive(here, capsys, command):
     (here / "o.caf").write_bytes(b"this is no archive")
     assert main([command[0], "o.caf", *command[1:]]) == 4
     assert capsys.readouterr().err.startswith("caf: error: o.caf: ")
 
 
-def test_lenience_is_asked_for_and_told(here, capsys):
+def test_lenience_is_optional_and_warns(here, capsys):
     entry = b'"a":{"start_byte":0,"end_byte":1}'
     (here / "o.caf").write_bytes(
         caf_bytes(b"x", b'{"format_version":"1.0","files":{' + entry + b"," + entry + b"}}")
@@ -341,7 +341,7 @@ def test_lenience_is_asked_for_and_told(here, capsys):
 
 
 @pytest.mark.parametrize("command", [["list"], ["cat", "d/a/x"], ["verify"], ["merkle"]])
-def test_a_url_does_as_well_as_a_path(here, capfd, command):
+def test_a_url_works_like_a_path(here, capfd, command):
     main(["create", "o.caf", "d"])
     capfd.readouterr()
     with serving(Site((here / "o.caf").read_bytes())) as site:
@@ -364,7 +364,6 @@ def test_an_empty_file_has_no_root(here, capsys):
 
 
 # --- extract
-# ------------------------------------------------------------------------------------------
 
 UNHOLDABLE = [
     "",
@@ -382,7 +381,7 @@ UNHOLDABLE = [
 ]
 
 
-def test_a_key_that_cannot_be_a_path_is_told_and_the_rest_goes_on(here, capsys):
+def test_an_impossible_path_is_reported_and_the_rest_extracted(here, capsys):
     path = write_archive(
         here / "o.caf", {"good": b"1"} | dict.fromkeys(UNHOLDABLE, b"evil") | {"zz/last": b"2"}
     )
@@ -405,7 +404,7 @@ def test_links_inside_the_folder_do_not_lead_out(here):
     assert (here / "out" / "file").read_bytes() == b"replaces the link"
 
 
-def test_a_file_that_is_there_is_kept_unless_forced(here):
+def test_an_existing_file_is_kept_unless_forced(here):
     path = write_archive(here / "o.caf", {"d/Z": b"new", "d/other": b"new"})
     assert main(["extract", path]) == 1
     assert ((here / "d/Z").read_bytes(), (here / "d/other").read_bytes()) == (b"z" * 1000, b"new")
@@ -415,7 +414,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(here):
 
 def test_a_folder_is_never_replaced_by_a_file(here, capsys):
     assert main(["extract", "--force", write_archive(here / "o.caf", {"d": b"1"})]) == 1
-    assert "'d' was not written: a folder has its path" in capsys.readouterr().err
+    assert "'d'" in capsys.readouterr().err
     assert (here / "d" / "Z").exists()
 
 
@@ -433,10 +432,9 @@ def test_a_large_member_and_neighbours_are_extracted_right(here):
 
 
 # --- the process
-# ------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly(here):
+def test_a_broken_pipe_ends_the_command_quietly(here):
     path = write_archive(here / "o.caf", {f"key {n:06}": b"" for n in range(20_000)})
     with subprocess.Popen(
         [*CAF, "list", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -474,18 +472,13 @@ def test_a_full_device_is_one_sentence(here, unbuffered):
             env=environment,
         )
     assert run.returncode == 8
-    assert run.stderr == "caf: error: No space left on device.\n"
+    assert run.stderr == f"caf: error: {os.strerror(errno.ENOSPC)}.\n"
 
 
-def test_the_help_says_how_any_command_may_end(capsys):
+def test_the_help_lists_the_common_exit_statuses(capsys):
     assert main(["--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    for status in (
-        "8 the output cannot be written",
-        "130 interrupted by Ctrl-C",
-        "141 the reader of the output left",
-    ):
-        assert status in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert {"8 (the", "130 (interrupted", "141 (the"} <= set(re.findall(r"\d+ \(\w+", text))
 
 
 def run_by_shell(redirected, *arguments):
@@ -494,13 +487,13 @@ def run_by_shell(redirected, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_output_that_is_closed_is_one_sentence(here):
+def test_closed_output_is_one_sentence(here):
     path = write_archive(here / "o.caf", {"a": b"1"})
     run = run_by_shell(">&-", "list", path)
-    assert (run.returncode, run.stderr) == (1, "caf: error: Bad file descriptor.\n")
+    assert (run.returncode, run.stderr) == (1, f"caf: error: {os.strerror(errno.EBADF)}.\n")
 
 
-def test_what_is_said_on_a_closed_stderr_does_not_go_to_stdout(here):
+def test_notes_for_a_closed_stderr_never_go_to_stdout(here):
     path = write_archive(here / "o.caf", {"a": b"1"})
     run = run_by_shell("2>&-", "cat", path, "b")
     assert (run.returncode, run.stdout) == (4, "")
@@ -534,7 +527,7 @@ def test_the_help_of_each_command_has_examples_and_exit_statuses(command, capsys
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"caf {command} " in text.partition("Examples:")[2]
-    assert "Exit statuses: 0 " in text
+    assert "Exit status:\n    0  " in text
 
 
 def test_the_version_is_printed(capsys):
@@ -551,7 +544,7 @@ def test_sizes_are_read(text, size_bytes):
 
 
 @pytest.mark.parametrize("text", ["", "30GB", "-1", "1.5GiB", "GiB", "٣"])
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(UsageError):
         parse_size(text)
 

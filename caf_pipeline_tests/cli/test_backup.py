@@ -1,11 +1,10 @@
-"""`caf backup`, as an operator meets it, and the runs after an older backup was restored."""
+"""`caf backup`, and runs after an older backup was restored."""
 
 import json
 
 import pytest
 
-from caf_pipeline_tests.cli.test_pipeline import one_sentence
-from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.command_line import CommandLine, expect_error, source_text
 from caf_pipeline_tests.support.crashes import started
 from caf_pipeline_tests.support.jackal_command_line import (
     S3_KEYS,
@@ -13,7 +12,7 @@ from caf_pipeline_tests.support.jackal_command_line import (
     wallet_with_space,
 )
 
-LONG = "600"  # seconds of a lease that does not run out while a test runs
+LONG = "600"  # seconds; a lease never expires during a test
 
 
 @pytest.fixture
@@ -39,15 +38,15 @@ def test_a_restore_needs_a_confirmation_and_no_run(caf, database_url):
     assert refused.status == 2
     assert "--yes" in refused.err
     with started("lease", database_url, "plan/src", LONG):
-        one_sentence(caf("backup", "--restore", "--yes", "ledger.dump"), 10, "plan/src")
-    one_sentence(caf("backup", "ledger.dump"), 2, "exists")
+        expect_error(caf("backup", "--restore", "--yes", "ledger.dump"), 10, "plan/src")
+    expect_error(caf("backup", "ledger.dump"), 2, "exists")
 
 
 def test_a_backup_of_another_archive_is_refused(caf, s3_server):
     caf("run", "--source", "src")
     assert caf("backup", "ledger.dump").status == 0
     caf.settings(source_text(s3_server, "another-bucket"))
-    one_sentence(caf("backup", "--restore", "--yes", "ledger.dump"), 2, "another archive")
+    expect_error(caf("backup", "--restore", "--yes", "ledger.dump"), 2, "another archive")
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""`caf check`, as a user meets it: a right archive, bytes that are wrong, a chunk that is gone."""
+"""`caf check`: a right archive, wrong bytes, a lost chunk."""
 
 import json
 import os
@@ -11,8 +11,13 @@ from caf_pipeline.errors import IntegrityError, StoreUnreachable
 from caf_pipeline.retrieval import check, restore
 from caf_pipeline.retrieval.check import CheckedObject
 from caf_pipeline.store.directory import MARKER, DirectoryReader
-from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    archive_source,
+    expect_error,
+    source_text,
+)
 
 BODIES = {f"{folder}/{number}": os.urandom(10_000) for folder in "ab" for number in range(4)} | {
     "empty": b""
@@ -30,7 +35,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def spoil(caf, key):
-    """Let the store have other bytes of an object."""
+    """Replace the bytes of an object in the store."""
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     data = file.read_bytes()
     file.write_bytes(data.replace(BODIES[key], BODIES[key][::-1]))
@@ -40,10 +45,10 @@ def records(done):
     return [json.loads(line) for line in done.out.splitlines()]
 
 
-def test_what_is_right_is_said_to_be(caf):
+def test_right_objects_are_counted(caf):
     done = caf("check", "src", "--full")
     assert (done.status, done.err) == (0, "")
-    assert "9 objects of 9 read, 0 wrong, 0 could not be read" in done.out.decode()
+    assert "9 objects of 9 read, 0 wrong, 0 " in done.out.decode()
     (sums,) = records(caf("check", "src", "a/", "--full", "--json"))
     assert (
         sums["objects_checked"],
@@ -60,20 +65,20 @@ def test_a_sample_reads_at_least_one_object(caf):
     assert sums["objects_checked"] == 9
 
 
-def test_wrong_bytes_are_exit_status_9_and_the_key_is_named(caf):
+def test_wrong_bytes_name_the_key_and_exit_with_9(caf):
     spoil(caf, "b/2")
     done = caf("check", "src", "--full")
-    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "caf repair")
+    expect_error(done, 9, "1 object of 'src'", "caf repair")
     assert done.out.decode().startswith("wrong   b/2: ")
-    assert "9 objects of 9 read, 1 wrong, 0 could not be read" in done.out.decode()
+    assert "9 objects of 9 read, 1 wrong, 0 " in done.out.decode()
     wrong, sums = records(caf("check", "src", "--full", "--json"))
     assert (wrong["key"], wrong["result"], sums["wrong"], sums["unread"]) == ("b/2", "wrong", 1, 0)
     assert caf("check", "src", "a/", "--full").status == 0
 
 
-def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monkeypatch):
+def test_results_before_a_network_failure_are_printed(caf, tmp_path, monkeypatch):
     def read(self, posting, start_byte, end_byte, *, provider=None):
-        for piece in given(self, posting, start_byte, end_byte, provider=provider):
+        for piece in read_original(self, posting, start_byte, end_byte, provider=provider):
             yield piece[: max(0, away_from - start_byte)]
             start_byte += len(piece)
             if start_byte > away_from:
@@ -81,53 +86,47 @@ def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monke
 
     spoil(caf, "a/2")
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
-    away_from, given = file.read_bytes().find(BODIES["b/0"]), DirectoryReader.read
+    away_from, read_original = file.read_bytes().find(BODIES["b/0"]), DirectoryReader.read
     monkeypatch.setattr(DirectoryReader, "read", read)
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 2)
     monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
 
     done = caf("check", "src", "--full", "--json")
-    one_sentence(
+    expect_error(
         done,
         9,
-        "no provider gives 1 object of 'src' as archived",
-        "2 objects in a row could not be read",
+        "1 object of 'src'",
+        "2 objects in a row",
     )
     assert (records(done)[-1]["wrong"], records(done)[-1]["unread"]) == (1, 2)
     done = caf("check", "src", "b/", "--full")
-    one_sentence(done, 7, "2 objects in a row could not be read")
-    assert "2 objects of 4 read, 0 wrong, 2 could not be read" in done.out.decode()
+    expect_error(done, 7, "2 objects in a row")
+    assert "2 objects of 4 read, 0 wrong, 2 " in done.out.decode()
 
     done = caf("restore", "src", str(tmp_path / "out"), "--json")
-    one_sentence(
-        done, 9, "3 objects of 6 could not be restored", "2 objects in a row could not be read"
-    )
+    expect_error(done, 9, "3 objects of 6", "2 objects in a row")
     assert (records(done)[-1]["restored"], records(done)[-1]["failed"]) == (3, 3)
     done = caf("restore", "src", "b/", str(tmp_path / "out"))
-    one_sentence(done, 7, "2 objects in a row could not be read")
+    expect_error(done, 7, "2 objects in a row")
     assert "of 2 objects 0 written" in done.err
 
 
-def test_a_chunk_that_is_gone_is_said_to_be_and_that_no_other_try_gives_it(caf, tmp_path):
+def test_a_lost_chunk_is_a_permanent_error(caf, tmp_path):
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     file.unlink()
     done = caf("check", "src", "a/", "--full")
-    one_sentence(done, 9, "no provider gives 4 objects")
+    expect_error(done, 9, "4 objects")
     assert done.out.count(b"no provider has 'a/") == 4
-    one_sentence(
-        caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair' stores its chunk again"
-    )
+    expect_error(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair'")
     done = caf("restore", "src", "a/", str(tmp_path / "out"))
-    one_sentence(
-        done, 9, "4 objects of 4 could not be restored", "'caf repair' has stored its chunk again"
-    )
+    expect_error(done, 9, "4 objects of 4", "'caf repair'")
     assert "goes on" not in done.err
 
 
 def test_a_lost_chunk_file_is_recorded_and_repaired(caf):
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     file.unlink()
-    one_sentence(caf("check", "src", "a/", "--full"), 9, "'caf repair src'")
+    expect_error(caf("check", "src", "a/", "--full"), 9, "'caf repair src'")
     states = [
         json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()
     ]
@@ -139,18 +138,18 @@ def test_a_lost_chunk_file_is_recorded_and_repaired(caf):
 
 def test_a_folder_that_is_away_is_named_in_the_hint(caf):
     (caf.folder / ".caf" / "store" / MARKER).unlink()
-    one_sentence(
+    expect_error(
         caf("check", "src", "--full"), 7, "8 objects", "mount its disk"
-    )  # the empty one needs no store
+    )  # the empty object needs no store
 
 
-def test_wrong_bytes_of_an_object_mark_its_chunk_as_damaged(caf):
+def test_wrong_bytes_mark_the_chunk_as_damaged(caf):
     spoil(caf, "b/2")
     assert caf("check", "src", "--full").status == 9
-    one_sentence(caf("prove", "src"), 1, "1 damaged")
+    expect_error(caf("prove", "src"), 1, "1 damaged")
 
 
-def test_a_wrong_copy_marks_the_chunk_though_another_copy_is_right(caf, monkeypatch):
+def test_one_wrong_copy_marks_the_chunk_as_damaged(caf, monkeypatch):
     def one_copy_is_wrong(locations, store):
         for location in locations:
             failed = (
@@ -166,23 +165,21 @@ def test_a_wrong_copy_marks_the_chunk_though_another_copy_is_right(caf, monkeypa
     ]
 
 
-def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):
-    said = queue.SimpleQueue()
-    monkeypatch.setattr(terminal, "note", said.put)
+def test_without_a_terminal_progress_is_printed_as_lines(monkeypatch):
+    notes = queue.SimpleQueue()
+    monkeypatch.setattr(terminal, "note", notes.put)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.001)
     with terminal.object_progress("checking src") as advance:
         advance(1024)
         advance(1024)
-        while "checking src: 2 objects, 2.0 KiB, " not in said.get():
+        while "checking src: 2 objects, 2.0 KiB, " not in notes.get():
             pass
 
 
-def test_what_cannot_be_checked_is_said(caf):
-    one_sentence(
-        caf("check", "src", "c/"), 11, "no key of source 'src' is archived and begins with 'c/'"
-    )
-    one_sentence(caf("check", "src", "--sample", "5"), 2, "'5' is not a share", "0.1%")
-    one_sentence(caf("check", "src", "--sample", "0%"), 2, "is not a share")
-    one_sentence(caf("check", "src", "--sample", ""), 2, "'' is not a share", "0.1%")
+def test_invalid_arguments_of_check_are_refused(caf):
+    expect_error(caf("check", "src", "c/"), 11, "'c/'")
+    expect_error(caf("check", "src", "--sample", "5"), 2, "'5' is not a share", "0.1%")
+    expect_error(caf("check", "src", "--sample", "0%"), 2, "is not a share")
+    expect_error(caf("check", "src", "--sample", ""), 2, "'' is not a share", "0.1%")
     for share in ("5%", ""):
-        one_sentence(caf("check", "src", "--sample", share, "--full"), 2, "exclude each other")
+        expect_error(caf("check", "src", "--sample", share, "--full"), 2, "exclude each other")

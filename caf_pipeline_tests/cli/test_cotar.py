@@ -1,6 +1,4 @@
-"""`caf cotar` and `caf convert`, from arguments to exit status, on real files, a real server, and
-beside the real packages.
-"""
+"""`caf cotar` and `caf convert`, with real files, a real server and the original packages."""
 
 import hashlib
 import json
@@ -17,10 +15,15 @@ from caf_pipeline.formats.cotar import hash_of
 from caf_pipeline.formats.cotar_builder import index_of
 from caf_pipeline.formats.tar import files_of, walk
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
-from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.formats.test_cotar import SAME, vector
 from caf_pipeline_tests.formats.test_tar import LONG, info, made
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    archive_source,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.memory_ranges import MemoryRanges
 from caf_pipeline_tests.support.memory_ranges import index_of as index_of_caf
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -37,22 +40,22 @@ BODIES = {
 LARGE = BODIES | {"large": bytes(range(256)) * 1200, "larger": b"x" * (17 << 20), "small": b"1"}
 
 MANY = {f"tiles/{number // 100}/{number}.pbf": b"%d" % number for number in range(6000)}
-"""As many as fill more than the first read of an index."""
+"""Enough files to fill more than the first read of an index."""
 
 FAR = next(name for name in MANY if hash_of(name.encode()) % (len(MANY) * 5 // 4) < 1000)
-"""One whose slot is not in that first read."""
+"""A file whose slot is not in the first read."""
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working directory of its own, with `t.tar`."""
+    """The working directory, with `t.tar`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.tar").write_bytes(made(BODIES.items()))
     return tmp_path
 
 
 def indexed(bodies) -> tuple[bytes, bytes]:
-    """Return a tar of the bodies and its index, which are written here."""
+    """Write a tar of the bodies and its index here; return both."""
     with open("x.tar", "wb") as file:
         file.write(made(bodies.items()))
     assert main(["cotar", "index", "x.tar"]) == 0
@@ -61,7 +64,6 @@ def indexed(bodies) -> tuple[bytes, bytes]:
 
 
 # --- index, cat, list, verify
-# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("embed", [False, True])
@@ -126,7 +128,7 @@ def test_one_to_three_requests_are_sent_to_a_file(capfdbinary, bodies, embed, co
         (made([("a", b"1"), info("p", tarfile.FIFOTYPE)]), "1 pipe"),
     ],
 )
-def test_what_is_no_file_is_told(here, capsys, tar, said):
+def test_entries_that_are_not_files_are_reported(here, capsys, tar, said):
     (here / "t.tar").write_bytes(tar)
     assert main(["cotar", "index", "t.tar"]) == 0
     assert said in capsys.readouterr().err
@@ -143,14 +145,14 @@ def test_what_is_no_file_is_told(here, capsys, tar, said):
     ],
 )
 @pytest.mark.parametrize("embed", [[], ["--embed"]])
-def test_a_tar_that_is_damaged_is_told_and_leaves_nothing(here, capsys, tar, said, embed):
+def test_a_damaged_tar_is_reported_and_leaves_nothing(here, capsys, tar, said, embed):
     (here / "t.tar").write_bytes(tar)
     assert main(["cotar", "index", "t.tar", *embed]) == 4
     assert said in capsys.readouterr().err
     assert os.listdir(here) == ["t.tar"]
 
 
-def test_a_file_of_4_gib_is_told_and_leaves_nothing(here, capsys):
+def test_a_file_of_4_gib_is_refused(here, capsys):
     with open("t.tar", "r+b") as file:
         large = info("large", tarfile.REGTYPE)
         large.size = 4 << 30
@@ -161,7 +163,7 @@ def test_a_file_of_4_gib_is_told_and_leaves_nothing(here, capsys):
     assert os.listdir(here) == ["t.tar"]
 
 
-def test_an_index_that_leads_behind_a_tar_elsewhere_gives_nothing_out(here, capfdbinary):
+def test_an_index_beyond_a_remote_tar_returns_no_bytes(here, capfdbinary):
     tar, _ = indexed(MANY | {"last": bytes(5000)})
     for cut in (tar[: -(20 << 10)], tar[:1000]):
         with serving(Site(cut)) as site:
@@ -172,7 +174,7 @@ def test_an_index_that_leads_behind_a_tar_elsewhere_gives_nothing_out(here, capf
         assert b"has no byte" in err
 
 
-def test_an_index_of_another_tar_gives_nothing_out_as_whole(here, capfdbinary):
+def test_an_index_of_another_tar_returns_no_complete_file(here, capfdbinary):
     indexed(BODIES)
     other = made([(name, body[1:] + b"x" * 600) for name, body in BODIES.items()])
     (here / "other.tar").write_bytes(other)
@@ -184,7 +186,7 @@ def test_an_index_of_another_tar_gives_nothing_out_as_whole(here, capfdbinary):
 
 
 @pytest.mark.parametrize("cut", [1, 700, 1536, 4000])
-def test_a_tar_that_was_cut_since_gives_nothing_out_as_whole(here, capfdbinary, cut):
+def test_a_truncated_tar_returns_no_complete_file(here, capfdbinary, cut):
     tar, index = indexed(BODIES)
     (here / "x.tar.co").write_bytes(tar[:cut] + index)
     for name, body in BODIES.items():
@@ -208,7 +210,7 @@ def test_a_tar_that_was_cut_since_gives_nothing_out_as_whole(here, capfdbinary, 
         ),
     ],
 )
-def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said):
+def test_verify_exits_with_1_if_something_is_wrong(here, capsys, change, said):
     tar, index = indexed({"a": b"1" * 700})
     (here / "x.tar.co").write_bytes(tar + change(index))
     assert main(["cotar", "verify", "x.tar.co"]) == 1
@@ -220,7 +222,7 @@ def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said)
     [lambda index: index[:-8], lambda index: index[:-1] + b"x"],
     ids=["no last header", "another one"],
 )
-def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbinary, change):
+def test_an_index_without_its_last_header_fails_verification(here, capfdbinary, change):
     _, index = indexed({"a": b"1"})
     (here / "x.tar.index").write_bytes(change(index))
     assert main(["cotar", "cat", "x.tar", "--index", "x.tar.index", "a"]) == 0
@@ -229,21 +231,21 @@ def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbi
 
 
 @pytest.mark.parametrize("hashed", [b"x" * 8, bytes(8)])
-def test_a_slot_more_than_files_is_told(here, capsys, hashed):
+def test_verify_reports_a_surplus_slot(here, capsys, hashed):
     tar, index = indexed({"a": b"1", "b": b"2", "c": b"3"})
     slots = [index[at : at + 16] for at in range(8, len(index) - 8, 16)]
     free = 8 + 16 * slots.index(bytes(16))
     taken = next(filter(any, slots))
     (here / "x.tar.co").write_bytes(tar + index[:free] + hashed + taken[8:] + index[free + 16 :])
     assert main(["cotar", "verify", "x.tar.co"]) == 1
-    assert "of no file" in capsys.readouterr().err
+    assert "slot of bytes" in capsys.readouterr().err
 
 
 def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
-    one = info("p", tarfile.REGTYPE)
-    one.size, one.pax_headers = 5, {"size": "5"}
+    header = info("p", tarfile.REGTYPE)
+    header.size, header.pax_headers = 5, {"size": "5"}
     tar = bytearray(
-        one.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")])
+        header.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")])
     )
     tar[1024 + 124 : 1024 + 136] = b"%011o\0" % 0
     tar[1024 + 148 : 1024 + 156] = b" " * 8
@@ -257,9 +259,7 @@ def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
 
 
 @pytest.mark.parametrize(("out", "status"), [("t.tar", 2), (".", 2), ("no/folder", 8)])
-def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was(
-    here, capsys, out, status
-):
+def test_a_failed_write_of_an_index_changes_nothing(here, capsys, out, status):
     before = (here / "t.tar").read_bytes()
     assert main(["cotar", "index", "t.tar", "-o", out]) == status
     assert repr(out) in capsys.readouterr().err
@@ -267,28 +267,28 @@ def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was
     assert (here / "t.tar").read_bytes() == before
 
 
-def test_verify_tells_a_slot_of_no_file(here, capsys):
+def test_verify_reports_a_slot_without_a_file(here, capsys):
     indexed({"a": b"1", "b": b"2"})
     (here / "one.tar").write_bytes(made([("a", b"1")]))
     assert main(["cotar", "verify", "one.tar", "--index", "x.tar.index", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out.splitlines()[-1]) == {"files": 1, "slots": 2, "problems": 1}
-    assert "of no file" in told.err
+    output = capsys.readouterr()
+    assert json.loads(output.out.splitlines()[-1]) == {"files": 1, "slots": 2, "problems": 1}
+    assert "slot of bytes" in output.err
 
 
-def test_of_a_forged_index_with_many_slots_the_first_are_told_and_all_are_counted(here, capsys):
+def test_verify_counts_all_forged_slots_and_prints_the_first(here, capsys):
     head = b"COT\x02" + (1000).to_bytes(4, "little")
     slots = b"".join(number.to_bytes(8, "little") + b"\1" * 8 for number in range(1, 1001))
     (here / "x.tar.co").write_bytes((here / "t.tar").read_bytes() + head + slots + head)
     assert main(["cotar", "verify", "x.tar.co", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out) == {
+    output = capsys.readouterr()
+    assert json.loads(output.out) == {
         "files": len(BODIES),
         "slots": 1000,
         "problems": 1000 + len(BODIES),
     }
-    assert len(told.err.splitlines()) == 23
-    assert f"and {980 + len(BODIES)} more" in told.err
+    assert len(output.err.splitlines()) == 23
+    assert f"and {980 + len(BODIES)} more" in output.err
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -297,7 +297,7 @@ def test_the_real_builders_archives_are_verified(here, name):
     assert main(["cotar", "verify", "x.tar.co"]) == 0
 
 
-def test_the_real_builders_names_that_are_no_ascii_are_read(here, capfdbinary):
+def test_names_beyond_ascii_of_the_real_builder_are_read(here, capfdbinary):
     (here / "x.tar.co").write_bytes(
         vector("gnu_utf8_names.tar") + vector("gnu_utf8_names.tar.index")
     )
@@ -318,18 +318,17 @@ def test_a_name_that_is_missing_ends_with_4(here, capsys):
     assert "'nope'" in capsys.readouterr().err
 
 
-def test_a_url_without_a_name_for_its_index_is_told(here, capsys):
+def test_an_index_of_a_url_needs_a_name(here, capsys):
     assert main(["cotar", "index", "http://127.0.0.1:1/x.tar"]) == 2
     assert "-o" in capsys.readouterr().err
 
 
 # --- convert
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def large(here):
-    """The same, with files that the kernel copies."""
+    """The same directory, with files that the kernel copies."""
     (here / "t.tar").write_bytes(made(LARGE.items()))
 
 
@@ -340,7 +339,7 @@ def test_a_caf_becomes_a_tar_and_again_the_same_caf(here, capsys, ending):
     assert main(["convert", "one.caf", f"o.{ending}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["members"] == len(LARGE)
     with tarfile.open(here / f"o.{ending}") as tar:
-        assert {each.name: tar.extractfile(each).read() for each in tar} == LARGE
+        assert {member.name: tar.extractfile(member).read() for member in tar} == LARGE
     assert main(["convert", f"o.{ending}", "two.caf"]) == 0
     assert (here / "one.caf").read_bytes() == (here / "two.caf").read_bytes()
     if ending == "tar.co":
@@ -352,7 +351,7 @@ def test_a_tar_gets_and_loses_its_index(here):
     assert (here / "o.tar").read_bytes() == (here / "t.tar").read_bytes()
 
 
-def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
+def test_hard_links_become_copies_and_the_last_name_counts(here, capsys):
     members = [
         ("a", b"1"),
         info("l", tarfile.LNKTYPE, "a"),
@@ -371,7 +370,7 @@ def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
     }
 
 
-def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, capsys):
+def test_files_too_large_for_a_caf_are_refused_before_copying(here, capsys):
     with open("t.tar", "wb") as file:
         large = info("large", tarfile.REGTYPE)
         large.size = 1 << 30
@@ -381,14 +380,11 @@ def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, caps
             file.write(info(f"link-{number}", tarfile.LNKTYPE, "large").tobuf(tarfile.GNU_FORMAT))
         file.write(bytes(1024))
     assert main(["convert", "t.tar", "o.caf"]) == 4
-    assert (
-        "does not fit into one CAF: the archive would have 35433480192 bytes"
-        in capsys.readouterr().err
-    )
+    assert "35433480192 bytes" in capsys.readouterr().err
     assert os.listdir(here) == ["t.tar"]
 
 
-def test_members_that_share_bytes_do_not_become_a_tar_of_any_size(here, capsys):
+def test_members_that_share_bytes_become_no_huge_tar(here, capsys):
     index = json.dumps(
         index_of_caf(*((f"m{number}", 0, 100 << 20) for number in range(400)))
     ).encode()
@@ -396,7 +392,7 @@ def test_members_that_share_bytes_do_not_become_a_tar_of_any_size(here, capsys):
         file.seek(100 << 20)
         file.write(index + len(index).to_bytes(4, "little"))
     assert main(["convert", "t.caf", "o.tar"]) == 4
-    assert "share bytes; a tar of it would have 41943040000 bytes" in capsys.readouterr().err
+    assert "41943040000 bytes" in capsys.readouterr().err
     assert not (here / "o.tar").exists()
 
 
@@ -411,7 +407,7 @@ def test_a_caf_behind_a_url_is_converted(here):
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["t.tar", "o.tar"], 2, "one format"),
+        (["t.tar", "o.tar"], 2, "t.tar"),
         (["nope.caf", "o.tar"], 4, "no file"),
         (["t.tar", "nowhere/o.caf"], 8, "'nowhere/o.caf' cannot be written"),
         (["t.tar", "folder.caf"], 2, "not a file"),
@@ -423,7 +419,7 @@ def test_a_caf_behind_a_url_is_converted(here):
         (["fake.tar.co", "o.caf"], 4, "no cotar index"),
     ],
 )
-def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, arguments, status, said):
+def test_invalid_conversions_are_refused_and_leave_nothing(here, capsys, arguments, status, said):
     (here / "broken.tar").write_bytes((here / "t.tar").read_bytes()[:700])
     (here / "fake.tar.co").write_bytes((here / "t.tar").read_bytes())
     (here / "latin.tar").write_bytes(made([("ü", b"1")], tarfile.GNU_FORMAT, encoding="latin-1"))
@@ -436,10 +432,9 @@ def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, argum
 
 
 # --- archived objects
-# ------------------------------------------------------------------------------------------
 
 BEHIND = bytes(9 << 20)
-"""So much that an object with it is not read as a whole."""
+"""Large enough that an object with it is read in ranges."""
 
 
 @pytest.fixture(scope="module")
@@ -462,33 +457,29 @@ def archive(tmp_path_factory, s3_server, databases):
     ("key", "name", "reads"),
     [("small.tar.co", "b/ü", 2), ("large.tar.co", FAR, 3), ("large.tar.co", "large", 3)],
 )
-def test_one_file_of_an_archived_object_is_given_by_two_or_three_range_reads(
-    archive, monkeypatch, key, name, reads
-):
-    asked = []
+def test_a_file_of_an_archived_tar_takes_few_reads(archive, monkeypatch, key, name, reads):
+    ranges = []
     stream = ObjectRanges.stream
     monkeypatch.setattr(
-        ObjectRanges, "stream", lambda self, *range_: asked.append(range_) or stream(self, *range_)
+        ObjectRanges, "stream", lambda self, *range_: ranges.append(range_) or stream(self, *range_)
     )
     body = (BODIES | MANY | {"large": BEHIND})[name]
     done = archive("get", "src", key, "--member", name)
     assert (done.status, done.err, done.out) == (0, "", body)
-    assert len(asked) <= reads
-    assert sum(end - start for start, end, _ in asked) <= len(body) + 80_000
+    assert len(ranges) <= reads
+    assert sum(end - start for start, end, _ in ranges) <= len(body) + 80_000
     assert archive("get", "src", key, "--member", name, "-o", "file").status == 0
     assert (archive.folder / "file").read_bytes() == body
 
 
 @pytest.mark.parametrize(("key", "name"), [("small.tar.co", "nope"), ("plain.tar", "a")])
-def test_a_file_that_an_archived_object_does_not_have_is_told(archive, key, name):
+def test_a_missing_file_of_an_archived_tar_is_reported(archive, key, name):
     done = archive("get", "src", key, "--member", name, "-o", "nothing")
-    one_sentence(done, 4)
-    assert "Name its index with --index" not in done.err  # `caf get` has no such option
+    expect_error(done, 4)
     assert not (archive.folder / "nothing").exists()
 
 
 # --- the real packages
-# ------------------------------------------------------------------------------------------
 
 READ = """
 import { readFile } from 'node:fs/promises';
@@ -500,7 +491,8 @@ import { SourceMemory } from '@chunkd/source-memory';
 
 const source = async (path) => new SourceMemory('memory://' + path, await readFile(path));
 const names = JSON.parse(await readFile('names.json', 'utf8'));
-const separate = new Cotar(await source('x.tar'), await CotarIndex.create(await source('x.tar.index')));
+const index = await CotarIndex.create(await source('x.tar.index'));
+const separate = new Cotar(await source('x.tar'), index);
 const sums = [];
 for (const cotar of [await Cotar.fromTar(await source('x.tar.co')), separate]) {
   for (const name of names) {
@@ -509,17 +501,20 @@ for (const cotar of [await Cotar.fromTar(await source('x.tar.co')), separate]) {
   }
 }
 const tar = await readFile('ascii.tar');
-const made = await CotarIndexBuilder.create(async (at, count) => at < tar.length ? tar.subarray(at, at + count) : null);
+const read = async (at, count) => at < tar.length ? tar.subarray(at, at + count) : null;
+const made = await CotarIndexBuilder.create(read);
 const written = new TarBuilder('theirs.tar');
-for (const [name, body] of JSON.parse(await readFile('theirs.json', 'utf8'))) await written.write(name, Buffer.from(body));
+for (const [name, body] of JSON.parse(await readFile('theirs.json', 'utf8'))) {
+  await written.write(name, Buffer.from(body));
+}
 await written.close();
 console.log(JSON.stringify({ sums, built: made.buffer.toString('hex') }));
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """A folder in which Node finds the original's packages."""
+    """A folder in which Node finds the original packages."""
     if not shutil.which("npm"):
         pytest.skip("there is no Node")
     folder = tmp_path_factory.mktemp("packages")
@@ -543,9 +538,7 @@ def packages(tmp_path_factory):
 
 
 @pytest.mark.thorough
-def test_the_original_reads_what_we_write_and_builds_the_same_index(
-    packages, tmp_path, monkeypatch
-):
+def test_the_original_tool_builds_the_same_index(packages, tmp_path, monkeypatch):
     monkeypatch.chdir(packages)
     bodies = BODIES | {f"n/{number}": b"%d" % number * (number % 5) for number in range(1, 500)}
     indexed(bodies)
@@ -556,8 +549,8 @@ def test_the_original_reads_what_we_write_and_builds_the_same_index(
     assert main(["cotar", "index", "ascii.tar"]) == 0
     names = [name for name, body in bodies.items() if body] + ["nope"]
     (packages / "names.json").write_text(json.dumps(names))
-    theirs = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
-    (packages / "theirs.json").write_text(json.dumps(list(theirs.items())))
+    tar_bodies = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
+    (packages / "theirs.json").write_text(json.dumps(list(tar_bodies.items())))
     (packages / "read.mjs").write_text(READ)
     done = subprocess.run(
         ["node", "read.mjs"],
@@ -567,12 +560,12 @@ def test_the_original_reads_what_we_write_and_builds_the_same_index(
         timeout=PATIENCE_SECONDS,
     )
     assert not done.returncode, done.stderr
-    told = json.loads(done.stdout)
-    assert told["sums"] == 2 * [
+    answer = json.loads(done.stdout)
+    assert answer["sums"] == 2 * [
         *(hashlib.sha256(bodies[name]).hexdigest() for name in names[:-1]),
         None,
     ]
-    assert bytes.fromhex(told["built"]) == (packages / "ascii.tar.index").read_bytes()
+    assert bytes.fromhex(answer["built"]) == (packages / "ascii.tar.index").read_bytes()
     assert main(["convert", "theirs.tar", "theirs.caf"]) == 0
     reader = CafReader.open(MemoryRanges((packages / "theirs.caf").read_bytes()))
-    assert {member.key: reader.read(member.key).decode() for member in reader.members} == theirs
+    assert {member.key: reader.read(member.key).decode() for member in reader.members} == tar_bodies

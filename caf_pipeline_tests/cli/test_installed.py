@@ -1,6 +1,4 @@
-"""Every command of the installed `caf`, as a process of its own; all other tests of commands may
-run them in theirs.
-"""
+"""Every command of the installed `caf`, as a process of its own."""
 
 import shutil
 from pathlib import Path
@@ -67,12 +65,10 @@ COMMANDS = {
     "pause": ("pause",),
     "resume": ("resume",),
 }
-"""In an order in which each finds what it needs."""
+"""Each command finds what earlier ones made."""
 
 STATUS = {"unpark": 11, "withdraw": 11, "remove": 6, "safe-to-delete": 1}
-"""Commands that end with another status than 0: no such chunk; the source is archived; nothing was
-proven in two windows yet.
-"""
+"""Exit statuses other than 0: no such chunk, an archived source, nothing proven in two windows."""
 
 SAID = {
     "cat": b"bytes",
@@ -130,7 +126,7 @@ def test_each_command_does_its_work_as_it_is_installed(
 
 
 def test_the_summaries_are_those_of_the_commands():
-    """The help of all commands is made without loading them."""
+    """The summaries exist twice, so that help loads no command."""
     runner = CliRunner()
     assert runner.invoke(build(""), ["--help"]).output == runner.invoke(build(), ["--help"]).output
 
@@ -139,7 +135,7 @@ def test_the_summaries_are_those_of_the_commands():
     "group", [(), ("jackal",), ("cotar",), ("clps",), ("logs",), ("chunkio",)], ids="/".join
 )
 def test_the_help_cuts_no_summary(tmp_path, group):
-    """What is longer than a line of 80 columns ends in dots."""
+    """typer ends a summary with dots if it is longer than 80 columns."""
     listed = CommandLine(tmp_path, {"COLUMNS": "80"})(*group, "--help").out.partition(b"Commands:")[
         2
     ]
@@ -150,6 +146,6 @@ def test_the_help_cuts_no_summary(tmp_path, group):
 @pytest.mark.parametrize(
     "arguments", [(), ("--help",), ("--version",)], ids=["alone", "--help", "--version"]
 )
-def test_a_process_says_what_the_same_command_says_here(tmp_path, arguments):
+def test_a_process_prints_the_same_as_a_call(tmp_path, arguments):
     caf = CommandLine(tmp_path, {})
     assert caf.process(*arguments) == caf(*arguments)

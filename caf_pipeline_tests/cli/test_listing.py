@@ -1,4 +1,4 @@
-"""`caf ls`, `caf find` and `caf du`, as a user meets them."""
+"""`caf ls`, `caf find` and `caf du`."""
 
 import json
 import os
@@ -11,8 +11,13 @@ import pytest
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import load_settings
 from caf_pipeline.wiring import open_archive
-from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    archive_source,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 BODIES = {
@@ -59,18 +64,18 @@ def test_a_level_is_listed_as_s3_lists_it(caf):
 
 
 def test_every_key_is_listed_as_a_look_up_gives_it(caf):
-    found = objects(caf("ls", "src", "--recursive", "--json"))
-    assert [one["key"] for one in found] == sorted(BODIES)
-    assert {one["key"]: one["size_bytes"] for one in found} == {
+    listed = objects(caf("ls", "src", "--recursive", "--json"))
+    assert [row["key"] for row in listed] == sorted(BODIES)
+    assert {row["key"]: row["size_bytes"] for row in listed} == {
         key: len(body) for key, body in BODIES.items()
     }
-    assert {one["key"] for one in found if one["status"] == "gone"} == {"logs/2025/c.gz"}
+    assert {row["key"] for row in listed if row["status"] == "gone"} == {"logs/2025/c.gz"}
     got = caf("get", "src", "logs/2025/c.gz")
     assert (got.out, "is gone from S3" in got.err) == (BODIES["logs/2025/c.gz"], True)
-    assert all(one["chunks"] and len(one["sha256"]) == 64 for one in found)
+    assert all(row["chunks"] and len(row["sha256"]) == 64 for row in listed)
 
 
-def test_only_what_s3_has_is_listed_where_that_is_asked_for(caf):
+def test_the_option_current_lists_only_objects_in_s3(caf):
     assert lines(caf("ls", "src", "logs/", "--current")) == ["logs/", "logs/2026/"]
     assert "logs/2025/c.gz" not in lines(caf("ls", "src", "-r", "--current"))
 
@@ -98,18 +103,18 @@ def test_objects_are_found_by_pattern_size_and_time(caf):
     assert lines(caf("find", "src", "logs")) == ["logs"]
     assert lines(caf("find", "src", "--older", "2020-01-01")) == []
     assert len(lines(caf("find", "src", "--newer", "2020-01-01T00:00:00Z"))) == len(BODIES)
-    (one,) = objects(caf("find", "src", "zo*", "--json"))
-    assert (one["key"], one["size_bytes"]) == ("zoë", 5)
+    (row,) = objects(caf("find", "src", "zo*", "--json"))
+    assert (row["key"], row["size_bytes"]) == ("zoë", 5)
 
 
 @pytest.mark.thorough
-def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
+def test_the_option_as_of_lists_and_fetches_versions(caf):
     later = objects(caf("ls", "src", "-r", "--json", "--as-of", "2099-01-01T00:00+02:00"))
-    assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {
+    assert {row["key"]: row["status"] for row in later} == dict.fromkeys(BODIES, "archived") | {
         "logs/2025/c.gz": "gone"
     }
     got = caf("get", "src", "logs/2025/c.gz", "--as-of", "2099-01-01")
-    assert (got.out, "was gone from S3 at 2099-01-01 00:00:00 UTC" in got.err) == (
+    assert (got.out, "S3 at 2099-01-01 00:00:00 UTC" in got.err) == (
         BODIES["logs/2025/c.gz"],
         True,
     )
@@ -121,18 +126,18 @@ def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
     assert (total["objects"], total["size_bytes"]) == (len(BODIES), sum(map(len, BODIES.values())))
     for command in ("ls", "du"):
         none = "no object of source 'src' is archived as of 2020-01-01"
-        one_sentence(caf(command, "src", "--as-of", "2020-01-01"), 11, none)
+        expect_error(caf(command, "src", "--as-of", "2020-01-01"), 11, none)
     for command in ("ls", "find", "du"):
-        one_sentence(caf(command, "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
-        one_sentence(
+        expect_error(caf(command, "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
+        expect_error(
             caf(command, "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other"
         )
-    one_sentence(
+    expect_error(
         caf("get", "src", "zoë", "--as-of", "2020-01-01"),
         11,
-        "'zoë' of source src is not archived as it was at 2020",
+        "'zoë'",
     )
-    one_sentence(
+    expect_error(
         caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"),
         2,
         "exclude each other",
@@ -152,53 +157,47 @@ def test_sums_add_up_to_what_is_listed(caf):
 
 
 @pytest.mark.parametrize("command", ["ls", "du"])
-def test_a_prefix_that_nothing_begins_with_is_said(caf, command):
-    one_sentence(
+def test_a_prefix_without_keys_is_an_error(caf, command):
+    expect_error(
         caf(command, "src", "lags/"),
         11,
-        "no key of source 'src' is archived and begins with 'lags/'",
+        "'lags/'",
         "caf ls src",
     )
-    one_sentence(caf(command, "src", os.fsdecode(b"\xff")), 11, "begins with")
+    expect_error(caf(command, "src", os.fsdecode(b"\xff")), 11, "begins with")
 
 
 @pytest.mark.parametrize("command", ["ls", "find", "du"])
-def test_a_source_of_which_nothing_is_archived_is_said(caf, command):
-    one_sentence(
-        caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run empty"
-    )
+def test_listing_a_source_without_archived_objects_is_an_error(caf, command):
+    expect_error(caf(command, "empty"), 11, "'empty'", "caf run empty")
 
 
-def test_what_is_no_size_and_no_time_is_said(caf):
-    one_sentence(caf("find", "src", "--larger", "1XB"), 2, "'1XB' is not a size")
-    one_sentence(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
-    one_sentence(
+def test_an_invalid_size_or_time_is_refused(caf):
+    expect_error(caf("find", "src", "--larger", "1XB"), 2, "'1XB' is not a size")
+    expect_error(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
+    expect_error(
         caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time"
-    )  # a year before the first
+    )  # before the year 1
 
 
-def test_references_that_fsspec_does_not_read_are_said(caf):
+def test_references_that_fsspec_cannot_read_are_counted(caf):
     done = caf("export-references", "src", "-o", "all.json")
     assert (done.status, done.out) == (0, b"")
-    assert "references to 8 objects in 1 chunk are in 'all.json'" in done.err
-    assert (
-        "1 key of these in 'all.json' cannot be read by fsspec, which cuts the '/' off the end"
-        in done.err
-    )
+    written, unreadable = done.err.splitlines()
+    assert "8 objects in 1 chunk" in written
+    assert "1 key in 'all.json'" in unreadable
     assert "fsspec" not in caf("export-references", "src", "-o", "all.parquet").err
 
 
-def test_an_empty_pattern_as_of_a_variable_that_is_not_set_is_refused(caf):
-    one_sentence(
-        caf("find", "src", ""), 2, "PATTERN is empty, and no key is.", "Leave it out for all keys"
-    )
+def test_an_empty_pattern_is_refused(caf):
+    expect_error(caf("find", "src", ""), 2, "PATTERN is empty")
 
 
 @pytest.mark.parametrize("option", ["--as-of", "--newer", "--older", "--larger", "--smaller"])
-def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(caf, option):
-    one_sentence(caf("find", "src", option, ""), 2, "'' is not a")
+def test_an_empty_size_or_time_is_refused(caf, option):
+    expect_error(caf("find", "src", option, ""), 2, "'' is not a")
     if option == "--as-of":
-        one_sentence(caf("get", "src", "packages/rich/py.typed", option, ""), 2, "'' is not a time")
+        expect_error(caf("get", "src", "packages/rich/py.typed", option, ""), 2, "'' is not a time")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +211,8 @@ def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(caf, option)
         ["export-references", "src", "-o", ""],
     ],
 )
-def test_an_empty_path_is_refused_and_is_not_the_working_folder(caf, command):
-    one_sentence(caf(*command), 2, "A path is empty")
+def test_an_empty_path_is_refused(caf, command):
+    expect_error(caf(*command), 2, "A path is empty")
 
 
 def test_a_pattern_of_many_stars_comes_to_an_end(caf):
@@ -222,7 +221,7 @@ def test_a_pattern_of_many_stars_comes_to_an_end(caf):
     assert lines(caf("find", "src", "[lp]*")) == []
 
 
-def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
+def test_a_broken_pipe_ends_the_listing_silently(caf):
     with caf.start("ls", "src", "-r") as process:
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -230,12 +229,10 @@ def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
 
 
 @pytest.mark.parametrize("path", ["", "caf.toml"])
-def test_what_is_no_settings_opens_no_archive(caf, path):
+def test_invalid_settings_open_no_archive(caf, path):
     with (
         caf.surroundings(),
-        pytest.raises(
-            TypeError, match=r"is no settings: open_archive\(load_settings\(path\)\) reads"
-        ),
+        pytest.raises(TypeError, match="load_settings"),
     ):
         open_archive(path)
     with caf.surroundings(), open_archive(load_settings("caf.toml")) as archive:

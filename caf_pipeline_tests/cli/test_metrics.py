@@ -1,6 +1,4 @@
-"""`caf metrics`: what Prometheus's own parser reads is what the ledger has; the dashboard asks for
-nothing else.
-"""
+"""`caf metrics` matches the ledger, and the dashboard uses only these metrics."""
 
 import json
 import re
@@ -24,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket):
     for number in range(3):
-        new_bucket.put(f"k{number}", bytes(700_000))  # a chunk each
+        new_bucket.put(f"k{number}", bytes(700_000))  # one chunk for each object
     caf = CommandLine(
         tmp_path,
         {
@@ -39,7 +37,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def samples(page: str) -> dict[tuple[str, ...], float]:
-    """What a page of OpenMetrics has, by name and labels."""
+    """Return the samples of a page of OpenMetrics, by name and labels."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page)
@@ -47,7 +45,7 @@ def samples(page: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
+def test_metrics_match_the_ledger(caf, ledger):
     with connected(ledger.database) as connection:
         first = "(SELECT min(caf_file_id) FROM caf_files)"
         set_state(connection, "packing", f"caf_file_id = {first}")
@@ -61,25 +59,25 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
             "NULL)"
         )
     ledger.controls.set("paused", "a test")
-    found = samples(caf("metrics").out.decode())
-    assert found["caf_chunks", "src", "located"] == 2
-    assert found["caf_chunks", "src", "packing"] == 1
-    assert found["caf_object_bytes", "src", "located"] == 1_400_000
-    assert found["caf_objects", "src", "packing"] == 1
-    assert found["caf_packing_attempts_total", "src"] == 6
-    assert found["caf_skipped_objects", "src"] == 0
-    assert found["caf_paused",] == 1
+    exported = samples(caf("metrics").out.decode())
+    assert exported["caf_chunks", "src", "located"] == 2
+    assert exported["caf_chunks", "src", "packing"] == 1
+    assert exported["caf_object_bytes", "src", "located"] == 1_400_000
+    assert exported["caf_objects", "src", "packing"] == 1
+    assert exported["caf_packing_attempts_total", "src"] == 6
+    assert exported["caf_skipped_objects", "src"] == 0
+    assert exported["caf_paused",] == 1
     (progress,) = ledger.progress.of(["src"])
-    assert found["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(
+    assert exported["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(
         progress.oldest_planned_at.timestamp()
     )
-    assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(
+    assert exported["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(
         progress.inventory_at.timestamp()
     )
-    assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
-    assert found["caf_suspected_chunks", "src"] == 1
-    assert found["caf_last_look_timestamp_seconds", "src"] == 2000
-    assert {name: value for name, value in found.items() if "bulk_look" in name[0]} == {
+    assert sum(value for name, value in exported.items() if name[:2] == ("caf_copies", "src")) == 2
+    assert exported["caf_suspected_chunks", "src"] == 1
+    assert exported["caf_last_look_timestamp_seconds", "src"] == 2000
+    assert {name: value for name, value in exported.items() if "bulk_look" in name[0]} == {
         ("caf_last_whole_bulk_look_timestamp_seconds", "jackal"): 1000
     }
 
@@ -104,7 +102,7 @@ def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
 
 
 @pytest.mark.thorough
-def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away(caf, ledger):
+def test_metrics_answer_503_while_the_database_is_away(caf, ledger):
     serving = caf.start("metrics", "--serve", "127.0.0.1:0")
     address = re.search(rb"http://\S+", serving.stderr.readline())[0].decode()
     scrape = urllib.request.Request(
@@ -122,21 +120,21 @@ def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away
     with urllib.request.urlopen(address) as answer:
         assert answer.status == 200
     serving.send_signal(signal.SIGINT)
-    _, said = serving.communicate()
-    assert (serving.returncode, said.count(b"\n")) == (130, 1)
+    _, output = serving.communicate()
+    assert (serving.returncode, output.count(b"\n")) == (130, 1)
 
 
 @pytest.mark.parametrize(
     "where", ["9180", "localhost:", "localhost:x", "localhost:70000", "192.0.2.1:9180"]
 )
-def test_a_place_that_cannot_be_listened_on_is_refused(tmp_path, database_url, where):
+def test_an_unusable_address_is_refused(tmp_path, database_url, where):
     caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url})
     caf.settings(source_text("http://127.0.0.1:1", "b"))
     assert caf("metrics", "--serve", where).status == 2
 
 
 @pytest.mark.thorough
-def test_it_is_served_by_ipv6(caf):
+def test_metrics_are_served_by_ipv6(caf):
     serving = caf.start("metrics", "--serve", "[::1]:0")
     address = re.search(rb"http://\[::1\]:\S+", serving.stderr.readline())[0].decode()
     with urllib.request.urlopen(address) as answer:
@@ -145,7 +143,7 @@ def test_it_is_served_by_ipv6(caf):
     serving.communicate()
 
 
-def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledger):
+def test_the_dashboard_uses_only_existing_metrics_and_states(caf, ledger):
     absent = {
         "caf_oldest_pending_timestamp_seconds",
         "caf_last_look_timestamp_seconds",
@@ -153,17 +151,19 @@ def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledg
     }
     there = {name[0] for name in samples(render(ledger).decode())} | absent
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "caf-pipeline.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked += [
-        one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [
+        variable["query"]["query"]
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
     ]
-    named = set(re.findall(r"caf_\w+", " ".join(asked)))
+    named = set(re.findall(r"caf_\w+", " ".join(queries)))
     assert named == there
     from caf_pipeline.chunk_state import ChunkState
 
     states = {
         state
-        for several in re.findall(r'state=~?"([^"]+)"', " ".join(asked))
+        for several in re.findall(r'state=~?"([^"]+)"', " ".join(queries))
         for state in several.split("|")
     }
     assert states <= set(ChunkState)

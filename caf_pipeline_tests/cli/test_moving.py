@@ -1,4 +1,4 @@
-"""What an operator moves while chunks are under way: the staging folder, and the wallet."""
+"""Moving the staging folder, and changing the wallet, while chunks are under way."""
 
 import shutil
 import signal
@@ -7,8 +7,7 @@ import time
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline_tests.cli.test_pipeline import KEYS
-from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import (
     jackal_command_line,
     wallet_with_space,
@@ -20,7 +19,7 @@ pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
 @pytest.fixture
 def bodies(new_bucket):
-    """Objects in the bucket, for three chunks."""
+    """Put objects for three chunks into the bucket."""
     bodies = {f"key-{number}": bytes([number]) * 400_000 for number in range(8)}
     for key, body in bodies.items():
         new_bucket.put(key, body)
@@ -29,7 +28,7 @@ def bodies(new_bucket):
 
 @pytest.fixture
 def text(s3_server, new_bucket):
-    """Settings with chunks of four objects at most."""
+    """Settings with at most four objects a chunk."""
     return source_text(s3_server, new_bucket.name, target_size="1600000B")
 
 
@@ -40,9 +39,7 @@ def get_all(caf, bodies):
 
 
 @pytest.mark.thorough
-def test_the_staging_folder_is_moved_with_what_is_in_it(
-    tmp_path, database_url, ledger, text, bodies
-):
+def test_the_staging_folder_can_be_moved(tmp_path, database_url, ledger, text, bodies):
     caf = CommandLine(
         tmp_path, KEYS | {"CAF_DATABASE_URL": database_url, "CAF_STORE__KIND": "directory"}
     )
@@ -69,7 +66,7 @@ def test_the_staging_folder_is_moved_with_what_is_in_it(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("bodies")
-def test_another_wallet_stores_what_is_new_and_knows_what_the_first_one_stored(
+def test_another_wallet_continues_the_archive_of_the_first(
     tmp_path, network, database_url, text, new_bucket
 ):
     first, second = wallet_with_space(network), wallet_with_space(network)
@@ -84,5 +81,5 @@ def test_another_wallet_stores_what_is_new_and_knows_what_the_first_one_stored(
     files = after("jackal", "files")
     assert files.status == 0, files.out
     assert b"src: 4 chunks on the chain, 0 missing, 0 foreign" in files.out
-    owned = [one["owner"] for one in network.state()["files"]]
-    assert (owned.count(first.address), owned.count(second.address)) == (3, 1)
+    owners = [file["owner"] for file in network.state()["files"]]
+    assert (owners.count(first.address), owners.count(second.address)) == (3, 1)

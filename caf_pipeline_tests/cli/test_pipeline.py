@@ -1,9 +1,8 @@
-"""`caf run`, `get`, `status` and an operator's commands, as a user meets them; bad input above
-all.
-"""
+"""`caf run`, `get`, `status` and an operator's commands, especially with bad input."""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,18 +14,16 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
-from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    Done,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import Bucket, make_bucket, s3_error
 from caf_pipeline_tests.support.tiers import sampled
-
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "hush-hush",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_CONFIG_FILE": os.devnull,
-    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-}
 
 
 def fill(bucket):
@@ -55,12 +52,12 @@ def filled(caf, s3_server, new_bucket):
 
 @dataclass(frozen=True)
 class Archived:
-    """A source that `caf run` has archived, with the embedded ledger, and what the command said."""
+    """An archived source, and the output of `caf run`."""
 
     caf: CommandLine
     bucket: Bucket
     bodies: dict[str, bytes]
-    said: Done
+    result: Done
 
 
 @pytest.fixture(scope="module")
@@ -74,27 +71,14 @@ def archived(tmp_path_factory, s3_server, databases):
     return Archived(caf, bucket, bodies, caf("run", "--source", "src"))
 
 
-def one_sentence(done, status, *words):
-    """The command ended with this status, and said why in one sentence and a hint, without a
-    traceback.
-    """
-    assert done.status == status, done.err
-    errors = [line for line in done.err.splitlines() if line.startswith("caf: error: ")]
-    assert len(errors) == 1, done.err
-    for word in words:
-        assert word in done.err
-    assert "Traceback" not in done.err
-    assert "hush" not in done.err
-
-
 @pytest.mark.thorough
-def test_a_run_says_what_it_did_and_no_secret(archived):
-    assert archived.said.status == 0, archived.said.err
-    assert "27 objects" in archived.said.err
-    assert "hush" not in archived.said.err + archived.said.out.decode()
+def test_a_run_reports_its_work_and_no_secret(archived):
+    assert archived.result.status == 0, archived.result.err
+    assert "27 objects" in archived.result.err
+    assert "hush" not in archived.result.err + archived.result.out.decode()
 
 
-def test_what_was_run_can_be_got(archived):
+def test_archived_objects_can_be_fetched(archived):
     for key in ("some/key-07", "empty", "a/"):
         assert archived.caf("get", "src", key).out == archived.bodies[key]
     assert archived.caf("get", "src", "some/key-00", "-o", "out").status == 0
@@ -112,14 +96,12 @@ def test_the_status_shows_the_source_and_every_chunk(archived):
 
 
 def status_of(caf):
-    """Return the status of the one source as text and as JSON."""
+    """Return the status of the only source as text and as JSON."""
     return caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])
 
 
 @pytest.mark.thorough
-def test_a_chunk_of_which_every_object_was_skipped_has_none_by_the_status(
-    caf, s3_server, new_bucket
-):
+def test_a_chunk_of_skipped_objects_is_empty(caf, s3_server, new_bucket):
     for key in ("a", "b"):
         new_bucket.put(key, b"content")
     caf.settings(source_text(s3_server, new_bucket.name))
@@ -143,9 +125,7 @@ def status_of_chunks(caf):
 
 
 @pytest.mark.thorough
-def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(
-    caf, s3_server, new_bucket
-):
+def test_the_status_counts_filtered_objects_and_older_versions(caf, s3_server, new_bucket):
     new_bucket.keep_versions()
     first = new_bucket.put("k", b"first")["VersionId"]
     new_bucket.put("k", b"second")
@@ -156,74 +136,67 @@ def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_invent
     caf.settings(source_text(s3_server, new_bucket.name, max_size="8"))
     done = caf("run", "--source", "src")
     assert done.status == 0
-    assert (
-        "complete but for 1 left out by max_size, 2 older versions left out by versions"
-        in " ".join(done.err.split())
-    )
+    notes = " ".join(done.err.split())
+    for count in ("1 left out", "2 older versions"):
+        assert count in notes
     text, source = status_of(caf)
-    assert "1 current, 0 older, 0 gone, by the inventory of " in text
-    assert (
-        "left out of it: 1 by max_size; it has 2 older versions left out, 1 delete marker, 1 key "
-        "deleted" in text
-    )
+    assert "1 current, 0 older, 0 gone, " in text
+    for count in ("1 by max_size", "2 older versions", "1 delete marker", "1 key deleted"):
+        assert count in text
     assert source["left_out"] == {"max_size": 1}
     assert {name: source[name] for name in ("versions", *beside)} == {
         "versions": "current",
         **beside,
     }
-    one_sentence(
-        caf("get", "src", "k", "--object-version", first), 11, "is not archived as version"
-    )
+    expect_error(caf("get", "src", "k", "--object-version", first), 11, "version '")
     caf.settings(source_text(s3_server, new_bucket.name, max_size="8", versions="all"))
     preview = caf("plan", "src", "--dry-run").out.decode()
-    assert "versions  2 older versions among the objects, 1 delete marker, 1 key deleted" in preview
+    assert re.search("versions +2 older versions .*, 1 delete marker, 1 key deleted", preview)
     assert "planned   2 objects" in preview
     done = caf("run", "--source", "src", "--json")
     assert done.status == 0
-    said = json.loads(done.out)["sources"][0]
-    assert (said["archived_objects"], said["objects"], said["located"]) == (2, 4, 3)
-    assert {name: said[name] for name in ("versions", *beside)} == {"versions": "all", **beside}
+    summary = json.loads(done.out)["sources"][0]
+    assert (summary["archived_objects"], summary["objects"], summary["located"]) == (2, 4, 3)
+    assert {name: summary[name] for name in ("versions", *beside)} == {"versions": "all", **beside}
     assert caf("get", "src", "k", "--object-version", first).out == b"first"
     assert caf("get", "src", "k").out == b"second"
     got = caf("get", "src", "gone")
-    assert (got.out, "'gone' is gone from S3" in " ".join(got.err.split())) == (b"third", True)
+    assert (got.out, "'gone'" in got.err) == (b"third", True)
     text, source = status_of(caf)
-    assert "1 current, 1 older, 1 gone, by the inventory of " in text
+    assert "1 current, 1 older, 1 gone, " in text
     assert (source["uncounted_objects"], source["versions"]) == (0, "all")
 
 
-def test_a_bucket_without_versions_has_not_all_of_them(filled, s3_server, new_bucket):
+def test_all_versions_need_a_bucket_with_versions(filled, s3_server, new_bucket):
     caf, _ = filled
     caf.settings(source_text(s3_server, new_bucket.name, versions="all"))
-    one_sentence(
+    expect_error(
         caf("plan", "src", "--dry-run"),
         3,
         "keeps no versions",
         "set sources.src.versions to 'current'",
     )
     caf.settings(source_text(s3_server, new_bucket.name, versions="every"))
-    one_sentence(caf("status"), 3, "sources.src.versions", "'current'", "'all'")
+    expect_error(caf("status"), 3, "sources.src.versions", "'current'", "'all'")
 
 
-def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
+def test_a_report_needs_one_source_and_excludes_listing(filled):
     caf, _ = filled
-    one_sentence(
-        caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "caf run SOURCE"
-    )
-    one_sentence(
+    expect_error(caf("run", "--report", "2026-11-21"), 2, "--report", "caf run SOURCE")
+    expect_error(
         caf("run", "--source", "src", "--report", "2026-11-21", "--list"), 2, "exclude each other"
     )
     for command in (("run", "--source", "src"), ("plan", "src", "--dry-run")):
-        one_sentence(
+        expect_error(
             caf(*command, "--report", ""),
             2,
             "--report is empty",
-            "Leave it out for the newest report",
+            "newest report",
         )
-    one_sentence(
+    expect_error(
         caf("run", "--source", "src", "--report", "2026-11-21"),
         3,
-        "sources.src.inventory is not set",
+        "sources.src.inventory",
         "docs/inventory.md",
     )
 
@@ -237,8 +210,8 @@ def test_a_second_run_archives_only_what_is_new(archived):
     assert archived.caf("get", "src", "later").out == b"later"
 
 
-def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
-    one_sentence(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
+def test_a_key_that_is_not_archived_is_an_error(archived):
+    expect_error(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
 
 
 HEAVY = (
@@ -268,9 +241,7 @@ HEAVY = (
         "sqlalchemy",
     ),
 )
-"""What a look-up has no use for, each a hundredth of a second or more, alone or with what it
-loads.
-"""
+"""Modules that a look-up must not load; each takes 10 ms or more."""
 
 LOOK_UPS = [
     ["get", "src", "some/key-03", "-o", "fetched"],
@@ -329,7 +300,7 @@ def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):
     data = file.read_bytes()
     file.write_bytes(data.replace(body, body[:50] + bytes([body[50] ^ 0xFF]) + body[51:]))
     try:
-        one_sentence(archived.caf("get", "src", "some/key-03", "-o", "damaged"), 9, "SHA-256")
+        expect_error(archived.caf("get", "src", "some/key-03", "-o", "damaged"), 9, "SHA-256")
     finally:
         file.write_bytes(data)
     assert not (archived.caf.folder / "damaged").exists()
@@ -365,7 +336,7 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(filled, ledger, number):
     assert ledger.chunks.account("src").located_objects == len(bodies)
 
 
-def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
+def test_an_error_caused_by_an_interrupt_counts_as_interrupt(caf, monkeypatch):
     def interrupted(*_):
         try:
             raise KeyboardInterrupt
@@ -375,52 +346,48 @@ def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
     monkeypatch.setattr("caf_pipeline.cli.opened_ledger.open_ledger", interrupted)
     caf.settings("")
     done = caf("status")
-    assert (done.status, done.err) == (
-        130,
-        "caf: interrupted; the same command does it from the beginning\n",
-    )
+    assert done.status == 130
+    assert re.fullmatch("caf: interrupted; [^\n]*\n", done.err)
 
 
 def test_no_such_bucket(caf, s3_server):
     caf.settings(source_text(s3_server, "there-is-no-such-bucket"))
-    one_sentence(caf("run", "--source", "src"), 5, "there-is-no-such-bucket")
+    expect_error(caf("run", "--source", "src"), 5, "there-is-no-such-bucket")
 
 
 def test_wrong_credentials(caf, scripted_s3):
     scripted_s3.answer = lambda request: s3_error(403, "InvalidAccessKeyId")
     caf.settings(source_text(scripted_s3.endpoint, "b"))
-    one_sentence(caf("run", "--source", "src"), 5)
+    expect_error(caf("run", "--source", "src"), 5)
 
 
 def test_an_unreachable_endpoint(caf):
     caf.settings("[packing]\nrequest_attempts = 1\n" + source_text("http://127.0.0.1:9", "b"))
-    one_sentence(caf("run", "--source", "src"), 5, "127.0.0.1:9")
+    expect_error(caf("run", "--source", "src"), 5, "127.0.0.1:9")
 
 
 def test_a_database_that_is_away(caf, s3_server):
     caf.settings(source_text(s3_server, "b"))
     for arguments in (("run",), ("status",), ("get", "src", "a"), ("ls", "src")):
-        one_sentence(
+        expect_error(
             caf(*arguments, CAF_DATABASE_URL="postgresql://u:hush@127.0.0.1:9/d"), 6, "127.0.0.1"
         )
 
 
-def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
+def test_waiting_for_a_silent_database_is_reported(caf, monkeypatch):
     monkeypatch.setattr("caf_pipeline.ledger.database.UNANSWERED_SECONDS", 0.1)
     caf.settings('[sources.src]\nbucket = "b"\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = f"127.0.0.1:{silent.getsockname()[1]}"
         done = caf("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
-    one_sentence(
-        done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time"
-    )
+    expect_error(done, 6, f"database 'd' at {at}", "in time")
     assert done.err.startswith("caf: waiting since ")
 
 
 def test_a_bad_setting(caf):
     caf.settings('[sources.src]\nbucket = "b"\ntarget_size = "1XB"\n')
     for arguments in (("run",), ("status",), ("get", "src", "a")):
-        one_sentence(caf(*arguments), 3, "sources.src.target_size")
+        expect_error(caf(*arguments), 3, "sources.src.target_size")
 
 
 ON_A_SOURCE = [
@@ -443,16 +410,16 @@ ON_A_SOURCE = [
 
 
 @pytest.mark.parametrize("arguments", ON_A_SOURCE, ids=" ".join)
-def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
+def test_an_unknown_source_error_lists_the_sources(caf, arguments):
     caf.settings('[sources.src]\nbucket = "b"\n')
     done = caf(*arguments)
-    one_sentence(
+    expect_error(
         done,
         3,
         "no source 'scr'",
         f"{caf.folder}/caf.toml",
-        "the sources are: src",
-        "did you mean 'src'?",
+        "src",
+        "'src'?",
     )
     assert not done.out
 
@@ -466,8 +433,8 @@ def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
         (("merkle", "file", "--proof-type", "7"), "'--proof-type': '7' is not one of '0', '3'"),
     ],
 )
-def test_a_bad_argument_is_told_in_our_words(caf, arguments, words):
-    one_sentence(caf(*arguments), 2, words)
+def test_a_bad_argument_error_is_plain(caf, arguments, words):
+    expect_error(caf(*arguments), 2, words)
 
 
 WITH_SETTINGS = [
@@ -489,11 +456,9 @@ WITH_SETTINGS = [
 
 
 @pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
-def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(
-    tmp_path, arguments
-):
+def test_a_missing_caf_toml_is_an_error_without_side_effects(tmp_path, arguments):
     done = CommandLine(tmp_path, KEYS)(*arguments)
-    one_sentence(done, 3, "no caf.toml was found", str(tmp_path), "CAF_CONFIG names none")
+    expect_error(done, 3, "caf.toml", str(tmp_path), "CAF_CONFIG names none")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -505,47 +470,42 @@ def test_commands_on_local_files_need_no_settings(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.caf", "file"]
 
 
-def test_a_source_of_which_nothing_is_archived_yet_is_told(caf):
+def test_getting_from_a_source_without_archived_objects_fails(caf):
     caf.settings('[sources.src]\nbucket = "b"\n')
-    one_sentence(
-        caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run src"
-    )
+    expect_error(caf("get", "src", "key"), 11, "source 'src'", "caf run src")
 
 
-def test_another_version_than_was_asked_for_is_named_with_its_time(archived):
+def test_a_missing_version_error_names_the_archived_version(archived):
     (version,) = archived.bucket.client.list_objects_v2(
         Bucket=archived.bucket.name, Prefix="some/key-07"
     )["Contents"]
     done = archived.caf("get", "src", "some/key-07", "--object-version", "v0")
     etag = version["ETag"].strip('"')
-    one_sentence(
+    expect_error(
         done,
         11,
-        "not archived as version 'v0'",
+        "version 'v0'",
         f"etag:{etag}:100000 ({version['LastModified']:%Y-%m-%d %H:%M:%S} UTC)",
     )
-    one_sentence(
+    expect_error(
         archived.caf("get", "src", "nowhere", "--object-version", "v0"),
         11,
-        "'nowhere' of source src is not archived",
+        "'nowhere'",
     )
-    one_sentence(
+    expect_error(
         archived.caf("get", "src", "caf\udce9.txt", "--object-version", "v0"),
         11,
-        "of source src is not archived",
+        "source src",
     )
 
 
 @pytest.mark.thorough
-def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket):
+def test_a_prefix_without_keys_warns(filled, s3_server, new_bucket):
     caf, _bodies = filled
     caf.settings(source_text(s3_server, new_bucket.name, prefix="/some"))
     done = caf("run", "--source", "src")
-    said = (
-        f"bucket '{new_bucket.name}' at {s3_server} has no object whose key begins with "
-        "'/some': check sources.src.prefix"
-    )
-    assert said in " ".join(done.err.split())
+    for fact in (new_bucket.name, s3_server, "'/some'", "sources.src.prefix"):
+        assert fact in done.err
     assert "is complete" not in done.err
     assert done.status == 19
 
@@ -558,8 +518,8 @@ def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, 
     )
     done = caf("run", "--source", "src")
     assert done.status == 12
-    assert f"failed: the staging folder {small_disk} cannot take the chunk" in done.err
-    assert "make room there" in done.err
+    assert str(small_disk) in done.err
+    assert "make room" in done.err
     assert list(small_disk.iterdir()) == []
     caf.settings(source_text(s3_server, new_bucket.name, target_size="3MiB"))
     assert caf("run", "--source", "src").status == 0
@@ -575,23 +535,23 @@ def test_a_withdrawn_chunk_is_planned_again(filled, ledger):
     assert ledger.chunks.account("src").located_objects == len(bodies)
 
 
-def test_an_unknown_chunk_is_said_to_be_unknown(caf):
+def test_an_unknown_chunk_is_an_error(caf):
     caf.settings("")
-    one_sentence(caf("unpark", "src-00000000-00001"), 11, "src-00000000-00001")
+    expect_error(caf("unpark", "src-00000000-00001"), 11, "src-00000000-00001")
 
 
-def test_a_pause_is_seen_in_the_status(filled):
+def test_the_status_shows_a_pause(filled):
     caf, _ = filled
     assert b"paused" not in caf("status").out
-    caf("pause", "the disk is full")
-    assert caf("status").out.startswith(b"paused: the disk is full ('caf resume' ends it)")
+    caf("pause", "maintenance")
+    assert caf("status").out.startswith(b"paused: maintenance ('caf resume'")
     assert [json.loads(line)["paused"] for line in caf("status", "--json").out.splitlines()] == [
-        "the disk is full"
+        "maintenance"
     ]
     caf("resume")
     assert b"paused" not in caf("status").out
 
 
-def test_of_several_sources_named_none_is_left_out_in_silence(filled):
+def test_run_refuses_several_sources(filled):
     caf, _ = filled
-    one_sentence(caf("run", "src", "src"), 2, "caf run takes one source")
+    expect_error(caf("run", "src", "src"), 2, "one source")

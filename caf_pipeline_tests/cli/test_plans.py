@@ -1,4 +1,4 @@
-"""`caf plan --dry-run` and `caf plans`, as a user meets them."""
+"""`caf plan` and `caf plans`."""
 
 import json
 import os
@@ -44,59 +44,57 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
     return command_line
 
 
-def test_a_dry_run_says_what_a_plan_would_do_and_plans_nothing(caf):
+def test_a_preview_shows_the_plan_and_plans_nothing(caf):
     done = caf("plan", "src", "--dry-run")
     assert done.status == 0, done.err
-    said = done.out.decode()
-    assert "planned   26 objects, 2.4 MiB" in said
-    assert "chunks    3 of 1.0 MiB, filled by 95.4% with objects" in said
-    assert "price not known: set get_price" in said
-    assert "time      not known yet" in said
-    assert "class     STANDARD: 26 objects, 2.4 MiB" in said
-    assert "█" in said
+    text = done.out.decode()
+    assert "planned   26 objects, 2.4 MiB" in text
+    assert "chunks    3 of 1.0 MiB, filled by 95.4% with objects" in text
+    assert "set get_price" in text
+    assert "time      not known" in text
+    assert "class     STANDARD: 26 objects, 2.4 MiB" in text
+    assert "█" in text
     assert b"nothing planned yet" in caf("plans", "src").out
 
 
-def test_a_dry_run_as_json_is_one_object_with_every_number(caf):
-    found = json.loads(caf("plan", "src", "--dry-run", "--json").out)
-    assert (found["objects"], found["bytes"], found["chunks"], found["located"]) == (
+def test_a_preview_as_json_has_every_number(caf):
+    report = json.loads(caf("plan", "src", "--dry-run", "--json").out)
+    assert (report["objects"], report["bytes"], report["chunks"], report["located"]) == (
         26,
         2_500_000,
         3,
         0,
     )
-    assert (found["requests"], found["request_usd"], found["seconds"], found["last_plan"]) == (
+    assert (report["requests"], report["request_usd"], report["seconds"], report["last_plan"]) == (
         26,
         None,
         None,
         None,
     )
-    assert found["smallest"][0] == {"key": "empty", "bytes": 0}
-    assert sum(step["objects"] for step in found["sizes"]) == 26
+    assert report["smallest"][0] == {"key": "empty", "bytes": 0}
+    assert sum(step["objects"] for step in report["sizes"]) == 26
     again = json.loads(caf("plan", "src", "--dry-run", "--json", "--last-inventory").out)
-    assert again == found
+    assert again == report
 
 
 @pytest.mark.parametrize(
     "endpoint", [{"endpoint_url": "http://s3.example.org"}, {}], ids=["elsewhere", "at AWS"]
 )
 @pytest.mark.parametrize("prices", [{"get_price": 5}, {"get_price": 5, "egress_price": 1024}])
-def test_of_aws_and_its_regions_a_dry_run_speaks_only_where_no_endpoint_is_set(
-    tmp_path, ledger, capsys, endpoint, prices
-):
+def test_a_preview_names_aws_only_without_an_endpoint(tmp_path, ledger, capsys, endpoint, prices):
     described = {"bucket": "b", "public": True, **endpoint, **prices}
     context = a_run_context(
         tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described}
     )
     plans._print_preview(preview_plan(context, inventories.take_inventory(context)))
-    said = capsys.readouterr().out
-    assert ("within the bucket’s region" in said, "AWS's list prices" in said) == (
+    text = capsys.readouterr().out
+    assert ("bucket’s region" in text, "AWS's list prices" in text) == (
         not endpoint,
         not endpoint,
     )
 
 
-def test_a_dry_run_by_report_says_which_one_it_is_and_how_old(caf, s3_server, new_bucket):
+def test_a_preview_names_the_report_and_its_age(caf, s3_server, new_bucket):
     reports = ReportWriter(new_bucket.client, new_bucket.name, make_bucket(s3_server).name)
     now = datetime.now(UTC).replace(microsecond=0)
     first, second = (
@@ -114,17 +112,17 @@ def test_a_dry_run_by_report_says_which_one_it_is_and_how_old(caf, s3_server, ne
     done = caf(
         "plan", "src", "--dry-run", "--json", "--report", f"{now - timedelta(days=30):%Y-%m-%d}"
     )
-    found = json.loads(done.out)
-    assert (found["report"], found["inventory_taken_at"]) == (
+    report = json.loads(done.out)
+    assert (report["report"], report["inventory_taken_at"]) == (
         first,
         (now - timedelta(days=30)).isoformat(),
     )
     assert "is 30 days old" in done.err
     both = caf("plan", "src", "--dry-run", "--report", "2026-11-21", "--list")
-    assert (both.status, "--report and --list exclude each other" in both.err) == (2, True)
+    assert (both.status, "--report and --list" in both.err) == (2, True)
 
 
-def test_dry_run_changes_nothing_of_a_preview(caf):
+def test_the_option_dry_run_has_no_effect(caf):
     done = caf("plan", "src")
     assert (done.status, done.out) == (0, caf("plan", "src", "--dry-run", "--last-inventory").out)
     assert b"Nothing was planned" in done.out
@@ -133,7 +131,7 @@ def test_dry_run_changes_nothing_of_a_preview(caf):
 def test_run_takes_one_source_by_name_or_option(caf):
     for words in (("nosuch",), ("--source", "nosuch")):
         done = caf("run", *words)
-        assert (done.status, "there is no source 'nosuch'" in done.err) == (3, True)
+        assert (done.status, "'nosuch'" in done.err) == (3, True)
     assert caf("run", "src", "--source", "src").status == 2
     assert caf("run", "src", "other").status == 2
 
@@ -144,21 +142,19 @@ def test_a_key_that_begins_with_a_dash_follows_two_dashes(caf):
     assert caf("get", "src", "--", "-key").status == 11
 
 
-def test_the_last_inventory_has_to_be_there(caf):
+def test_the_option_last_inventory_needs_an_inventory(caf):
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
 
 
-def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_source(
-    caf, s3_server, new_bucket
-):
+def test_the_inventory_of_another_prefix_is_not_used(caf, s3_server, new_bucket):
     assert caf("plan", "src", "--dry-run").status == 0
     caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
         context = open_run_context(settings, "src", run="another", ledger=ledger)
-        with pytest.raises(NotLocated, match="there is no inventory of 'src' yet"):
+        with pytest.raises(NotLocated, match="'src'"):
             inventories.snapshot_to_plan(context)
         assert inventories.take_inventory(context).object_count == 25
         assert inventories.snapshot_to_plan(context).object_count == 25
@@ -172,16 +168,11 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     caf.settings(source_text(s3_server, new_bucket.name, versions="all") + "public = true\n")
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
-    why = (
-        "the latest inventory of 'src' was taken with versions = \"current\", and "
-        'sources.src.versions is "all" now'
-    )
-    assert (
-        f"{why}\n     hint: run it without --last-inventory: it takes an inventory then" in done.err
-    )
+    for fact in ('versions = "current"', 'sources.src.versions is "all"', "--last-inventory"):
+        assert fact in done.err
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
         context = open_run_context(settings, "src", run="another", ledger=ledger)
-        with pytest.raises(NotLocated, match='was taken with versions = "current"'):
+        with pytest.raises(NotLocated, match='versions = "current"'):
             inventories.snapshot_to_plan(context)
         listed = inventories.take_inventory(context).object_count
         assert inventories.snapshot_to_plan(context).object_count == listed
@@ -191,16 +182,16 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     )
 
 
-def test_a_dry_run_says_that_a_plan_of_another_prefix_would_be_refused(caf, s3_server, new_bucket):
+def test_a_preview_warns_if_the_prefix_changed(caf, s3_server, new_bucket):
     archive_source(caf)
     assert b"refused" not in caf("plan", "src", "--dry-run").out
     caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
-    said = " ".join(caf("plan", "src", "--dry-run").out.decode().split())
-    assert "this plan would be refused: source 'src' is " in said
-    assert said.count(f"/{new_bucket.name}/some/") == 1
+    text = " ".join(caf("plan", "src", "--dry-run").out.decode().split())
+    assert "refused: source 'src'" in text
+    assert text.count(f"/{new_bucket.name}/some/") == 1
 
 
-def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
+def test_a_preview_keeps_noticed_keys_in_the_ledger(caf):
     archive_source(caf)
     with caf.surroundings(), opened_ledger(load_settings()) as ledger:
         context = open_run_context(load_settings(), "src", run="another", ledger=ledger)
@@ -228,9 +219,9 @@ def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     )
     assert row["plan"] in caf("plans", "src").out.decode()
     shown = json.loads(caf("plans", "show", row["plan"], "--json").out)
-    assert [one["state"] for one in shown["chunk_list"]] == ["located"] * 3
+    assert [chunk["state"] for chunk in shown["chunk_list"]] == ["located"] * 3
     assert (
-        sum(one["objects"] for one in shown["chunk_list"])
+        sum(chunk["objects"] for chunk in shown["chunk_list"])
         == sum(step["objects"] for step in shown["sizes"])
         == 26
     )
@@ -238,10 +229,10 @@ def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     assert f"src-{row['plan']}-00003  located" in text
     preview = caf("plan", "src", "--dry-run").out.decode()
     assert f"last plan {row['plan']} of " in preview
-    assert "this one has -26 objects, -2.4 MiB, -3 chunks" in preview
+    assert "-26 objects, -2.4 MiB, -3 chunks" in preview
 
 
-def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
+def test_a_chunk_is_shown_with_its_keys_and_state(caf):
     archive_source(caf)
     (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]
     chunk = f"src-{row['plan']}-00001"
@@ -257,7 +248,7 @@ def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
     shutil.rmtree(row["folder"])  # as after `caf rebuild`, or on another machine
     plan, text = caf("plans", "show", row["plan"]), caf("plans", "chunk", chunk)
     assert (plan.status, text.status) == (0, 0), plan.err + text.err
-    assert "which is not on this machine" in plan.out.decode()
+    assert row["folder"] in plan.out.decode()
     assert f"{chunk}  located" in plan.out.decode()
     assert "state     located" in text.out.decode()
     shown = json.loads(caf("plans", "chunk", chunk, "--json").out)
@@ -265,7 +256,7 @@ def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
     assert json.loads(caf("plans", "show", row["plan"], "--json").out)["objects"] == 26
 
 
-def test_of_a_plan_with_a_flipped_bit_nothing_is_shown(caf, new_bucket):
+def test_a_plan_with_a_flipped_bit_is_not_shown(caf, new_bucket):
     for number in range(20):
         new_bucket.put(f"sizes/{number}", bytes(1237 * number))
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
@@ -292,6 +283,6 @@ def test_of_a_plan_with_a_flipped_bit_nothing_is_shown(caf, new_bucket):
         (["chunk", "src-12345678-00001"], 11, "the ledger has no chunk"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_there_is(caf, words, status, said):
+def test_unknown_plans_and_chunks_are_errors_with_hints(caf, words, status, said):
     done = caf("plans", *words)
     assert (done.status, said in done.err) == (status, True), done.err

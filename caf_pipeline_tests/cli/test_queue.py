@@ -1,6 +1,4 @@
-"""`caf queue` shows what a stranger sent, whole and harmless, and removes only what it has
-shown.
-"""
+"""`caf queue` escapes what a stranger sent, and removes only what it showed."""
 
 import json
 
@@ -24,13 +22,12 @@ def test_messages_are_shown_with_their_reasons_and_removed_on_demand(caf, ledger
         "id-1", "", b"\x1b[2J\xff\n", [ObjectEvent(b"key", "")], "it is not JSON"
     )
     assert ledger.notices.take_messages("src", [hostile]) == {"id-1"}
-    said = caf("queue", "src").out.decode()
-    assert "it is not JSON\n  \\x1b[2J" in said
-    assert said.endswith("1 message set apart\n")
-    assert (
-        "events name 1 key that no inventory has listed since; 1 message of its queue set apart"
-        in caf("status").out.decode()
-    )
+    text = caf("queue", "src").out.decode()
+    assert "JSON\n  \\x1b[2J" in text
+    assert text.endswith("1 message set apart\n")
+    status = caf("status").out.decode()
+    assert "1 key" in status
+    assert "1 message" in status
     status = json.loads(caf("status", "--json").out.splitlines()[0])
     assert (status["noticed_keys"], status["messages_set_apart"]) == (1, 1)
     assert json.loads(caf("queue", "src", "--json").out)["body"] == "\x1b[2J\\xff\n"

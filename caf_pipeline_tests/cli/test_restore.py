@@ -1,4 +1,4 @@
-"""`caf restore` into a folder: what is there afterwards, after kills, and what is never done."""
+"""`caf restore` into a folder: results, kills, and what it must never do."""
 
 import contextlib
 import json
@@ -19,8 +19,13 @@ from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.system.files_below import FilesBelow
-from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
-from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    KEYS,
+    CommandLine,
+    archive_source,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.run_contexts import archive_everything
@@ -45,7 +50,7 @@ BODIES = {
 
 
 def with_archived(folder, databases, source):
-    """Return a command line in a folder, where these objects are archived."""
+    """Return a command line that has archived these objects."""
     caf = CommandLine(folder, KEYS | {"CAF_DATABASE_URL": databases.take().url})
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="16MiB"))
     with caf.surroundings():
@@ -71,7 +76,7 @@ def folder(tmp_path):
 
 
 def files(folder):
-    """Return what is below a folder, by the key that each path stands for."""
+    """Return the files below a folder, by the key of each path."""
     return {
         key_of(path.relative_to(folder).parts): path.read_bytes()
         for path in folder.rglob("*")
@@ -84,7 +89,7 @@ def sums(done):
 
 
 @pytest.mark.thorough
-def test_every_key_is_restored_whatever_it_is_and_nothing_outside(archived, folder):
+def test_every_key_is_restored_and_nothing_outside_the_folder(archived, folder):
     done = archived("restore", "src", str(folder))
     assert done.status == 0, done.err
     assert files(folder) == BODIES
@@ -95,7 +100,7 @@ def test_every_key_is_restored_whatever_it_is_and_nothing_outside(archived, fold
     }
 
 
-def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(archived, folder):
+def test_a_second_restore_writes_only_missing_objects(archived, folder):
     assert archived("restore", "src", str(folder)).status == 0
     (folder / "some" / "key-03").unlink()
     done = sums(archived("restore", "src", str(folder), "--json"))
@@ -115,14 +120,14 @@ def test_a_prefix_is_restored_alone(archived, folder):
     }
 
 
-def test_a_different_file_is_never_replaced_unless_it_is_told_to(archived, folder):
+def test_a_different_file_is_replaced_only_by_force(archived, folder):
     (folder / "some").mkdir(parents=True)
     mine = folder / "some" / "key-03"
     mine.write_bytes(bytes(len(BODIES["some/key-03"])))
-    one_sentence(
+    expect_error(
         archived("restore", "src", "some/", str(folder)),
         1,
-        "1 object of 31 could not be restored",
+        "1 object of 31",
         "--force",
     )
     assert mine.read_bytes() == bytes(mine.stat().st_size)
@@ -130,30 +135,26 @@ def test_a_different_file_is_never_replaced_unless_it_is_told_to(archived, folde
     assert mine.read_bytes() == BODIES["some/key-03"]
 
 
-def test_each_object_that_failed_or_is_different_has_a_line_of_json(archived, folder):
+def test_failed_and_different_objects_are_lines_of_json(archived, folder):
     (folder / "some").mkdir(parents=True)
     (folder / "some" / "key-03").write_bytes(b"other")
     with spoilt(archived, "some/key-04"):
         done = archived("restore", "src", "some/key-0", str(folder), "--json")
-    lines = {one["key"]: one for one in map(json.loads, done.out.splitlines()[:-1])}
+    lines = {line["key"]: line for line in map(json.loads, done.out.splitlines()[:-1])}
     results = dict.fromkeys((key for key in BODIES if key.startswith("some/key-0")), "restored")
-    assert {key: one["result"] for key, one in lines.items()} == results | {
+    assert {key: line["result"] for key, line in lines.items()} == results | {
         "some/key-03": "different",
         "some/key-04": "failed",
     }
-    assert (lines["some/key-03"]["path"], lines["some/key-03"]["error"]) == (
-        "some/key-03",
-        "something else is there",
-    )
+    assert lines["some/key-03"]["path"] == "some/key-03"
+    assert lines["some/key-03"]["error"]
     assert lines["some/key-04"]["path"] is None
     assert "some/key-04" in lines["some/key-04"]["error"]
     assert lines["some/key-05"]["error"] is None
     assert (done.status, sums(done)["restored"]) == (9, 8)
 
 
-def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failure(
-    archived, folder
-):
+def test_objects_that_are_not_archived_are_counted(archived, folder):
     caf = archived
     with caf.surroundings():
         settings = load_settings()
@@ -167,24 +168,20 @@ def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failu
             ).chunks
             try:
                 done = caf("restore", "src", "some/", str(folder))
-                said = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
+                preview = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
                 whole = sums(caf("restore", "src", str(folder), "--dry-run", "--json"))
             finally:
                 chunk_steps.withdraw(context, chunk.name)
     assert done.status == 0, done.err
-    assert (
-        "src: beside these, 2 objects not archived yet and 0 skipped: `caf status src` has the "
-        "reasons" in done.err
-    )
-    assert (said["not_yet_archived"], said["skipped"]) == (2, 0)
+    assert "2 objects not archived" in done.err
+    assert "`caf status src`" in done.err
+    assert (preview["not_yet_archived"], preview["skipped"]) == (2, 0)
     assert (whole["not_yet_archived"], whole["skipped"]) == (3, 1)
 
 
-def test_a_prefix_in_the_place_of_a_forgotten_destination_is_not_written_to(
-    archived, tmp_path, monkeypatch
-):
+def test_a_prefix_without_destination_is_refused(archived, tmp_path, monkeypatch):
     before = sorted(archived.folder.iterdir())
-    one_sentence(archived("restore", "src", "some/"), 2, "'some/' is no folder", "DEST is missing")
+    expect_error(archived("restore", "src", "some/"), 2, "'some/'", "DEST is missing")
     assert sorted(archived.folder.iterdir()) == before
     (archived.folder / "some").mkdir()
     try:
@@ -214,7 +211,7 @@ def test_a_link_in_the_folder_is_not_followed(archived, folder, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_restore_that_was_killed_goes_on_and_leaves_nothing_half(archived, folder):
+def test_a_killed_restore_to_a_folder_continues(archived, folder):
     for at_least in (1, 10, 25):
         with archived.start("restore", "src", str(folder), "--json") as process:
             for _ in range(at_least):
@@ -229,15 +226,13 @@ def test_a_restore_that_was_killed_goes_on_and_leaves_nothing_half(archived, fol
 
 
 def is_within_large_object(folder):
-    with contextlib.suppress(FileNotFoundError):  # it may get its name between the two looks
+    with contextlib.suppress(FileNotFoundError):  # it may be renamed between the two calls
         return any(path.stat().st_size > 1 << 20 for path in folder.glob(".caf-*.partial"))
     return False
 
 
 @pytest.mark.thorough
-def test_a_restore_that_was_killed_within_large_objects_goes_on_with_the_right_times_and_leaves_no_unfinished_file(  # noqa: E501
-    tmp_path, folder, databases
-):
+def test_a_killed_restore_of_large_objects_continues(tmp_path, folder, databases):
     bodies = {f"large/{number:02}": os.urandom((9 << 20) + number) for number in range(9)} | {
         "a": b"small"
     }
@@ -262,27 +257,27 @@ def test_a_restore_that_was_killed_within_large_objects_goes_on_with_the_right_t
     }
 
 
-def test_two_at_once_do_not_write_into_one_folder(archived, folder):
+def test_two_restores_never_share_a_folder(archived, folder):
     import fcntl
 
     folder.mkdir()
     descriptor = os.open(folder, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    one_sentence(archived("restore", "src", str(folder)), 10, "another process restores into")
+    expect_error(archived("restore", "src", str(folder)), 10, "another process")
     os.close(descriptor)
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("first", ["", "in/it"], ids=["the outer", "the inner"])
-def test_two_at_once_do_not_write_into_a_folder_and_one_in_it(archived, folder, first):
+def test_two_restores_never_share_a_parent_folder(archived, folder, first):
     inner = folder / "in" / "it"
     inner.mkdir(parents=True)
     with FilesBelow(folder / first, force=False) as files:
         files.own()
-        one_sentence(
+        expect_error(
             archived("restore", "src", str(folder if first else inner)),
             10,
-            "another process restores into",
+            "another process",
         )
         assert archived("restore", "src", "a-b", str(folder.parent / "beside")).status == 0
     assert archived("restore", "src", "a-b", str(inner)).status == 0
@@ -290,7 +285,7 @@ def test_two_at_once_do_not_write_into_a_folder_and_one_in_it(archived, folder, 
 
 @contextlib.contextmanager
 def spoilt(archived, *keys):
-    """Let the store have other bytes of these objects."""
+    """Replace the bytes of these objects in the store while the context lasts."""
     (file,) = archived.folder.glob(".caf/store/chunks/*.caf")
     right = wrong = file.read_bytes()
     for key in keys:
@@ -302,19 +297,19 @@ def spoilt(archived, *keys):
         file.write_bytes(right)
 
 
-def test_wrong_bytes_are_not_restored_and_the_rest_is(archived, folder):
+def test_wrong_bytes_are_never_restored(archived, folder):
     wrong = {"some/key-03", "some/large"}
     with spoilt(archived, *wrong):
-        one_sentence(
+        expect_error(
             archived("restore", "src", str(folder)),
             9,
-            f"2 objects of {len(BODIES)} could not be restored",
+            f"2 objects of {len(BODIES)} ",
         )
     assert files(folder) == {key: body for key, body in BODIES.items() if key not in wrong}
 
 
-def test_a_disk_without_room_is_one_sentence_and_what_is_there_is_whole(archived, small_disk):
-    one_sentence(archived("restore", "src", str(small_disk / "out")), 8, "No space left")
+def test_a_full_disk_leaves_only_complete_files(archived, small_disk):
+    expect_error(archived("restore", "src", str(small_disk / "out")), 8, "No space left")
     assert all(BODIES[key] == body for key, body in files(small_disk / "out").items())
 
 
@@ -322,30 +317,30 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(archived, new_disk):
     disk = new_disk(1 << 20)
     (disk.folder / "out").mkdir()
     disk.read_only()
-    one_sentence(archived("restore", "src", str(disk.folder / "new")), 8, "Read-only file system")
-    one_sentence(archived("restore", "src", str(disk.folder / "out")), 8, "Read-only file system")
+    expect_error(archived("restore", "src", str(disk.folder / "new")), 8, "Read-only file system")
+    expect_error(archived("restore", "src", str(disk.folder / "out")), 8, "Read-only file system")
 
 
 @pytest.mark.parametrize(
     "command", [["restore", "src", "out"], ["restore", "src", "s3://b/x"], ["check", "src"]]
 )
-def test_without_the_database_nothing_is_begun(archived, command):
+def test_a_restore_needs_the_database(archived, command):
     away = archived(*command, CAF_DATABASE_URL="postgresql://127.0.0.1:1/none")
-    one_sentence(away, 6, "the database 'none' at 127.0.0.1:1 cannot be used: connection refused")
+    expect_error(away, 6, "database 'none' at 127.0.0.1:1")
     assert not (archived.folder / "out").exists()
 
 
-def test_what_cannot_be_restored_to_is_said(archived, tmp_path):
+def test_an_unusable_destination_is_refused(archived, tmp_path):
     (tmp_path / "file").write_text("")
-    one_sentence(archived("restore", "src", str(tmp_path / "file")), 8, "cannot be written")
-    one_sentence(
+    expect_error(archived("restore", "src", str(tmp_path / "file")), 8, "cannot be written")
+    expect_error(
         archived("restore", "src", "nothing/", str(tmp_path / "out")), 11, "begins with 'nothing/'"
     )
-    one_sentence(archived("restore", "src", "a", "b", "c"), 2, "more arguments")
+    expect_error(archived("restore", "src", "a", "b", "c"), 2, "more arguments")
     assert not Path(tmp_path / "b").exists()
 
 
-def test_a_dry_run_refuses_a_folder_that_cannot_be_as_the_restore_does(archived, tmp_path):
+def test_a_dry_restore_refuses_an_unusable_folder(archived, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "broken").symlink_to("nothing/here")
     (tmp_path / "loop").symlink_to("loop")
@@ -361,16 +356,16 @@ def test_a_dry_run_refuses_a_folder_that_cannot_be_as_the_restore_does(archived,
         "x/" * 3000,
     ):
         for options in (["--dry-run"], []):
-            one_sentence(
+            expect_error(
                 archived("restore", "src", "a", f"{tmp_path}/{name}", *options),
                 8,
-                "cannot be written to: ",
+                "written",
             )
     (tmp_path / "link").symlink_to(".")
     for name in ("link", "link/new", "new/x/y", "../" * 9):
         done = archived("restore", "src", "a", f"{tmp_path}/{name}", "--dry-run")
         assert (done.status, len(done.out.splitlines())) == (0, 3), done.err
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "broken",
         "file",
         "link",
@@ -381,9 +376,9 @@ def test_a_dry_run_refuses_a_folder_that_cannot_be_as_the_restore_does(archived,
 
 
 @pytest.mark.parametrize("slip", ["", "s3:/bucket/x", "S3://bucket", "file:///srv/x"])
-def test_what_is_more_likely_a_slip_than_a_folder_is_not_written_to(archived, slip):
+def test_a_likely_slip_is_no_destination(archived, slip):
     before = sorted(archived.folder.iterdir())
-    one_sentence(archived("restore", "src", "a", slip), 2, "s3://BUCKET/PREFIX")
+    expect_error(archived("restore", "src", "a", slip), 2, "s3://BUCKET/PREFIX")
     assert sorted(archived.folder.iterdir()) == before
     if slip.startswith("s3"):
         assert archived("restore", "src", "a-b", f"./{slip}").status == 0
@@ -393,18 +388,18 @@ def test_what_is_more_likely_a_slip_than_a_folder_is_not_written_to(archived, sl
 @pytest.mark.parametrize(
     "command", [["ls"], ["du"], ["check"], ["restore"], ["export-references", "-o", "skipped.json"]]
 )
-def test_a_key_that_was_skipped_is_said_to_be_where_it_is_all_that_is_asked_for(archived, command):
+def test_restoring_only_a_skipped_key_names_the_reason(archived, command):
     name, *options = command
     to = ["out"] if name == "restore" else []
-    one_sentence(
+    expect_error(
         archived(name, "src", "skipped/key", *to, *options),
         11,
-        "'skipped/key' of source src",
-        "skipped as cold_storage",
+        "'skipped/key'",
+        "cold_storage",
     )
 
 
-def test_the_fields_of_json_are_those_of_the_page(archived, folder):
+def test_the_documented_json_fields_are_printed(archived, folder):
     page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
     rows = page.partition("### As JSON")[2].partition("## One object")[0].splitlines()
     named = [
@@ -435,9 +430,7 @@ def test_the_fields_of_json_are_those_of_the_page(archived, folder):
 
 @pytest.fixture(scope="module")
 def rewritten(tmp_path_factory, databases):
-    """A source whose key `a` was archived twice, and `a~caf-v-<ETag>` beside it; gives the older
-    ETag, too.
-    """
+    """A source with two versions of `a`, a key `a~caf-v-<ETag>`, and the older ETag."""
     source = MemorySource({"a": b"first", "b": b"only"})
     etag = source.object("a").etag
     source.bodies[f"a~caf-v-{etag}"] = b"takes the name"
@@ -480,7 +473,7 @@ def test_older_versions_are_restored_beside_the_current_one(rewritten, folder):
     assert files(folder) == contents
 
 
-def test_older_versions_that_are_left_out_are_counted(rewritten, folder):
+def test_omitted_older_versions_are_counted(rewritten, folder):
     caf, _ = rewritten
     assert "1 older version" in caf("ls", "src").err
     assert sums(caf("restore", "src", str(folder), "--json"))["older_versions"] == 1
@@ -488,14 +481,12 @@ def test_older_versions_that_are_left_out_are_counted(rewritten, folder):
 
 def test_a_restore_as_of_a_time_before_everything_has_nothing(rewritten, folder):
     caf, _ = rewritten
-    one_sentence(caf("restore", "src", str(folder), "--as-of", "2001-01-01"), 11, "as of")
+    expect_error(caf("restore", "src", str(folder), "--as-of", "2001-01-01"), 11, "as of")
 
 
 @pytest.fixture
 def versioned(tmp_path, database_url, s3_server, new_bucket, monkeypatch):
-    """A bucket with three versions of `huge`, each in parts, all archived; gives the bodies, oldest
-    first.
-    """
+    """Archive three versions of `huge` in parts; return the bucket and the bodies, oldest first."""
     terms = planning.plan_terms
     monkeypatch.setattr(
         planning,
@@ -533,6 +524,6 @@ def test_the_version_of_a_time_is_restored_from_its_parts(versioned, folder):
 
 def test_all_versions_are_not_restored_to_a_bucket(rewritten):
     caf, _ = rewritten
-    one_sentence(
+    expect_error(
         caf("restore", "src", "s3://bucket/then", "--versions", "all"), 2, "folder", "--as-of"
     )

@@ -1,4 +1,4 @@
-"""The tests' own store of several providers is one, too."""
+"""The store of several folders, which other tests use, passes the store's contract."""
 
 import pytest
 
@@ -12,4 +12,4 @@ def store(tmp_path):
 
 
 class TestSeveralFolders(ChunkStoreContract):
-    """Passes the contract."""
+    pass

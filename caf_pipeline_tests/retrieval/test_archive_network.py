@@ -12,8 +12,11 @@ import pytest
 
 from caf_pipeline.store.jackal import provider
 from caf_pipeline.wiring import open_archive
-from caf_pipeline_tests.cli.test_pipeline import one_sentence
-from caf_pipeline_tests.support.command_line import archive_source, source_text
+from caf_pipeline_tests.support.command_line import (
+    archive_source,
+    expect_error,
+    source_text,
+)
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -155,13 +158,13 @@ def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_
     assert caf("export-references", "src", "-o", "one.json").status == 0
     assert network.providers[holding[-1]] in (caf.folder / "one.json").read_text()
     network.misbehave(provider=holding[-1], refuse=True)
-    one_sentence(
+    expect_error(
         caf("export-references", "src", "-o", "none.json"),
         7,
         "no provider gives an object of chunk",
     )
-    one_sentence(
+    expect_error(
         caf("export-references", "src", "-o", "none.txt"), 2, "neither in .json nor in .parquet"
     )
-    one_sentence(caf("export-references", "src", "x/", "-o", "none.json"), 11, "begins with 'x/'")
+    expect_error(caf("export-references", "src", "x/", "-o", "none.json"), 11, "begins with 'x/'")
     assert not list(caf.folder.glob("*none*"))

@@ -16,9 +16,8 @@ from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal.names import archive_note
-from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chain_user import ChainUser, random_content
-from caf_pipeline_tests.support.command_line import source_text
+from caf_pipeline_tests.support.command_line import expect_error, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
@@ -314,7 +313,7 @@ def test_same_settings_and_wallet_in_new_folder_pay_nothing(
     first, second = make_home("first", new_ledger()), make_home("second", fresh := new_ledger())
     assert first("run").status == 0
     charged = network.state()["charged"][wallet.address]
-    one_sentence(second("run"), 7, "caf rebuild src", "caf run src --new-archive")
+    expect_error(second("run"), 7, "caf rebuild src", "caf run src --new-archive")
     assert fresh.chunks.list() == []
     assert second("rebuild").status == 0
     assert second("run").status == 0
@@ -343,6 +342,6 @@ def test_ordered_new_archive_of_one_source_is_paid(
 ):
     caf = make_home("home", ledger := new_ledger())
     post(network, wallet.words, archive_note("f" * 32))
-    one_sentence(caf("run", "--new-archive"), 2, "SOURCE")
+    expect_error(caf("run", "--new-archive"), 2, "SOURCE")
     assert caf("run", "--source", "src", "--new-archive").status == 0
     assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}

@@ -32,7 +32,6 @@ from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline_tests.cli.test_log_search import packed
 from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.current_content import next_second

@@ -1,9 +1,7 @@
-"""`caf` as a user runs it: a folder with a caf.toml, arguments and an environment in, output and
-exit status out.
+"""Runs `caf` in a folder with a caf.toml; returns output and exit status.
 
-A command runs in this process, which takes a tenth of the time that an interpreter takes to start
-and to load it all. What is about the process itself (signals, kills, memory, what its children
-inherit, the installed script) is run as one: `process` and `start`.
+Commands run in this process, which takes a tenth of the time of a new one. Tests of the process
+itself (signals, kills, memory, children) use `process` and `start`.
 """
 
 import contextlib
@@ -37,20 +35,25 @@ from caf_pipeline_tests.support.run_contexts import archive_everything
 
 CAF = str(Path(sys.executable).with_name("caf"))
 
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "hush-hush",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+"""The test server's keys. No output may have the secret."""
+
 FOLDER_STORE = {"CAF_STORE__KIND": "directory"}
-FOREIGN = (
-    "AWS_",
-    "CAF_",
-    "DAGSTER_",
-    "JACKAL_",
-)  # a developer's own settings, which no test may see
+FOREIGN = ("AWS_", "CAF_", "DAGSTER_", "JACKAL_")
+"""Prefixes of a developer's own settings, which no test may see."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command said."""
+    """The result of a command."""
 
     status: int
     out: bytes
@@ -59,9 +62,9 @@ class Done:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A folder to work in, and the environment's variables.
+    """A folder to work in, and environment variables.
 
-    Chunks are kept in a folder, unless these say otherwise.
+    By default chunks are kept in a folder.
     """
 
     folder: Path
@@ -76,19 +79,19 @@ class CommandLine:
             with self.surroundings(**more), _in_time(arguments), _written_to(out, err):
                 try:
                     status = main(list(arguments))
-                except Exception:  # noqa: BLE001 - as the interpreter itself ends, where CAF_TRACEBACK asks for it
+                except Exception:  # noqa: BLE001 - as the interpreter does with CAF_TRACEBACK
                     traceback.print_exc()
                     status = 1
             return Done(status, _all_of(out), _all_of(err).decode())
 
     def process(self, *arguments: str, **more: str) -> Done:
-        """Run the installed command as a process of its own."""
+        """Run the installed command as a process."""
         process = self.start(*arguments, **more)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return Done(process.returncode, out, err.decode())
 
     def start(self, *arguments: str, **more: str) -> "subprocess.Popen[bytes]":
-        """Start the installed command, to be stopped, killed or read from while it runs."""
+        """Start the installed command as a process."""
         return subprocess.Popen(
             [CAF, *arguments],
             cwd=self.folder,
@@ -100,37 +103,34 @@ class CommandLine:
 
     @contextlib.contextmanager
     def surroundings(self, **more: str) -> Iterator[None]:
-        """Let this process be in the folder, with these variables only; then put back whatever a
-        command changed.
-        """
+        """Work in the folder with these variables; then undo what a command changed."""
         servers = set(embedded._opened)
         handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
         loggers = [
             logging.root,
             *(
-                each
-                for each in logging.root.manager.loggerDict.values()
-                if isinstance(each, logging.Logger)
+                logger
+                for logger in logging.root.manager.loggerDict.values()
+                if isinstance(logger, logging.Logger)
             ),
         ]
         logged = [
             (
-                each,
-                each.level,
-                each.propagate,
-                each.disabled,
-                list(each.handlers),
-                list(each.filters),
+                logger,
+                logger.level,
+                logger.propagate,
+                logger.disabled,
+                list(logger.handlers),
+                list(logger.filters),
             )
-            for each in loggers
+            for logger in loggers
         ]
-        source_resource._client.cache_clear()  # made with the keys of another environment
+        source_resource._client.cache_clear()  # it has the keys of another environment
         try:
             with (
                 mock.patch.dict(os.environ, self.variables(more), clear=True),
-                mock.patch.object(
-                    RetryPolicy, "calculate_delay", return_value=0.0
-                ),  # by its rule, a step waits 14 s
+                # A step would wait 14 s before a retry.
+                mock.patch.object(RetryPolicy, "calculate_delay", return_value=0.0),
                 contextlib.chdir(self.folder),
                 warnings.catch_warnings(),
             ):
@@ -145,7 +145,7 @@ class CommandLine:
                 )  # fmt: skip
             logging.root.manager._clear_cache()
             source_resource._client.cache_clear()
-            for folder in set(embedded._opened) - servers:  # as the end of a process does
+            for folder in set(embedded._opened) - servers:  # as at the end of a process
                 embedded._opened[folder].close()
 
     def variables(self, more: dict[str, str] | None = None) -> dict[str, str]:
@@ -159,7 +159,7 @@ class CommandLine:
 
 @contextlib.contextmanager
 def _in_time(arguments: tuple[str, ...]) -> Iterator[None]:
-    """Fail the test where the command hangs."""
+    """Fail the test if the command hangs."""
 
     def fail(number: int, frame: FrameType | None) -> None:
         pytest.fail(f"caf {' '.join(arguments)} took more than {PATIENCE_SECONDS} s")
@@ -174,9 +174,7 @@ def _in_time(arguments: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _written_to(out: BinaryIO, err: BinaryIO) -> Iterator[None]:
-    """Let the descriptors 0 to 2, and Python's own streams over them, be an input that has ended
-    and these files.
-    """
+    """Replace stdin by an empty input, and stdout and stderr by these files."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     with contextlib.ExitStack() as stack:
@@ -201,10 +199,22 @@ def _all_of(file: BinaryIO) -> bytes:
     return file.read()
 
 
-def archive_source(caf: CommandLine, source: str = "src") -> None:
-    """Archive what a source has with this command line's settings, by the steps of a run and
-    without Dagster.
+def expect_error(done: Done, status: int, *words: str) -> None:
+    """Assert that a command failed with one error, without a traceback or a secret.
+
+    `words` are facts in the error: names, numbers and commands, not sentences.
     """
+    assert done.status == status, done.err
+    errors = [line for line in done.err.splitlines() if line.startswith("caf: error: ")]
+    assert len(errors) == 1, done.err
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+    assert "hush" not in done.err
+
+
+def archive_source(caf: CommandLine, source: str = "src") -> None:
+    """Archive a source by the steps of a run, without Dagster."""
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:

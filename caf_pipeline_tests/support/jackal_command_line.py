@@ -1,4 +1,4 @@
-"""`caf` on a Jackal network: what its environment names, and wallets that no other test uses."""
+"""`caf` on a Jackal network, with wallets that no other test uses."""
 
 import json
 from dataclasses import dataclass, replace
@@ -21,20 +21,20 @@ S3_KEYS = {
 
 @dataclass(frozen=True)
 class NewWallet:
-    """Words, and the address that they stand for."""
+    """A mnemonic and its address."""
 
     words: str
     address: str
 
 
 def new_wallet() -> NewWallet:
-    """Return a wallet that the network has never seen."""
+    """Return a wallet that is new to the network."""
     words = Mnemonic("english").generate(strength=128)
     return NewWallet(words, Wallet(words).address)
 
 
 def wallet_with_space(network: LoopbackNetwork) -> NewWallet:
-    """Return a new wallet with coins and space, which has posted nothing."""
+    """Return a new wallet with coins and space."""
     wallet = new_wallet()
     network.fund(wallet.address, FUNDS)
     network.grant(wallet.address, SPACE)
@@ -44,9 +44,7 @@ def wallet_with_space(network: LoopbackNetwork) -> NewWallet:
 def jackal_command_line(
     folder: Path, network: LoopbackNetwork, words: str, **more: str
 ) -> CommandLine:
-    """Return a command line whose chunks go to a network, with time limits that suit its fast
-    blocks.
-    """
+    """Return a command line for a network, with timeouts for its fast blocks."""
     environment = {
         "CAF_STORE__KIND": "jackal",
         "CAF_JACKAL__LCD": json.dumps(network.lcds),
