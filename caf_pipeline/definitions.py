@@ -2,11 +2,11 @@
 the environment.
 """
 
-from caf_pipeline.entry import NoLooks
+from caf_pipeline.entry import GarbageCollectionPaused
 
-with NoLooks():  # on its own: it comes before DuckDB
+with GarbageCollectionPaused():  # on its own: it comes before DuckDB
     from dagster import Definitions
-with NoLooks():
+with GarbageCollectionPaused():
     from caf_pipeline.defs.build import build_defs
     from caf_pipeline.errors import SettingsError, with_hint
     from caf_pipeline.settings import load_settings

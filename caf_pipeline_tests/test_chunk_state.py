@@ -153,7 +153,7 @@ def test_an_illegal_move_names_the_chunk_and_both_states():
 @pytest.mark.parametrize(
     ("state", "hint"),
     [
-        (S.POSTED, "'caf run' goes on"),
+        (S.POSTED, "'caf run'"),
         (S.EXPIRED, "nothing more happens"),
         (S.LOCATED, "'caf status' shows"),
     ],

@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from caf_pipeline.entry import NoLooks
+from caf_pipeline.entry import GarbageCollectionPaused
 
 PROGRAM = """
 import gc, weakref
-from caf_pipeline.entry import look_rarely
+from caf_pipeline.entry import collect_garbage_rarely
 
 looks = []
 gc.callbacks.append(lambda phase, info: looks.append((gc.get_threshold()[0], len(kept))) if phase == "start" else None)
 kept = []
-look_rarely()
+collect_garbage_rarely()
 before = len(looks)
 while len(looks) < before + 2:
     kept.append([])
@@ -46,20 +46,20 @@ def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_
     put_back, enabled
 ):
     (gc.enable if enabled else gc.disable)()
-    with NoLooks():
+    with GarbageCollectionPaused():
         assert not gc.isenabled()
     assert gc.isenabled() is enabled
 
 
 PASSED_OVER = """
 import gc
-from caf_pipeline.entry import NoLooks
+from caf_pipeline.entry import GarbageCollectionPaused
 
-with NoLooks():
+with GarbageCollectionPaused():
     kept = [[] for _ in range(1000)]
 found = gc.get_freeze_count()
 assert found > 1000
-with NoLooks():
+with GarbageCollectionPaused():
     import duckdb
 assert gc.get_freeze_count() <= found
 """
@@ -80,10 +80,10 @@ import duckdb
 """
 DUCKDB = """
 import gc, sys
-from caf_pipeline.entry import end_early, ends_with, look_rarely
+from caf_pipeline.entry import skip_shutdown, exit_with, collect_garbage_rarely
 
-end_early()
-look_rarely()
+skip_shutdown()
+collect_garbage_rarely()
 {loaded}
 cycle = [duckdb.connect(":memory:")]
 cycle += [cycle, cycle[0].sql("SELECT 1")]
@@ -91,7 +91,7 @@ sys.exit({end})
 """
 
 
-@pytest.mark.parametrize("end", ["ends_with(3)", "3"], ids=["at once", "as usual"])
+@pytest.mark.parametrize("end", ["exit_with(3)", "3"], ids=["at once", "as usual"])
 @pytest.mark.parametrize(
     "loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"]
 )
@@ -107,13 +107,13 @@ def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, 
 
 ENDING = """
 import atexit, concurrent.futures, sys, threading, weakref
-from caf_pipeline.entry import end_early, ends_with
+from caf_pipeline.entry import skip_shutdown, exit_with
 
 class Left:
     def __del__(self):
         print("looked at", flush=True)
 
-end_early()
+skip_shutdown()
 left = Left()
 left.cycle = left
 atexit.register(print, "registered")
@@ -134,7 +134,7 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
             text=True,
             check=False,
         )
-        for end in ("ends_with(5)", "5")
+        for end in ("exit_with(5)", "5")
     }
     at_once, usual = ends.values()
     assert (at_once.returncode, usual.returncode) == (5, 5)
@@ -144,8 +144,8 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
 
 def test_output_that_cannot_be_written_at_the_end_is_no_success():
     code = (
-        "import sys; from caf_pipeline.entry import end_early, ends_with; end_early(); "
-        "print('lost'); sys.exit(ends_with(0))"
+        "import sys; from caf_pipeline.entry import skip_shutdown, exit_with; skip_shutdown(); "
+        "print('lost'); sys.exit(exit_with(0))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
@@ -163,9 +163,9 @@ def test_output_that_cannot_be_written_at_the_end_is_no_success():
 
 NO_PANDAS = """
 import sys
-from caf_pipeline.entry import leave_out_unused
+from caf_pipeline.entry import block_unused_modules
 
-leave_out_unused()
+block_unused_modules()
 import duckdb, pyarrow
 
 listed = pyarrow.table({"number": [1, 2]})

@@ -7,7 +7,7 @@ Not for a process of pytest, whose tests try what is left out here.
 
 import gc
 
-from caf_pipeline.entry import leave_out_unused
+from caf_pipeline.entry import block_unused_modules
 
-leave_out_unused()
+block_unused_modules()
 gc.freeze()
