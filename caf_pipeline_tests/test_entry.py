@@ -1,4 +1,4 @@
-"""What processes of ours do without: looks for garbage, the interpreter's own end, pandas."""
+"""Processes collect garbage rarely, skip the interpreter's shutdown, and load no pandas."""
 
 import gc
 import importlib.util
@@ -26,7 +26,7 @@ print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
 """  # noqa: E501
 
 
-def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
+def test_first_garbage_collection_is_late_and_later_ones_happen():
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
@@ -42,9 +42,7 @@ def put_back():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(
-    put_back, enabled
-):
+def test_paused_garbage_collection_is_restored(put_back, enabled):
     (gc.enable if enabled else gc.disable)()
     with GarbageCollectionPaused():
         assert not gc.isenabled()
@@ -65,7 +63,7 @@ assert gc.get_freeze_count() <= found
 """
 
 
-def test_what_was_loaded_is_passed_over_by_later_looks_unless_duckdb_is_among_it():
+def test_loaded_objects_are_frozen_unless_duckdb_is_loaded():
     run = subprocess.run(
         [sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False
     )
@@ -95,7 +93,7 @@ sys.exit({end})
 @pytest.mark.parametrize(
     "loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"]
 )
-def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, end):
+def test_duckdb_reports_no_leaks_at_exit(loaded, end):
     run = subprocess.run(
         [sys.executable, "-c", DUCKDB.format(loaded=loaded, end=end)],
         capture_output=True,
@@ -126,7 +124,7 @@ sys.exit({end})
 """
 
 
-def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_called_at_its_end():
+def test_process_ends_after_its_threads_and_atexit_functions():
     ends = {
         end: subprocess.run(
             [sys.executable, "-c", ENDING.format(end=end)],
@@ -142,7 +140,7 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
     assert usual.stdout == f"{at_once.stdout}looked at\n"
 
 
-def test_output_that_cannot_be_written_at_the_end_is_no_success():
+def test_unwritable_output_at_exit_is_a_failure():
     code = (
         "import sys; from caf_pipeline.entry import skip_shutdown, exit_with; skip_shutdown(); "
         "print('lost'); sys.exit(exit_with(0))"
@@ -173,7 +171,7 @@ print(duckdb.sql("SELECT sum(number) FROM listed").fetchall(), "pandas" in sys.m
 """
 
 
-def test_a_process_of_ours_loads_no_pandas():
+def test_process_loads_no_pandas():
     assert importlib.util.find_spec("pandas")
     run = subprocess.run(
         [sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=False
