@@ -38,7 +38,6 @@ from caf_pipeline.inventory.snapshot import (
     inventory_query,
     require_whole,
 )
-from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import (
     DEFAULT_BUDGET,
     Query,
@@ -48,6 +47,7 @@ from caf_pipeline.system.parquet import (
     translate_errors,
     write_whole,
 )
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -381,7 +381,7 @@ def _write_unsettled(
     def keys() -> Iterator[pa.RecordBatch]:
         nonlocal listed_count
         is_whole = False
-        for window, listed, known in one_ahead(_facts(snapshot, *files)):
+        for window, listed, known in prefetch_next(_facts(snapshot, *files)):
             listed_count += len(listed)
             some = pa.table({"key": _not_settled(listed, known)})
             if not len(some):

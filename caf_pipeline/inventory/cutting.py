@@ -60,7 +60,7 @@ from caf_pipeline.inventory.plan import (
     write_sums,
 )
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
-from caf_pipeline.system.ahead import one_ahead
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 MAX_CHUNKS: Final = 99_999
 """Of one plan, so that a chunk's number has five digits; more objects are several plans."""
@@ -359,7 +359,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
         ) as too_large,
     ):
         _split_all(cutter, file, folder, objects, metadata)
-        for pieces in one_ahead(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
+        for pieces in prefetch_next(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
             for piece, writer in zip(pieces, (objects, too_large), strict=True):
                 if piece.num_rows:
                     writer.write_batch(piece)

@@ -24,7 +24,6 @@ from caf_pipeline.inventory.snapshot import (
     opened_parquet,
     supported_keys,
 )
-from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import (
     DEFAULT_BUDGET,
     Query,
@@ -34,6 +33,7 @@ from caf_pipeline.system.parquet import (
     translate_errors,
     write_whole,
 )
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def not_yet_archived(
                     yield batch
 
         try:
-            found = write_whole(one_ahead(wanted()), out, SNAPSHOT_SCHEMA)
+            found = write_whole(prefetch_next(wanted()), out, SNAPSHOT_SCHEMA)
             apart.close({})
             apart.publish()
             query.table("refused", refused)
