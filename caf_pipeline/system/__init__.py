@@ -1,4 +1,4 @@
-"""Operating system and network. Nothing here knows about chunks, S3 or Jackal.
+"""Operating system and network. S3 and Jackal are in `source` and `store`.
 
 Files that survive a crash, folder locks, files below a folder, Parquet, ranges of a file; public
 addresses, HTTP with limits, deadlines, alerts by webhook and e-mail; environments of child
