@@ -10,7 +10,8 @@
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
 #   make bench-scaling   how costs grow at three sizes (CASE=…), and 100 workers that share a ledger
-#   make docs    write the generated pages       make screenshots   take the README's pictures of the UI again (chromium, chromium-driver)
+#   make docs    write the generated pages       make site        build the documentation's site
+#   make screenshots   take the README's pictures of the UI again (chromium, chromium-driver)
 #   make lock    resolve the dependencies again
 
 SHELL := /bin/sh
@@ -36,7 +37,7 @@ FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.13 pytho
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs screenshots lock clean
+.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -108,6 +109,7 @@ soak: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(ZENSICAL) --strict
 	@if cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 \
 	  && $(CARGO_ONCE) cargo fetch --quiet --locked --manifest-path native/Cargo.toml; then $(MAKE) --no-print-directory lint-native; \
 	else echo "native/ is not checked: that needs cargo with rustfmt and clippy, and crates.io"; fi
@@ -137,6 +139,19 @@ bench-quick: setup $(TOOLS)/versitygw
 docs: $(READY)
 	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md
 	$(BIN)/python docs/schema_page.py docs/schema.md
+
+ZENSICAL := $(BIN)/zensical build --clean
+
+# Mermaid draws the diagrams. If npm is missing, the site loads mermaid from elsewhere.
+MERMAID := docs/assets/mermaid.min.js
+$(MERMAID):
+	@mkdir -p $(@D)
+	@if command -v npm >/dev/null; then cd $(@D) && npm pack --silent mermaid@11.17.2 >/dev/null \
+	  && tar --extract --gzip --strip-components=2 --file mermaid-11.17.2.tgz package/dist/mermaid.min.js && rm mermaid-11.17.2.tgz; fi
+
+site: $(READY) $(MERMAID)
+	$(ZENSICAL) --strict
+	@echo "the site is in .caf/site: open .caf/site/index.html"
 
 screenshots: $(READY)
 	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py

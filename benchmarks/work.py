@@ -12,7 +12,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from caf_pipeline.entry import leave_out_unused, look_rarely
+from caf_pipeline.entry import block_unused_modules, collect_garbage_rarely
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_BYTES = 32 << 30
@@ -328,8 +328,8 @@ def main() -> None:
     """Do the work that the arguments name, as a process of ours that does such work; print what
     came of it.
     """
-    look_rarely()
-    leave_out_unused()
+    collect_garbage_rarely()
+    block_unused_modules()
     what, *arguments = sys.argv[1:]
     print(json.dumps(WORK[what](*arguments)))
 

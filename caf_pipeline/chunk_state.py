@@ -1,21 +1,19 @@
-"""The states of a chunk and of its copy, and the legal moves between them; nothing else knows which
-move is legal.
+"""The states of a chunk and of its copy, and the legal moves between them.
 
-`ChunkState` is one word for both: how far a chunk is on its way into the store.
+    forward   planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located
+    back      sealed ─▶ packing    verified ─▶ uploading    damaged ─▶ located
+    end       packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
+              posted, uploading, parked ─▶ abandoned    located, damaged ─▶ expired
+    later     located ─▶ damaged
 
-    the flow     planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶
-    located back         sealed ─▶ packing    verified ─▶ uploading    damaged ─▶ located an end
-    packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
-                 posted, uploading, parked ─▶ abandoned    located, damaged ─▶ expired
-    found later  located ─▶ damaged
+A chunk may also move to `parked` from every state in which a run has work to do, and back. The
+pipeline has given up on a parked chunk, and waits for an operator. Its copy keeps its state, which
+decides where the chunk may continue.
 
-Any state in which work is under way may also move to `parked` (the pipeline gave up; an operator's
-turn) and back. A parked chunk's copy stays as it is: what the copy is decides where the chunk may
-go from there.
-
-The ledger stores a chunk's state and a copy's state. From `posting` to `verified` the chunk is
-`sealed`; a damaged or expired chunk is `located`. Once a copy is past `wanted`, its chunk never
-returns to `packing`, and is withdrawn only if the copy is damaged.
+The ledger stores two states: the chunk's and the copy's. `ChunkState` combines them. From `posting`
+to `verified` the stored chunk is `sealed`; if it is damaged or expired, the stored chunk is
+`located`. Once the copy is past `wanted`, the chunk never returns to `packing`, and it can be
+withdrawn only if the copy is damaged.
 
 Source: "A chunk" in docs/design.md.
 """
@@ -27,7 +25,7 @@ from caf_pipeline.errors import IllegalMove
 
 
 class ChunkState(StrEnum):
-    """How far a chunk and its copy are: the column `state` of the ledger's view `chunks`."""
+    """Progress of a chunk and its copy: the column `state` of the ledger's view `chunks`."""
 
     PLANNED = "planned"
     PACKING = "packing"
@@ -46,7 +44,7 @@ class ChunkState(StrEnum):
 
 
 class CopyState(StrEnum):
-    """How far a chunk's copy in a store is. The values are what the ledger stores."""
+    """Progress of a chunk's copy in a store. The values are stored in the ledger."""
 
     WANTED = "wanted"
     POSTING = "posting"
@@ -70,40 +68,42 @@ UNDER_WAY: Final = (
     _S.UPLOADING,
     _S.VERIFIED,
 )
-"""States in flow order in which a run has work to do."""
+"""States in which a run has work to do, in order."""
 
 CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
-"""States whose objects are claimed: no other plan may take them."""
+"""States in which a chunk's objects are claimed, so that no other plan may include them."""
 
 MAY_BE_PENDING: Final = CLAIMING - {_S.PLANNED, _S.PACKING}
-"""States of chunks whose rows a seal may have written, and none has located."""
+"""States in which a seal may have written the chunk's rows, before they are located."""
 
 NOT_POSTED: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING)
-"""States in flow order in which the chain is not known to have a post of the chunk.
+"""States without a known post on the chain, in order.
 
-While a chunk is `posting` it may have one.
+A chunk that is `posting` may have a post.
 """
 
 BEGUN_NOT_POSTED: Final = NOT_POSTED[1:]
-"""Of these, the states of chunks that a run has begun: the store must have room for them now."""
+"""Started chunks without a known post: the store must have room for them now."""
 
 MAY_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
-"""States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no
-longer has the first.
+"""States in which a run may post the chunk.
+
+A damaged chunk is posted again if the chain no longer has its first post.
 """
 
 IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
-"""States whose locations count as archived.
+"""States in which a chunk's objects count as archived.
 
-A damaged chunk is repaired, not planned again, until it is withdrawn.
+A damaged chunk is repaired. Its objects are planned again only after it is withdrawn.
 """
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 """IN_GOOD_STANDING as a list, which psycopg sends as an array."""
 
 EVER_LOCATED: Final = frozenset({_S.LOCATED, _S.DAMAGED, _S.EXPIRED, _S.WITHDRAWN})
-"""States in which a chunk may have location rows; those of an expired or withdrawn one are history
-that no look-up finds.
+"""States in which a chunk may have location rows.
+
+No look-up returns the rows of an expired or withdrawn chunk.
 """
 
 COPY_STATES: Final = {
@@ -116,16 +116,16 @@ COPY_STATES: Final = {
     _S.DAMAGED: _C.DAMAGED,
     _S.EXPIRED: _C.EXPIRED,
 }
-"""The state of the copy that each of these says; with the others, but `parked`, a chunk under way
-has no copy.
+"""The copy's state for each of these chunk states.
+
+In all other states except `parked`, a chunk has no copy.
 """
 
 _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
-    # A move to itself is a step begun again after a crash: it is written so that the epoch is
-    # checked.
+    # A move to the same state restarts a step after a crash. It is written to check the epoch.
     _S.PLANNED: frozenset({_S.PACKING, _S.WITHDRAWN, _S.PARKED}),
     _S.PACKING: frozenset({_S.PACKING, _S.SEALED, _S.EMPTY, _S.WITHDRAWN, _S.PARKED}),
-    # Back to packing: what was sealed is gone from staging before anything was posted.
+    # Back to packing: the staged file was lost before a post was made.
     _S.SEALED: frozenset({_S.PACKING, _S.POSTING, _S.WITHDRAWN, _S.PARKED}),
     _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.PARKED}),
     _S.POSTED: frozenset({_S.UPLOADING, _S.ABANDONED, _S.PARKED}),
@@ -142,21 +142,21 @@ _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
 
 
 def may_move(before: ChunkState, after: ChunkState) -> bool:
-    """Tell whether a chunk in state `before` may be moved to `after`."""
+    """Return whether a chunk may move from `before` to `after`."""
     return after in _LEGAL[before]
 
 
 def require_move(chunk: str, before: ChunkState, after: ChunkState) -> None:
-    """Raise IllegalMove, naming `chunk`, unless `before` → `after` is legal."""
+    """Raise IllegalMove, naming `chunk`, unless the move is legal."""
     if not may_move(before, after):
         raise IllegalMove(
             f"chunk {chunk} is '{before}' and cannot become '{after}'",
-            hint=_what_is_left(before, after),
+            hint=_next_step(before, after),
         )
 
 
 def stored_state(state: ChunkState) -> ChunkState:
-    """Return what the ledger stores of a chunk in `state`, beside the state of its copy."""
+    """Return the chunk state that the ledger stores beside the copy's state."""
     if state in (_S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED):
         return _S.SEALED
     return _S.LOCATED if state in (_S.DAMAGED, _S.EXPIRED) else state
@@ -165,11 +165,11 @@ def stored_state(state: ChunkState) -> ChunkState:
 def copy_after(
     chunk: str, before: ChunkState, after: ChunkState, copy: CopyState | None
 ) -> CopyState | None:
-    """Return what becomes of a chunk's copy by the legal move `before` → `after`; None: there is
-    none, or it is removed.
+    """Return the copy's state after a legal move of its chunk. None if there is no copy then.
 
-    Raises: IllegalMove: the copy is not what `before` says, or the move would claim more of it than
-        is so, or forget it.
+    Raises:
+        IllegalMove: The copy does not have the state that `before` requires, or the move would
+            skip a step of the copy, or drop a copy that was paid for.
     """
     if before is not _S.PARKED and copy is not COPY_STATES.get(before):
         raise IllegalMove(f"chunk {chunk} is '{before}', but its copy is '{copy or 'missing'}'")
@@ -185,7 +185,7 @@ def copy_after(
         raise IllegalMove(
             f"chunk {chunk} is '{before}', its copy is '{copy or 'missing'}', and it cannot become "
             f"'{after}'",
-            hint=f"'caf unpark {chunk}', then let 'caf run' go on with it",
+            hint=f"'caf unpark {chunk}', then continue with 'caf run'",
         )
     # A chunk that was parked after its copies were verified is uploaded and verified again.
     if (
@@ -201,7 +201,7 @@ def copy_after(
 
 
 def unparked_state(copy: CopyState | None) -> ChunkState:
-    """Return the state from which runs go on with a parked chunk whose copy is in `copy`."""
+    """Return the state in which a parked chunk continues, given its copy's state."""
     if copy is None:
         return _S.PLANNED
     return (
@@ -211,21 +211,19 @@ def unparked_state(copy: CopyState | None) -> ChunkState:
     )
 
 
-def _what_is_left(before: ChunkState, after: ChunkState) -> str:
-    """Return what the user can do where `before` → `after` is not legal."""
+def _next_step(before: ChunkState, after: ChunkState) -> str:
     if not _LEGAL[before]:
         return "nothing more happens to this chunk"
     if before in UNDER_WAY and after is _S.WITHDRAWN:
-        return "it is posted, or may be: 'caf run' goes on with it and finds out"
-    return "'caf status' shows how far it is"
+        return "it may be posted already: 'caf run' finds out and continues"
+    return "'caf status' shows its progress"
 
 
 def has_reached(state: ChunkState, milestone: ChunkState) -> bool:
-    """Tell whether a chunk in `state` is at `milestone` (a state under way) or further along the
-    flow.
+    """Return whether a chunk is at `milestone`, a state of UNDER_WAY, or past it.
 
-    Located, damaged and expired chunks have passed every milestone; empty, withdrawn, abandoned and
-    parked ones none.
+    Located, damaged and expired chunks have passed every milestone. Empty, withdrawn, abandoned and
+    parked chunks have passed none.
     """
     if state in (_S.LOCATED, _S.DAMAGED, _S.EXPIRED):
         return True

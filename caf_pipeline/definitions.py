@@ -1,12 +1,10 @@
-"""What Dagster's tools load: the definitions for the settings found in the working directory and
-the environment.
-"""
+"""The definitions that Dagster's tools load, by the settings of the working directory."""
 
-from caf_pipeline.entry import NoLooks
+from caf_pipeline.entry import GarbageCollectionPaused
 
-with NoLooks():  # on its own: it comes before DuckDB
+with GarbageCollectionPaused():  # separate, since it must end before DuckDB is loaded
     from dagster import Definitions
-with NoLooks():
+with GarbageCollectionPaused():
     from caf_pipeline.defs.build import build_defs
     from caf_pipeline.errors import SettingsError, with_hint
     from caf_pipeline.settings import load_settings
@@ -16,8 +14,7 @@ def _load() -> Definitions:
     try:
         settings = load_settings()
     except SettingsError as error:
-        # This is what the UI shows of a code location that cannot be loaded: the sentence and the
-        # hint, nothing of ours below.
+        # The UI shows this error for the code location: message and hint, without a traceback.
         raise SettingsError(with_hint(error)) from None
     return build_defs(settings)
 

@@ -1,7 +1,7 @@
-"""Where the processes of this project begin. All tricks with the interpreter are here.
+"""The entry points of this project's processes, and all changes to how the interpreter runs them.
 
-Each has its gain in user and system CPU time: the medians of ten runs with it and ten without it,
-in turn. The machine had two cores and was busy (2026-11-27, Python 3.11).
+Each gain is user and system CPU time: the difference between medians of ten runs with and without
+the change, in turn. The machine had two cores and was busy (2026-11-27, Python 3.11).
 """
 
 import atexit
@@ -11,109 +11,107 @@ import signal
 import sys
 from types import FrameType, TracebackType
 
-# `errors.INTERRUPTED`: while that module is loaded, or `typing`, Ctrl-C would still leave a
-# traceback
+# A copy of `errors.INTERRUPTED`: loading that module, or `typing`, takes time in which Ctrl-C
+# would still print a traceback.
 _INTERRUPTED = 130
-_SENTENCE = b"caf: interrupted; the same command goes on where it stopped\n"
+_INTERRUPTED_MESSAGE = b"caf: interrupted; the same command goes on where it stopped\n"
 
 
 def main() -> int:
-    """Run the command of this process's arguments; return its exit status."""
+    """Run the command line and return its exit status."""
     signal.signal(signal.SIGINT, _leave)
-    end_early()
-    leave_out_unused()
-    from caf_pipeline.cli import main as command  # noqa: PLC0415  loading is what may be interrupted
-    from caf_pipeline.system.ending import end_in_order, ignore_further, interrupted_status  # noqa: PLC0415
+    skip_shutdown()
+    block_unused_modules()
+    from caf_pipeline.cli import main as command  # noqa: PLC0415  may be interrupted
+    from caf_pipeline.system.ending import (  # noqa: PLC0415
+        end_in_order,
+        ignore_further,
+        interrupted_status,
+    )
 
-    look_rarely()
+    collect_garbage_rarely()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         end_in_order()
         status = command()
         atexit.register(ignore_further)
-        return ends_with(status)
-    except (
-        KeyboardInterrupt
-    ):  # the command line says it itself but for its first lines and its last
-        os.write(2, _SENTENCE)
+        return exit_with(status)
+    except KeyboardInterrupt:
+        # The command line reports it itself, except in its first and last lines.
+        os.write(2, _INTERRUPTED_MESSAGE)
         atexit.register(ignore_further)
-        return ends_with(
-            interrupted_status()
-        )  # what a command opened is closed before, an embedded Postgres, say
+        # The command has closed what it opened, such as an embedded Postgres.
+        return exit_with(interrupted_status())
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process: nothing was begun."""
-    os.write(2, _SENTENCE)
+    os.write(2, _INTERRUPTED_MESSAGE)
     os._exit(_INTERRUPTED)
 
 
 def archive_chunks() -> int:
-    """Run a process that archives chunks for `caf run`; return its exit status.
+    """Run a worker process of `caf run` and return its exit status.
 
-    The arguments are those of `worker.main`.
+    `sys.argv` has the arguments of `worker.main`.
     """
-    end_early()
-    leave_out_unused()
-    look_rarely()
+    skip_shutdown()
+    block_unused_modules()
+    collect_garbage_rarely()
     from caf_pipeline.dagster_host.worker import main as archive  # noqa: PLC0415
 
-    return ends_with(archive(*map(int, sys.argv[1:])))
+    return exit_with(archive(*map(int, sys.argv[1:])))
 
 
-# --- fewer looks for garbage in cycles
-# -------------------------------------------------------------------------------
+# --- garbage collection
 
-_LOADED = 250_000
-"""New containers before the first look, nearly all of them modules', which stay: a look-up has
-145,000 when it is done, a process that loads Dagster has more than these before it comes to DuckDB.
+_FIRST_THRESHOLD = 250_000
+"""New containers before the first garbage collection.
+
+Most belong to modules, which stay. A look-up creates 145,000 containers in all. A process that
+loads Dagster creates more than this number before it loads DuckDB.
 """
 
 _THRESHOLDS = (50_000, 20, 20)
-"""New containers before a look at the young ones, and looks before one at older ones.
-
-Python's own are (700, 10, 10).
-"""
+"""Thresholds of the three generations. Python's defaults are (700, 10, 10)."""
 
 
-def look_rarely() -> None:
-    """Let this process look rarely; what is in no cycle is freed at once, as ever.
+def collect_garbage_rarely() -> None:
+    """Collect garbage less often in this process.
+
+    Objects outside of reference cycles are still freed immediately.
 
     Gain: 0.4 s of the 3.0 s of a `caf run` with nothing to do, 0.04 s of a `caf get`.
     """
-    gc.set_threshold(_LOADED, *_THRESHOLDS[1:])
-    gc.callbacks.append(_looked)
+    gc.set_threshold(_FIRST_THRESHOLD, *_THRESHOLDS[1:])
+    gc.callbacks.append(_after_first_collection)
 
 
-def _looked(phase: str, _: object) -> None:
-    """Let the looks after the first one be as often as they shall be, and pass over what this one
-    has left.
-    """
+def _after_first_collection(phase: str, _: object) -> None:
+    """After the first collection, set the usual thresholds and freeze the remaining objects."""
     if phase == "stop":
-        gc.callbacks.remove(_looked)
+        gc.callbacks.remove(_after_first_collection)
         gc.set_threshold(*_THRESHOLDS)
-        _pass_over()
+        _freeze()
 
 
-def _pass_over() -> None:
-    # DuckDB's objects must not be passed over by the interpreter's own last looks: nanobind, which
-    # it is built with, tells on stderr of each that is left in the end.
+def _freeze() -> None:
+    # The interpreter's last collection must see DuckDB's objects. Otherwise nanobind, which DuckDB
+    # is built with, reports each of them on stderr as leaked.
     if "duckdb" not in sys.modules:
         gc.freeze()
 
 
-class NoLooks:
-    """Look for no garbage while the context lasts, in a process of somebody else's: for modules,
-    which stay.
+class GarbageCollectionPaused:
+    """Context manager without garbage collection, to load modules in another program's process.
 
-    Later looks pass over what is loaded by then, if DuckDB is not.
+    Later collections skip the loaded objects, unless DuckDB is loaded.
 
-    Gain: 0.7 s of the 2.8 s that loading the definitions takes; Dagster's daemon starts a process
+    Gain: 0.7 s of the 2.8 s that loading the definitions takes. Dagster's daemon starts a process
     for each run.
     """
 
     def __enter__(self) -> None:
-        self._looked = gc.isenabled()
+        self._was_enabled = gc.isenabled()
         gc.disable()
 
     def __exit__(
@@ -122,34 +120,29 @@ class NoLooks:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _pass_over()
-        if self._looked:
+        _freeze()
+        if self._was_enabled:
             gc.enable()
 
 
-# --- no end of the interpreter's own
-# ---------------------------------------------------------------------------------
+# --- interpreter shutdown
 
 _statuses: list[int] = []
 
 
-def end_early() -> None:
-    """Let this process end, after `ends_with`, without the interpreter's own end: its looks, and
-    taking all modules apart.
+def skip_shutdown() -> None:
+    """Make this process skip the interpreter's own shutdown after `exit_with`.
 
-    Threads are waited for and the functions of `atexit` are called before, as ever; those that were
-    registered before this function was called are left out.
+    The shutdown collects garbage and takes all modules apart. Threads are still joined, and
+    functions registered with `atexit` after this call still run.
 
     Gain: 0.5 s of the 3.0 s of a `caf run` with nothing to do, 0.04 s of a `caf get`.
     """
     atexit.register(_end)
 
 
-def ends_with(status: int) -> int:
-    """Return the exit status of a process that has nothing more to do.
-
-    Without it the end is the usual one.
-    """
+def exit_with(status: int) -> int:
+    """Record the exit status of a process that is done, and return it."""
     _statuses.append(status)
     return status
 
@@ -160,12 +153,11 @@ def _end() -> None:
         os._exit(_statuses[0])
 
 
-# --- modules that are not loaded
-# -------------------------------------------------------------------------------------
+# --- unused modules
 
 
 class _NoPandas:
-    """Fails the import of pandas, as where it is not installed: who imports it can do without."""
+    """Import hook that makes pandas look uninstalled. Its users have a fallback."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -173,9 +165,8 @@ class _NoPandas:
             raise ModuleNotFoundError("pandas is left out of this process", name=name)
 
 
-def leave_out_unused() -> None:
-    """Let this process, which runs no code but this project's, load no pandas. pyarrow does, for
-    the first array of a list.
+def block_unused_modules() -> None:
+    """Keep this process from loading pandas. pyarrow loads it to convert the first list.
 
     Gain: 0.3 s of each process that packs or plans, if pandas is installed.
     """

@@ -1,49 +1,59 @@
-"""The error tree: every failure that a user can meet, with its exit code and a hint.
+"""The error tree. Each error has an exit code, and knows whether a retry can help.
 
-    CafError                       1   anything below, also raised as itself for "some of it failed"
-    ├── UsageError                 2   arguments that make no sense together ├── SettingsError
-    3   caf.toml or the environment │   └── MnemonicRefused            no mnemonic, not one, or its
-    file is open to others ├── ArchiveError               4   a CAF file, or one of another format │
-    ├── MalformedArchive           breaks a rule of its format │   ├── ArchiveLimitReached
-    the member or the archive is larger than allowed │   ├── MemberRefused              wrong
-    declared length, key given twice, key not UTF-8 │   └── MemberNotFound             the archive
-    has no such key ├── SourceError                5   the S3 side │   ├── SourceDenied
-    credentials refused │   ├── BucketMissing │   ├── SourceUnreachable     (t)  no answer, 5xx,
-    slow-down │   ├── ListingRefused             an answer to a listing that breaks the protocol │
-    │   └── ListingUnordered       keys that are not in the order of their bytes, or not from where
-    they were asked for │   ├── ReportRefused              an inventory report that is missing,
-    damaged, too old or of something else │   ├── ObjectReadFailed      (t)  one object's bytes did
-    not come as promised │   └── ObjectUnavailable          one object cannot be archived, with its
-    skip reason ├── LedgerError                6   the database │   ├── LedgerUnreachable     (t) │
-    ├── ClaimConflict         (t)  another plan claimed an object first │   ├── IllegalMove
-    a chunk cannot go from this state to that │   └── LeaseLost                  another run works
-    on the chunk now ├── StoreError                 7   where chunks are kept │   ├──
-    StoreUnreachable      (t) │   │   ├── NoChainAnswer     (t)  the store as a whole gives no
-    answer that counts │   │   │   ├── StoreAway         (t)  the folder does not hold the chunks,
-    e.g. its disk is not mounted │   │   │   ├── ChainUnreachable  (t)  no LCD answers │   │   │
-    ├── ChainBehind  (t)  nodes answer, but below a height seen before │   │   │   └── ChainHalted
-    (t)  the newest block is old │   │   └── NoProvider        (t)  no provider can be reached, or
-    none has room │   ├── NotProven             (t)  too few copies listed or read back within the
-    time limit │   ├── StoredChunkMissing         the store does not have the chunk │   │   └──
-    ObjectMissing      9   every provider was asked, and none has the object: no other try gives it
-    │   ├── ChunkTooLarge              no provider takes this many bytes in the time it gives an
-    upload │   ├── RootRefused                providers say that the bytes are not those that were
-    posted │   ├── TransactionRefused         the chain included or refused a transaction with a
-    code of its own │   ├── EmptyWallet                the wallet is unknown to the chain or cannot
-    pay │   ├── NoStoragePlan              nothing was bought │   │   └── PlanExpired │   ├──
-    PlanTooSmall               the bought space is too small for what is to be posted │   ├──
-    SpendCapReached            the operator's limit on what may be spent │   ├── StoredAlready
-    the store has files, unknown to the ledger, that may hold the objects │   ├── UploadsRefused
-    settings or limits leave too few providers, whatever they answer │   └── NotPublic
-    a source that may not go out in the clear ├── StagingError               8   disk full, folder
-    missing or read-only ├── IntegrityError             9   bytes are not what was recorded ├──
-    HeldByOther               10   another live run holds it: an outcome, not a failure ├──
-    NotLocated                11   no location row for what was asked ├── AlertNotSent
-    17   an alert reached nobody: it is sent again └── NoDaemon              (t) 16   no Dagster
-    daemon runs that would do what is asked for
+    CafError                       1   some of the work failed
+    ├── UsageError                 2   arguments that exclude each other
+    ├── SettingsError              3   caf.toml or the environment
+    │   └── MnemonicRefused            no valid mnemonic, or other users can read its file
+    ├── ArchiveError               4   a CAF file, or a file of another format
+    │   ├── MalformedArchive           breaks a rule of its format
+    │   ├── ArchiveLimitReached        the member or the archive is too large
+    │   ├── MemberRefused              wrong length, duplicate key, or a key that is not UTF-8
+    │   └── MemberNotFound             no member with this key
+    ├── SourceError                5   S3
+    │   ├── SourceDenied               bad credentials, or a permission is missing
+    │   ├── BucketMissing              no such bucket
+    │   ├── SourceUnreachable     (t)  no answer, a 5xx status, or slow-down
+    │   ├── ListingRefused             a listing breaks the protocol
+    │   │   └── ListingUnordered       keys are not in byte order
+    │   ├── ReportRefused              an inventory report is missing, damaged or stale
+    │   ├── ObjectReadFailed      (t)  the bytes of an object did not arrive as listed
+    │   └── ObjectUnavailable          an object cannot be archived; has the reason
+    ├── LedgerError                6   the database
+    │   ├── LedgerUnreachable     (t)  no connection
+    │   ├── ClaimConflict         (t)  another plan claimed an object first
+    │   ├── IllegalMove                the chunk's state does not allow this move
+    │   └── LeaseLost                  another run holds the lease now
+    ├── StoreError                 7   the store of chunks
+    │   ├── StoreUnreachable      (t)
+    │   │   ├── NoChainAnswer     (t)  the store as a whole does not answer
+    │   │   │   ├── StoreAway     (t)  the folder is not the store's, e.g. its disk is not mounted
+    │   │   │   ├── ChainUnreachable (t) no chain node answers
+    │   │   │   ├── ChainBehind   (t)  all nodes are below a height seen before
+    │   │   │   └── ChainHalted   (t)  the newest block is old
+    │   │   └── NoProvider        (t)  no provider can be reached, or none has room
+    │   ├── NotProven             (t)  too few copies were listed or read back in time
+    │   ├── StoredChunkMissing         the store does not have the chunk
+    │   │   └── ObjectMissing      9   no provider has the object
+    │   ├── ChunkTooLarge              no provider receives this many bytes in one upload
+    │   ├── RootRefused                providers report another Merkle root or size
+    │   ├── TransactionRefused         the chain refused a transaction, or it failed
+    │   ├── EmptyWallet                the wallet's account is unknown, or cannot pay
+    │   ├── NoStoragePlan              the wallet has bought no space
+    │   │   └── PlanExpired            the bought space has expired
+    │   ├── PlanTooSmall               too little of the bought space is free
+    │   ├── SpendCapReached            the operator's limit on spending
+    │   ├── StoredAlready              the store has files that the ledger does not know
+    │   ├── UploadsRefused             settings and limits leave too few providers
+    │   └── NotPublic                  the source is not marked `public = true`
+    ├── StagingError               8   the disk is full, or the folder missing or read-only
+    ├── IntegrityError             9   bytes differ from what was recorded
+    ├── HeldByOther               10   another live run holds the lease
+    ├── NotLocated                11   no such archived object, chunk or source
+    ├── AlertNotSent              17   no receiver took an alert; the next tick sends it again
+    └── NoDaemon              (t) 16   no Dagster daemon runs
 
-(t) is transient: the same call may succeed later. All others are permanent: a retry cannot help
-until somebody changes something.
+(t): transient. The same call may succeed later. All other errors are permanent: a retry cannot
+help until somebody changes something.
 """
 
 from collections.abc import Mapping
@@ -54,12 +64,12 @@ INTERRUPTED: Final = 130
 
 
 class CafError(Exception):
-    """A failure that the user sees as one sentence, with a hint on what to do.
+    """A failure that the user sees as one sentence, with a hint.
 
     Attributes:
-        exit_code: the process's exit status when this error ends a command.
-        permanent: False where the same call may succeed later without anybody changing anything.
-        hint: what the user can do, one sentence, or "" where the message says it all.
+        exit_code: Exit status of a command that ends with this error.
+        permanent: False if the same call may succeed later without any change.
+        hint: What the user can do, in one sentence. "" if the message is enough.
     """
 
     exit_code: ClassVar[int] = 1
@@ -70,11 +80,11 @@ class CafError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let it pass between processes, whatever its own arguments are; its cause stays behind."""
-        return _made_again, (type(self), self.args, self.__dict__)
+        """Pickle the attributes without calling `__init__`. The cause is dropped."""
+        return _unpickle, (type(self), self.args, self.__dict__)
 
 
-def _made_again(
+def _unpickle(
     kind: type[CafError], args: tuple[object, ...], attributes: Mapping[str, object]
 ) -> CafError:
     error = kind.__new__(kind, *args)
@@ -83,11 +93,10 @@ def _made_again(
 
 
 def interrupt_behind(error: BaseException | None) -> BaseException | None:
-    """Return the interrupt (KeyboardInterrupt, or Dagster's own) that an error is only a
-    consequence of; None where none is.
+    """Return the interrupt that caused an error, or None.
 
-    A driver that an interrupt broke off in the middle of a statement raises an error of its own
-    when it is closed.
+    An interrupt is a KeyboardInterrupt, or Dagster's own. A driver that is interrupted in a
+    statement raises a different error when it is closed.
     """
     while isinstance(error, Exception):
         error = error.__cause__ or error.__context__
@@ -95,49 +104,44 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
 
 
 def with_hint(error: Exception) -> str:
-    """Return what an error says and, after a semicolon, its hint where it has one; without a full
-    stop.
-    """
+    """Return an error's message and hint, joined by a semicolon, without a full stop."""
     hint = error.hint if isinstance(error, CafError) else ""
     return "; ".join(part.rstrip(".") for part in (str(error), hint) if part)
 
 
 def one_line(text: str) -> str:
-    """Return text that cannot move the cursor or begin a line of its own: a server's words may be
-    part of it.
-    """
+    """Escape control characters, so that text from a server cannot move the cursor."""
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line of a library's message that is not empty, or the name of the error's
-    class.
-    """
+    """Return the first line of a library's message that is not empty, or the class name."""
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
 
 
 class UsageError(CafError):
-    """The arguments of a command make no sense together."""
+    """The arguments of a command exclude each other."""
 
     exit_code = 2
 
 
 class SettingsError(CafError):
-    """A setting is missing or has a bad value; the message names the setting."""
+    """A setting is missing or wrong. The message names it."""
 
     exit_code = 3
 
 
 class MnemonicRefused(SettingsError):
-    """There is no mnemonic, it is not a valid one, or the file that holds it is open to others."""
+    """There is no mnemonic, it is invalid, or other users can read its file."""
 
 
 class ArchiveError(CafError):
-    """Something about one CAF file, or one of another format."""
+    """A failure of one CAF file, or of one file of another format."""
 
     exit_code = 4
 
@@ -147,64 +151,66 @@ class MalformedArchive(ArchiveError):
 
 
 class ArchiveLimitReached(ArchiveError):
-    """The member does not fit, or the archive is larger than the limits allow."""
+    """The member does not fit, or the archive exceeds a limit."""
 
 
 class MemberRefused(ArchiveError):
-    """The member cannot be added; the archive is as it was before."""
+    """The member cannot be added. The archive is unchanged."""
 
 
 class MemberNotFound(ArchiveError):
-    """The archive has no member of that key."""
+    """The archive has no member with this key."""
 
 
 class SourceError(CafError):
-    """Something about the S3 side."""
+    """A failure of S3."""
 
     exit_code = 5
 
 
 class SourceDenied(SourceError):
-    """The source refuses the credentials, or the credentials lack a permission."""
+    """S3 refuses the credentials, or they lack a permission."""
 
 
 class BucketMissing(SourceError):
-    """There is no such bucket."""
+    """The bucket does not exist."""
 
 
 class SourceUnreachable(SourceError):
-    """No answer, a server error, or a request to slow down, after all retries."""
+    """S3 gave no answer, a server error, or a request to slow down, after all retries."""
 
     permanent = False
 
 
 class ListingRefused(SourceError):
-    """A listing's answer breaks the protocol; nothing of it was taken."""
+    """A listing breaks the protocol. No part of it was used."""
 
 
 class ListingUnordered(ListingRefused):
-    """A listing is not in the order of the bytes of its keys, or does not begin where it was asked
-    to: it has no parts.
+    """A listing is not in byte order, or starts at another key than requested.
+
+    Such a listing cannot be read in parallel parts.
     """
 
 
 class ReportRefused(SourceError):
-    """There is no complete inventory report, or it is damaged, too old or of something else;
-    nothing of it was taken.
+    """An inventory report is missing, damaged, too old, or describes something else.
+
+    No part of it was used.
     """
 
 
 class ObjectReadFailed(SourceError):
-    """One object's bytes did not come as promised, after all retries of this run."""
+    """The bytes of an object did not arrive as listed, after all retries of this run."""
 
     permanent = False
 
 
 class ObjectUnavailable(SourceError):
-    """One object cannot be archived now; the chunk goes on without it.
+    """An object cannot be archived now. The chunk continues without it.
 
     Attributes:
-        reason: a value of `inventory.objects.SkipReason`.
+        reason: A value of `inventory.objects.SkipReason`.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -213,87 +219,84 @@ class ObjectUnavailable(SourceError):
 
 
 class LedgerError(CafError):
-    """Something about the database."""
+    """A failure of the database."""
 
     exit_code = 6
 
 
 class LedgerUnreachable(LedgerError):
-    """The database is away or broke the connection."""
+    """The database does not answer, or closed the connection."""
 
     permanent = False
 
 
 class ClaimConflict(LedgerError):
-    """An object of the plan is claimed or located already; planning again sees it."""
+    """Another plan has claimed or archived an object. A new plan will see it."""
 
     permanent = False
 
 
 class IllegalMove(LedgerError):
-    """The chunk is not in a state from which this move is legal."""
+    """The chunk's state does not allow this move."""
 
 
 class LeaseLost(LedgerError):
-    """Another run took the lease over; nothing of this run's move was written."""
+    """Another run took over the lease. This move wrote nothing."""
 
 
 class StoreError(CafError):
-    """Something about the place where chunks are kept."""
+    """A failure of the place where chunks are stored."""
 
     exit_code = 7
 
 
 class StoreUnreachable(StoreError):
-    """No answer from the store, after all retries."""
+    """The store does not answer, after all retries."""
 
     permanent = False
 
 
 class NoChainAnswer(StoreUnreachable):
-    """No node of the chain gives a valid answer, or the store's folder is away.
+    """No chain node gives a valid answer, or the store's folder is not available.
 
-    That says nothing of any chunk.
+    This proves nothing about any chunk.
     """
 
 
 class StoreAway(NoChainAnswer):
-    """The folder does not hold the chunks: it has no marker file, or the marker file of another
-    store.
-    """
+    """The folder has no marker file, or the marker file of another store."""
 
 
 class ChainUnreachable(NoChainAnswer):
-    """No LCD answers, or none with what a chain would say."""
+    """No chain node answers, or no answer is valid."""
 
 
 class ChainBehind(NoChainAnswer):
-    """Every node that answers is below a height that was seen before; what it does not know proves
-    nothing.
+    """Every node that answers is below a block height that was seen before.
+
+    If such a node does not list a chunk, this proves nothing.
     """
 
 
 class ChainHalted(NoChainAnswer):
-    """The newest block is old: transactions are taken and not included."""
+    """The newest block is old. Nodes accept transactions and do not include them."""
 
 
 class NoProvider(StoreUnreachable):
-    """Not enough providers can be reached, have room, and take the chunk."""
+    """Too few providers can be reached, have room, and accept the chunk."""
 
 
 class NotProven(StoreError):
-    """Too few copies were listed by the chain and read back right within the time limit; the
-    message names them.
-    """
+    """Too few copies were listed by the chain and read back in time. The message names them."""
 
     permanent = False
 
 
 class ChunkTooLarge(StoreError):
-    """No provider takes this many bytes within the time that it gives an upload.
+    """No provider receives this many bytes within the time limit of an upload.
 
     Attributes:
-        fitting_bytes: what would fit, by the rates measured.
+        fitting_bytes: Bytes that fit at the measured rates.
     """
 
     def __init__(self, message: str, *, fitting_bytes: int, hint: str = "") -> None:
@@ -302,14 +305,15 @@ class ChunkTooLarge(StoreError):
 
 
 class RootRefused(StoreError):
-    """Providers say that the bytes are not those whose root and size the chain has."""
+    """Providers report a Merkle root or size that differs from the post."""
 
 
 class TransactionRefused(StoreError):
-    """The chain refused a transaction, or included it and let it fail, with a code of its own.
+    """The chain refused a transaction, or included it and it failed.
 
     Attributes:
-        code: the chain's; codespace: whose code it is.
+        code: The chain's error code.
+        codespace: The chain module that defines the code.
     """
 
     def __init__(self, message: str, *, code: int, codespace: str, hint: str = "") -> None:
@@ -319,7 +323,7 @@ class TransactionRefused(StoreError):
 
 
 class EmptyWallet(StoreError):
-    """The chain does not know the wallet's account, or it cannot pay."""
+    """The chain does not know the wallet's account, or the account cannot pay."""
 
 
 class NoStoragePlan(StoreError):
@@ -327,14 +331,14 @@ class NoStoragePlan(StoreError):
 
 
 class PlanExpired(NoStoragePlan):
-    """The space that the wallet bought has run out."""
+    """The space that the wallet bought has expired."""
 
 
 class PlanTooSmall(StoreError):
-    """The bought space that is left is too small for what is to be posted.
+    """Too little of the bought space is free for this post.
 
     Attributes:
-        fitting_bytes: what there is room for, in bytes of one copy; 0 where that is not known.
+        fitting_bytes: Free space, in bytes of one copy. 0 if unknown.
     """
 
     def __init__(self, message: str, *, fitting_bytes: int = 0, hint: str = "") -> None:
@@ -343,54 +347,51 @@ class PlanTooSmall(StoreError):
 
 
 class SpendCapReached(StoreError):
-    """A transaction would spend more than the operator allows."""
+    """The transaction would spend more than the operator allows."""
 
 
 class StoredAlready(StoreError):
-    """The store has files that the ledger does not know, and that may hold objects of a source:
-    they would be paid for again.
+    """The store has files that are unknown to the ledger and may hold a source's objects.
+
+    An upload would pay for them again.
     """
 
 
 class UploadsRefused(StoreError):
-    """As the settings and limits are, too few providers may be sent a chunk, however they
-    answer.
-    """
+    """The settings and limits leave too few providers to upload to."""
 
 
 class StoredChunkMissing(StoreError):
-    """The store does not have the chunk, or not enough copies of it."""
+    """The store does not have the chunk, or has too few copies of it."""
 
 
 class ObjectMissing(StoredChunkMissing):
-    """Every provider says that it does not have an archived object: as where all give other bytes,
-    no other try gives it.
-    """
+    """Every provider answered that it does not have the object. A retry cannot help."""
 
     exit_code = 9
 
 
 class NotPublic(StoreError):
-    """The source is not marked `public = true`, so its bytes may not leave in the clear."""
+    """The source is not marked `public = true`, so no byte of it may be uploaded."""
 
 
 class StagingError(CafError):
-    """The staging folder is full, missing, or cannot be written."""
+    """The staging folder is full, missing, or not writable."""
 
     exit_code = 8
 
 
 class IntegrityError(CafError):
-    """Bytes are not what was recorded of them."""
+    """Bytes differ from what was recorded of them."""
 
     exit_code = 9
 
 
 class HeldByOther(CafError):
-    """Another live run holds the lease that this one needs.
+    """Another live run holds the lease.
 
     Attributes:
-        holder: the run that holds it.
+        holder: The run that holds it.
     """
 
     exit_code = 10
@@ -401,24 +402,24 @@ class HeldByOther(CafError):
 
 
 class NotLocated(CafError):
-    """There is no location row for the object, or no such chunk or source."""
+    """The ledger has no such archived object, chunk or source."""
 
     exit_code = 11
 
 
 class AlertNotSent(CafError):
-    """A webhook or a mail server did not take an alert.
+    """No webhook or mail server accepted an alert.
 
-    It counts as permanent: a tick is to fail by it; the next sends it.
+    The error is permanent so that the tick fails; the next tick sends the alert again.
     """
 
     exit_code = 17
 
 
 class NoDaemon(CafError):
-    """No Dagster daemon runs that would do what is asked for."""
+    """No Dagster daemon runs that would do the work."""
 
-    exit_code = 16  # 12 to 15 and 18 are those of commands that came to their end
+    exit_code = 16  # 12 to 15 and 18 are outcomes of commands that finished
     permanent = False
 
 
@@ -431,6 +432,4 @@ HITS_EVERY_CHUNK: Final = (
     UploadsRefused,
     StoredAlready,
 )
-"""What the next chunk would meet just the same: nothing is gained by trying it before somebody has
-changed something.
-"""
+"""Errors that every other chunk would meet, too, until somebody changes something."""

@@ -1,14 +1,13 @@
-"""`caf://SOURCE/KEY` for fsspec, and so for pandas, polars, pyarrow, DuckDB and dask: what is
-archived, to be read.
+"""The fsspec file system `caf://SOURCE/KEY` for pandas, polars, pyarrow, DuckDB and dask.
 
-A directory is what keys have in common up to a '/'. As in other object stores' file systems a key
-that ends in '/' has no path; fsspec cuts the '/' off, and where that can be seen, what is there
-without it is not given. Where a key is also the beginning of others (`a` and `a/b`), `info` says
-that it is a file, and `ls` what is below it. A part of a key that is empty (`a//b`) is not a
-directory: `find` and `open` know such keys, `ls` and `walk` do not.
+Directories are common parts of keys up to a '/'. As in file systems of other object stores, a key
+that ends in '/' has no path. fsspec removes the '/'; where possible, such a path is refused instead
+of reading another key. If a key is also a prefix of others (`a` and `a/b`), `info` returns the
+file, and `ls` lists the keys below it. A key with an empty part (`a//b`) is known to `find` and
+`open`, but not to `ls` and `walk`.
 
-Source: fsspec's AbstractFileSystem, whose protocol asks for Python's own errors: FileNotFoundError,
-and the OSError of a file system that is read-only. All other errors are those of `Archive`.
+Source: fsspec's AbstractFileSystem. Its protocol requires Python's own errors: FileNotFoundError,
+and OSError for a read-only file system. All other errors are those of `Archive`.
 """
 
 import atexit
@@ -40,15 +39,14 @@ Info = dict[str, Any]
 
 
 class OpenedFile(io.BufferedReader):
-    """An archived object that is open, with what fsspec's own code asks of its files: `read_block`,
-    and the cache of blocks.
+    """An open archived object, with the methods and attributes that fsspec's code uses.
 
-    That cache is not filled: what is read is asked for from providers. `simplecache` and
-    `filecache` keep whole files.
+    Its block cache stays empty, since all bytes come from providers. `simplecache` and `filecache`
+    cache whole files.
     """
 
     def __init__(self, path: str, found: Found) -> None:
-        """Prepare to read; nothing is asked for yet."""
+        """Prepare to read. No request is sent."""
         super().__init__(found.open(), BLOCK_BYTES)
         self.path = path
         self.size = found.location.size_bytes
@@ -56,7 +54,7 @@ class OpenedFile(io.BufferedReader):
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed; the cache of blocks says so, too, once it has closed it."""
+        """Whether the file is closed. fsspec's block cache sets this, which has no effect."""
         return super().closed
 
     @closed.setter
@@ -68,9 +66,10 @@ class OpenedFile(io.BufferedReader):
         return self.read(end_byte - start_byte)
 
 
-class _Told:
-    """A file to write to, that tells a callback of fsspec how much was written; less again where
-    some of it is void.
+class _WithCallback:
+    """A file that reports written bytes to fsspec's callback.
+
+    Reports a negative number if bytes are truncated.
     """
 
     def __init__(self, file: IO[bytes], callback: Any) -> None:  # noqa: ANN401
@@ -95,43 +94,44 @@ class _Told:
         return self._file.truncate()
 
 
-class _Here:
-    """What settings are taken by where none are named; fsspec gives no file system again that was
-    made elsewhere.
+class _SettingsPlace:
+    """The working directory and CAF_CONFIG, which select the default settings.
+
+    fsspec caches file systems by these values, too.
     """
 
     def __get__(self, instance: object, owner: type) -> tuple[str, str | None]:
         try:
             return os.getcwd(), os.environ.get(CONFIG_VARIABLE)
-        except FileNotFoundError:  # it was removed
+        except FileNotFoundError:  # the working directory was removed
             return "", os.environ.get(CONFIG_VARIABLE)
 
 
 class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """What is archived, as a file system that is read-only.
+    """The archive as a read-only file system.
 
-    fsspec makes one for each thread and working folder. All with the same settings share an
-    archive, which is opened when it is first asked; a forked process opens its own.
+    fsspec creates an instance for each thread and working directory. Instances with equal settings
+    share an archive, which is opened at first use. A forked process opens its own.
     """
 
     protocol = "caf"
     root_marker = ""
 
-    _here: ClassVar = _Here()
-    _extra_tokenize_attributes = ("_here",)
+    _settings_place: ClassVar = _SettingsPlace()
+    _extra_tokenize_attributes = ("_settings_place",)
     _lock: ClassVar = threading.Lock()
     _archives: ClassVar[list[tuple[int, Settings, Archive]]] = []
     _archive: tuple[int, Archive] | None = None
 
     def __init__(self, config: str | os.PathLike[str] | None = None, **options: Any) -> None:  # noqa: ANN401 - fsspec's own
-        """Take the settings of this file, or of those that `caf` would take here."""
+        """Use the settings in the file `config`, or the same as `caf`."""
         _only_open_has_versions(options)
         super().__init__(config=config, **options)
         self.config = config
 
     @property
     def archive(self) -> Archive:
-        """What is read."""
+        """The archive."""
         if self._archive is None or self._archive[0] != os.getpid():
             self._archive = (
                 os.getpid(),
@@ -142,8 +142,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     @classmethod
     def _shared(cls, settings: Settings) -> Archive:
         with cls._lock:
-            for pid, known, archive in cls._archives:
-                if (pid, known) == (os.getpid(), settings):
+            for pid, archive_settings, archive in cls._archives:
+                if (pid, archive_settings) == (os.getpid(), settings):
                     return archive
             archive = open_archive(settings)
             cls._archives.append((os.getpid(), settings, archive))
@@ -152,77 +152,69 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:  # noqa: ANN401 - fsspec's own: a path, or a list of some
-        """Return `SOURCE/KEY` as fsspec does; no source has an empty name, so that '/' in front
-        says nothing.
-        """
+        """Return `SOURCE/KEY`. A leading '/' is removed, since every source has a name."""
         stripped = super()._strip_protocol(path)
         return stripped.lstrip("/") if isinstance(stripped, str) else stripped
 
-    # --- what there is
-    # --------------------------------------------------------------------------------
+    # --- listing
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:  # noqa: ANN401
-        """List a directory; of a file, itself. Keys come in the order of their bytes."""
+        """List a directory in byte order of keys, or a file."""
         _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
         if not source:
-            found = [_directory(name) for name in self.archive.sources()]
+            infos = [_directory(name) for name in self.archive.sources()]
         else:
             prefix = f"{key}/" if key else ""
             with _not_found(path):
-                entries = self.archive.ls(source, prefix)
-                named = (
-                    entry
-                    for entry in entries
+                infos = [
+                    _directory(f"{source}/{entry[:-1]}")
+                    if isinstance(entry, str)
+                    else _file(source, entry)
+                    for entry in self.archive.ls(source, prefix)
                     if not (entry if isinstance(entry, str) else entry.row.key).endswith("//")
-                )
-                found = [
-                    _directory(f"{source}/{one[:-1]}")
-                    if isinstance(one, str)
-                    else _file(source, one)
-                    for one in named
                 ]
-            found = [one for one in found if not one["name"].endswith("/")]
-            if not found and key:
-                found = [one for one in [self.info(path)] if one["type"] == "file"]
-        return found if detail else [one["name"] for one in found]
+            infos = [info for info in infos if not info["name"].endswith("/")]
+            if not infos and key and (info := self.info(path))["type"] == "file":
+                infos = [info]
+        return infos if detail else [info["name"] for info in infos]
 
     def info(self, path: str, **options: Any) -> Info:  # noqa: ANN401
-        """Return name, size, type; of a file LastModified, ETag, SHA-256, object version and
-        status, too, by one look-up.
+        """Return name, size and type of a path, with one look-up.
 
-        Raises: FileNotFoundError: why the key is not archived, where that is known; or the path
-            ends in '/', and is no directory.
+        Files also have LastModified, ETag, SHA-256, object version and status.
+
+        Raises:
+            FileNotFoundError: The key is not archived; the message has the reason if it is known.
+                Or the
+                path ends in '/' and is not a directory.
         """
         _only_open_has_versions(options)
-        given, path = path, self._strip_protocol(path)
+        unstripped, path = path, self._strip_protocol(path)
         source, key = _split(path)
         if not source or (not key and source in self.archive.sources()):
             return _directory(path)
         with _not_found(path):
             try:
-                return _file(source, self.archive.find(*self._file_at(given)).location)
+                return _file(source, self.archive.find(*self._file_at(unstripped)).location)
             except (NotLocated, FileNotFoundError):
                 if next(self.archive.ls(source, f"{key}/"), None) is None:
                     raise
                 return _directory(path)
 
     def exists(self, path: str, **options: Any) -> bool:  # noqa: ANN401
-        """Return whether there is such a file or directory.
-
-        Where the archive cannot be read, raise its error.
-        """
+        """Return whether a file or directory exists. Raises if the archive cannot be read."""
         try:
             self.info(path, **options)
         except FileNotFoundError:
             return False
         return True
 
-    lexists = exists  # fsspec's own would pass the options over
+    lexists = exists  # fsspec's would ignore the options
 
     def isfile(self, path: str) -> bool:
-        """Return whether it is a file; errors as `exists`."""
+        """Return whether the path is a file. Raises if the archive cannot be read."""
         try:
             return bool(self.info(path)["type"] == "file")
         except FileNotFoundError:
@@ -241,62 +233,60 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         detail: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> list[str] | dict[str, Info]:
-        """Return all files below a path, by a page of keys at a time instead of a question for each
-        directory.
-        """
+        """Return all files below a path, by one paged query instead of one for each directory."""
         _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
         if maxdepth is not None:
-            below: list[str] | dict[str, Info] = super().find(
+            files: list[str] | dict[str, Info] = super().find(
                 path, maxdepth, withdirs, detail, **options
             )
-            return below
-        found: dict[str, Info] = {}
+            return files
+        infos: dict[str, Info] = {}
         if not source:
             for name in self.archive.sources():
                 of_source = self.find(name, withdirs=withdirs, detail=True)
                 assert isinstance(of_source, dict)
-                found |= ({name: _directory(name)} if withdirs else {}) | of_source
-            return dict(sorted(found.items())) if detail else sorted(found)
+                infos |= ({name: _directory(name)} if withdirs else {}) | of_source
+            return dict(sorted(infos.items())) if detail else sorted(infos)
         try:
-            for one in self.archive.ls(source, f"{key}/" if key else "", recursive=True):
-                assert isinstance(one, Location)
-                info = _file(source, one)
+            for location in self.archive.ls(source, f"{key}/" if key else "", recursive=True):
+                assert isinstance(location, Location)
+                info = _file(source, location)
                 if not info["name"].endswith("/"):
-                    found[info["name"]] = info
+                    infos[info["name"]] = info
                 at = len(info["name"])
                 while withdirs and (at := info["name"].rfind("/", 0, at)) >= len(path):
-                    found.setdefault(info["name"][:at], _directory(info["name"][:at]))
-        except NotLocated:  # no such source: nothing is found, as by any other file system
+                    infos.setdefault(info["name"][:at], _directory(info["name"][:at]))
+        except NotLocated:  # As in other file systems, a missing source has no files.
             return {} if detail else []
-        if not found and self.isfile(path):
-            found[path] = self.info(path)
-        names = sorted(name for name in found if not name.endswith("/"))
-        return {name: found[name] for name in names} if detail else names
+        if not infos and self.isfile(path):
+            infos[path] = self.info(path)
+        names = sorted(name for name in infos if not name.endswith("/"))
+        return {name: infos[name] for name in names} if detail else names
 
-    # --- bytes
-    # --------------------------------------------------------------------------------
+    # --- reading
 
-    def open(self, path: str, mode: str = "rb", *given: Any, **options: Any) -> Any:  # noqa: ANN401 - fsspec's own
-        """Open a file, as `_open`; the path is looked at before fsspec cuts a '/' off."""
+    def open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Open a file. See `_open`. Checks for a final '/' before fsspec removes it."""
         if mode.startswith("r"):
             self._file_at(path)
-        return super().open(path, mode, *given, **options)
+        return super().open(path, mode, *args, **options)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BufferedReader:  # noqa: ANN401
-        """Open a file: `object_version` names one version, `as_of` a time.
+        """Open a file, or one of its versions.
 
-        What is compared when is as `Archive.open` says.
+        `object_version` selects a version, `as_of` a time. `Archive.open` documents the comparison
+        of bytes.
         """
         if mode != "rb":
             self._refuse(path)
         path = self._strip_protocol(path)
         with _not_found(path):
-            found = self.archive.find(
+            archived = self.archive.find(
                 *_split(path), options.get("object_version"), as_of=options.get("as_of")
             )
-        return OpenedFile(path, found)
+        return OpenedFile(path, archived)
 
     def cat_file(
         self,
@@ -311,8 +301,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         with _not_found(path):
             if start is None and end is None:
                 return self.archive.read(source, key)
-            (one,) = self.archive.read_many(source, [(key, start, end)])
-            return one.body
+            (result,) = self.archive.read_many(source, [(key, start, end)])
+            return result.body
 
     def cat_ranges(
         self,
@@ -323,40 +313,41 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         on_error: str = "return",
         **options: Any,  # noqa: ANN401
     ) -> list[bytes | Exception]:
-        """Return slices of files; those that lie close in a chunk are one request, and `max_gap` is
-        not asked.
+        """Return slices of files. Slices that are close in a chunk share a request.
+
+        `max_gap` is ignored.
         """
         _only_open_has_versions(options)
         if not isinstance(paths, list):
-            raise TypeError("paths is a list")
+            raise TypeError("paths must be a list")
         begins = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
         stops = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
         if not len(paths) == len(begins) == len(stops):
-            raise ValueError("there are not as many starts and ends as paths")
+            raise ValueError("paths, starts and ends must have the same length")
         by_source = defaultdict[str, list[tuple[int, str]]](list)
-        given: list[bytes | Exception] = [b""] * len(paths)
+        results: list[bytes | Exception] = [b""] * len(paths)
         for number, path in enumerate(paths):
             try:
                 source, key = self._file_at(path)
             except FileNotFoundError as error:
                 if on_error != "return":
                     raise
-                given[number] = error
+                results[number] = error
             else:
                 by_source[source].append((number, key))
-        for source, asked in by_source.items():
-            for one in self.archive.read_many(
-                source, [(key, begins[number], stops[number]) for number, key in asked]
+        for source, requests in by_source.items():
+            for result in self.archive.read_many(
+                source, [(key, begins[number], stops[number]) for number, key in requests]
             ):
-                number = asked[one.number][0]
+                number = requests[result.number][0]
                 try:
                     with _not_found(paths[number]):
-                        given[number] = one.body
+                        results[number] = result.body
                 except Exception as error:
                     if on_error != "return":
                         raise
-                    given[number] = error
-        return given
+                    results[number] = error
+        return results
 
     def cat(
         self,
@@ -365,21 +356,21 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         on_error: str = "raise",
         **options: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Return files' bytes, by few requests where a list names them."""
+        """Return the bytes of files, with few requests for a list."""
         _only_open_has_versions(options)
         if not recursive:
             self._refuse_other_files(path if isinstance(path, list) else [path])
         if recursive or not isinstance(path, list):
             return super().cat(path, recursive, on_error, **options)
         paths = self.expand_path(path)
-        found = zip(
-            paths,
-            self.cat_ranges(
-                paths, None, None, on_error="raise" if on_error == "raise" else "return"
-            ),
-            strict=True,
+        bodies = self.cat_ranges(
+            paths, None, None, on_error="raise" if on_error == "raise" else "return"
         )
-        return {name: body for name, body in found if on_error != "omit" or isinstance(body, bytes)}
+        return {
+            name: body
+            for name, body in zip(paths, bodies, strict=True)
+            if on_error != "omit" or isinstance(body, bytes)
+        }
 
     def get(
         self,
@@ -390,32 +381,29 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         maxdepth: int | None = None,
         **options: Any,  # noqa: ANN401
     ) -> None:
-        """Write files, and what is below directories, as their keys say.
+        """Write files, and everything below directories, to paths like their keys.
 
-        Raises: UsageError: a key among those that a directory or a pattern stands for is no path,
-            so that its file would be another
-                key's, or outside; nothing is written.
+        Raises:
+            UsageError: A key in a directory or pattern is not a safe path. Its file would overwrite
+                another key's, or be outside of `lpath`. No file is written.
         """
         _only_open_has_versions(options)
         paths = rpath if isinstance(rpath, list) else [rpath]
         if not recursive:
             self._refuse_other_files(paths)
             if isinstance(rpath, str) and isinstance(lpath, str) and self._is_key_with_magic(rpath):
-                inside = lpath.endswith(os.sep) or os.path.isdir(
-                    lpath
-                )  # fsspec puts what a pattern stands for into a folder
-                rpath, lpath = (
-                    [rpath],
-                    [os.path.join(lpath, os.path.basename(rpath)) if inside else lpath],
-                )
+                # fsspec would take the key for a pattern, and write into a folder.
+                if lpath.endswith(os.sep) or os.path.isdir(lpath):
+                    lpath = os.path.join(lpath, os.path.basename(rpath))
+                rpath, lpath = [rpath], [lpath]
         is_expanded = recursive or any(has_magic(self._strip_protocol(path)) for path in paths)
         if is_expanded and not (isinstance(rpath, list) and isinstance(lpath, list)):
             for path in self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth):
                 _, key = _split(path)
                 if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
                     raise UsageError(
-                        f"{path!r} cannot be a path: it has a part that is empty, '.' or '..'",
-                        hint="'caf restore' writes any key",
+                        f"{path!r} is not a safe path: it has an empty part, '.' or '..'",
+                        hint="'caf restore' can write every key",
                     )
         super().get(
             rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options
@@ -429,9 +417,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         outfile: Any = None,  # noqa: ANN401
         **options: Any,  # noqa: ANN401
     ) -> None:
-        """Write a file; it appears when it is whole and was compared.
+        """Write a file. It appears once all bytes are written and compared.
 
-        `callback` is told the size, and how far it is.
+        `callback` receives the size and the progress.
         """
         _only_open_has_versions(options)
         callback = callback or DEFAULT_CALLBACK
@@ -442,11 +430,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         else:
             Path(lpath).parent.mkdir(parents=True, exist_ok=True)
             with _not_found(rpath), _not_written():
-                found = self.archive.find(*self._file_at(rpath))
-                callback.set_size(found.location.size_bytes)
+                archived = self.archive.find(*self._file_at(rpath))
+                callback.set_size(archived.location.size_bytes)
                 write_whole(
                     Path(lpath),
-                    lambda file: found.write_to(cast("IO[bytes]", _Told(file, callback))),
+                    lambda file: archived.write_to(
+                        cast("IO[bytes]", _WithCallback(file, callback))
+                    ),
                 )
 
     def expand_path(
@@ -457,54 +447,54 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         assume_literal: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> list[str]:
-        """Return the paths that patterns and directories stand for; a key that has a pattern's
-        characters stands for itself.
+        """Return the paths that match patterns and directories.
+
+        A key that contains a pattern's characters matches itself.
         """
         _only_open_has_versions(options)
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-        keys = [] if assume_literal else [one for one in paths if self._is_key_with_magic(one)]
+        keys = [] if assume_literal else [key for key in paths if self._is_key_with_magic(key)]
         if not keys:
-            found: list[str] = super().expand_path(
+            expanded: list[str] = super().expand_path(
                 paths, recursive, maxdepth, assume_literal=assume_literal, **options
             )
-            return found
-        literal = super().expand_path(keys, recursive, maxdepth, assume_literal=True, **options)
-        others = [one for one in paths if one not in keys]
+            return expanded
+        expanded = super().expand_path(keys, recursive, maxdepth, assume_literal=True, **options)
+        patterns = [path for path in paths if path not in keys]
         with suppress(FileNotFoundError):
-            literal += super().expand_path(others, recursive, maxdepth, **options) if others else []
-        return sorted(set(literal))
+            if patterns:
+                expanded += super().expand_path(patterns, recursive, maxdepth, **options)
+        return sorted(set(expanded))
 
     def _is_key_with_magic(self, path: Any) -> bool:  # noqa: ANN401
-        """Tell whether a path, which a pattern of fsspec could be, is a file's, as `a[1].txt`."""
+        """Return whether a path that looks like a pattern is a file, such as `a[1].txt`."""
         stripped = self._strip_protocol(path)
         return has_magic(stripped) and not _ends_in_slash(path) and self.isfile(stripped)
 
     def _file_at(self, path: str) -> tuple[str, str]:
-        """Return source and key of a file; raise FileNotFoundError where the path, as it is given,
-        ends in '/'.
-        """
+        """Return source and key. Raises FileNotFoundError if the path ends in '/'."""
         source, key = _split(self._strip_protocol(path))
         if key and _ends_in_slash(path):
             raise FileNotFoundError(
                 errno.ENOENT,
-                "no path of a file ends in '/'; 'caf get' and Archive.read give a key that does",
+                "a file's path cannot end in '/'; 'caf get' and Archive.read accept such a key",
                 path,
             )
         return source, key
 
     def _refuse_other_files(self, paths: Sequence[str]) -> None:
-        """Raise FileNotFoundError where fsspec would cut a '/' off a path and take what is a file
-        then; a directory has none.
+        """Raise FileNotFoundError if a path ends in '/', and is a file without it.
+
+        fsspec would remove the '/' and read that file.
         """
         for path in paths:
             if _ends_in_slash(path) and self.isfile(self._strip_protocol(path)):
                 self._file_at(path)
 
-    # --- what is refused
-    # --------------------------------------------------------------------------------
+    # --- refused operations
 
     def _refuse(self, path: Any, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
-        raise OSError(errno.EROFS, "what is archived can be read, and not written, here", path)
+        raise OSError(errno.EROFS, "the archive is read-only", path)
 
     mkdir = makedirs = rmdir = rm = rm_file = _rm = mv = cp_file = copy = touch = pipe_file = (
         put_file
@@ -512,20 +502,19 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
 
 def _close(pid: int, archive: Archive) -> None:
-    """Close what this process opened; a child that was forked would end its parent's
-    connections.
-    """
+    """Close the archive in the process that opened it. A forked child must not."""
     if pid == os.getpid():
         archive.close()
 
 
 def _only_open_has_versions(options: Mapping[str, object]) -> None:
-    """Refuse what would be passed over: fsspec hands any option on, and the current content would
-    be taken for the asked one.
+    """Refuse version options. fsspec passes any option on.
+
+    The current content would be returned as if it were the requested version.
     """
     for name in ("object_version", "as_of"):
         if options.get(name) is not None:
-            raise TypeError(f"{name} is an option of open() alone: fs.open(path, {name}=…)")
+            raise TypeError(f"only open() accepts {name}: fs.open(path, {name}=…)")
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -541,22 +530,22 @@ def _directory(path: str) -> Info:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def _file(source: str, one: Location) -> Info:
+def _file(source: str, location: Location) -> Info:
     return {
-        "name": f"{source}/{one.row.key}",
-        "size": one.size_bytes,
+        "name": f"{source}/{location.row.key}",
+        "size": location.size_bytes,
         "type": "file",
-        "LastModified": one.row.last_modified,
-        "ETag": one.row.etag,
-        "sha256": one.row.sha256.hex() or None,
-        "object_version": one.row.object_version,
-        "status": one.status,
+        "LastModified": location.row.last_modified,
+        "ETag": location.row.etag,
+        "sha256": location.row.sha256.hex() or None,
+        "object_version": location.row.object_version,
+        "status": location.status,
     }
 
 
 @contextmanager
 def _not_found(path: str) -> Iterator[None]:
-    """Say it in Python's own error where something is not archived."""
+    """Raise NotLocated as FileNotFoundError."""
     try:
         yield
     except NotLocated as error:
@@ -565,7 +554,7 @@ def _not_found(path: str) -> Iterator[None]:
 
 @contextmanager
 def _not_written() -> Iterator[None]:
-    """Say it in Python's own error where a local file cannot be written."""
+    """Raise a UsageError about a local file as the OSError that caused it."""
     try:
         yield
     except UsageError as error:

@@ -1,6 +1,4 @@
-"""What one step works with: a source, its settings, the run that works, and the three ports, each
-opened when it is asked for.
-"""
+"""The run context: a source, the settings, the run, and ports that are opened at first use."""
 
 import hashlib
 import threading
@@ -24,14 +22,10 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """A value that is made when it is first asked for, and closed once. Safe for several
-    threads.
-    """
+    """A value that is created at first use and closed once. Thread-safe."""
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], None] | None = None) -> None:
-        """Take what makes the value, and what closes it. Without `close`, somebody else closes
-        it.
-        """
+        """Store the functions. If `close` is None, the caller closes the value."""
         self._make = make
         self._close = close
         self._made: list[T] = []
@@ -39,7 +33,7 @@ class Lazy(Generic[T]):
 
     @classmethod
     def of(cls, value: T) -> "Lazy[T]":
-        """Return a value that was made by somebody else, who also closes it."""
+        """Wrap an existing value, which its owner closes."""
         return cls(lambda: value)
 
     def get(self) -> T:
@@ -50,11 +44,11 @@ class Lazy(Generic[T]):
             return self._made[0]
 
     def close(self) -> None:
-        """Close the value if it was made; `get` would make another one."""
+        """Close the value if it was created. Another `get` creates a new value."""
         with self._lock:
-            made, self._made = self._made, []
+            values, self._made = self._made, []
         if self._close:
-            for value in made:
+            for value in values:
                 self._close(value)
 
 
@@ -72,15 +66,20 @@ def _no_end(state: ChunkState) -> None:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One source's parts, as every step gets them.
+    """The parts that every step of a run works with.
 
-    Attributes: source: the source's name. settings: all settings. holder: the run that works.
-        lazy_objects: see `objects`. lazy_store: see `store`. lazy_ledger: see `ledger`. progress:
-        told objects and bytes as they are packed, as differences. upload_progress: told bytes as
-        they are sent to the store, as differences; every copy counts. ended: told `located` or
-        `empty` once this run, and no other, has moved a chunk there. throttle: what the operator
-        ordered; without one nothing is ever held up. waits: where it is said what the run waits
-        for.
+    Attributes:
+        source: Name of the source.
+        settings: All settings.
+        holder: The run.
+        lazy_objects: See `objects`.
+        lazy_store: See `store`.
+        lazy_ledger: See `ledger`.
+        progress: Receives packed objects and bytes, as differences.
+        upload_progress: Receives uploaded bytes, as differences. Every copy counts.
+        ended: Receives `located` or `empty` when this run moves a chunk to that state.
+        throttle: The operator's controls. None: no pause and no limits.
+        waits: Reports what the run waits for.
     """
 
     source: str
@@ -97,17 +96,17 @@ class RunContext:
 
     @property
     def objects(self) -> ObjectSource:
-        """The source's objects, opened now if they are not open."""
+        """The source's objects, opened at first use."""
         return self.lazy_objects.get()
 
     @property
     def store(self) -> ChunkStore:
-        """The store, opened now if it is not open."""
+        """The store, opened at first use."""
         return self.lazy_store.get()
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, opened now if it is not open."""
+        """The ledger, opened at first use."""
         return self.lazy_ledger.get()
 
     def close(self) -> None:
@@ -123,28 +122,27 @@ class RunContext:
 
     @property
     def all_versions(self) -> bool:
-        """Whether every version of a key is an object to archive, and not only the current one."""
+        """Whether all versions of a key are archived."""
         return self.source_settings.versions == "all"
 
     @property
     def address(self) -> str:
-        """Which bucket and prefix this is, without any secret."""
+        """Endpoint, bucket and prefix, without secrets."""
         return address_of(self.source_settings)
 
     @property
     def archive_id(self) -> str:
-        """An opaque name of the archive, the same for the same source at the same address: 32 hex
-        digits.
-        """
+        """32 hex digits that identify the source's name and address."""
         return archive_id_of(self.source, self.address)
 
     def lease(self, name: str) -> AbstractContextManager[Lease]:
-        """Hold a lease while the context lasts: see `Leases.hold`."""
+        """Hold a lease while the context lasts. See `Leases.hold`."""
         return self.ledger.leases.hold(name, self.holder, waits=self.waits)
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:
-        """Return once the operator has nothing paused; `check` is called at least once, and may
-        raise to end the wait.
+        """Wait until the operator resumes.
+
+        Calls `check` at least once. It may raise to end the wait.
         """
         if self.throttle is None:
             check()
@@ -152,31 +150,29 @@ class RunContext:
             self.throttle.wait_while_paused(check)
 
     def inventories(self) -> Path:
-        """Return the folder of this source's snapshots, made if it is missing."""
+        """Return the folder of this source's snapshots. Creates it."""
         return _folder(self.settings.home / "inventories" / self.source)
 
     def plans(self) -> Path:
-        """Return the folder of this source's plans, made if it is missing."""
+        """Return the folder of this source's plans. Creates it."""
         return _folder(self.settings.home / "plans" / self.source)
 
     def kept_locations(self) -> Path:
-        """Return where what the ledger has located of this source is kept as files; they may be
-        removed at any time.
-        """
+        """Return the folder with the cache of this source's locations. May be deleted any time."""
         return self.settings.home / "located" / self.source
 
     def staging(self) -> Path:
-        """Return the staging folder, made if it is missing."""
+        """Return the staging folder. Creates it."""
         return _folder(self.settings.staging_folder)
 
 
 def address_of(settings: SourceSettings) -> str:
-    """Return which bucket and prefix a source is."""
+    """Return a source's endpoint, bucket and prefix."""
     return f"{settings.endpoint_url or 'aws'}/{settings.bucket}/{settings.prefix}"
 
 
 def archive_id_of(source: str, address: str) -> str:
-    """Return the id of a source's archive, which changes with its name and with its address."""
+    """Return the id of a source's archive. It depends on the name and the address."""
     return hashlib.sha256(f"caf-pipeline archive\0{source}\0{address}".encode()).hexdigest()[:32]
 
 
@@ -185,7 +181,7 @@ def _folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StagingError(
-            f"the folder {path} cannot be made: {error.strerror}",
-            hint="free the path or set 'home' or 'staging' elsewhere",
+            f"the folder {path} cannot be created: {error.strerror}",
+            hint="move what is there, or change 'home' or 'staging'",
         ) from error
     return path

@@ -1,7 +1,6 @@
-"""Opens what runs and commands work with beside what reading needs, as the settings say: stores,
-sources, run contexts.
+"""Opens what runs and commands need besides `wiring`: the ledger, stores, sources, run contexts.
 
-What takes long to load (boto3, the chain's messages) is loaded where it is opened.
+Slow imports (boto3, the chain's messages) happen when the object is opened.
 """
 
 import contextlib
@@ -36,12 +35,13 @@ BUCKET_SCHEME: Final = "s3://"
 
 
 def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
-    """Return the ledger that the settings name, with its tables.
+    """Return the ledger. Its tables are created if they are missing.
 
-    `waits` says it while the database does not answer, and while its tables are made.
+    `waits` reports when the database does not answer, and while tables are created.
 
-    Raises: LedgerUnreachable, LedgerError: it cannot be used. The message names the database
-        without its password.
+    Raises:
+        LedgerUnreachable: The database does not answer.
+        LedgerError: The database cannot be used. The message names it without its password.
     """
     waits = waits or Waits()
     with contextlib.ExitStack() as opened:
@@ -54,17 +54,17 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
 
 
 def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:
-    """Write a backup of the ledger: see `ledger.backup.back_up`."""
+    """Write a backup of the ledger. See `ledger.backup.back_up`."""
     return back_up(ledger.database, path, embedded=not has_own_server(settings))
 
 
 def inspect_backup(settings: Settings, ledger: Ledger, path: Path) -> BackupContents:
-    """Return what a backup says of itself: see `ledger.backup.read_backup`."""
+    """Return the contents of a backup. See `ledger.backup.read_backup`."""
     return read_backup(Programs(ledger.database, embedded=not has_own_server(settings)), path)
 
 
 def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
-    """Replace the ledger by a backup, with everything paused: see `ledger.backup.restore`."""
+    """Replace the ledger by a backup and pause everything. See `ledger.backup.restore`."""
     programs = Programs(ledger.database, embedded=not has_own_server(settings))
     restore(programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
 
@@ -72,7 +72,7 @@ def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
 def open_store(
     settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None
 ) -> ChunkStore:
-    """Open the store that the settings name."""
+    """Open the configured store."""
     if settings.store.kind == "jackal":
         return open_jackal(settings, ledger, holder, waits)
     return DirectoryStore(settings.store.folder, ledger.folder_store)
@@ -84,10 +84,11 @@ def open_jackal(
     """Open the store on Jackal.
 
     Raises:
-        SettingsError: the settings keep chunks elsewhere, or lack what the network needs.
+        SettingsError: Another store is configured, or settings of the network are missing.
     """
     _require_jackal(settings)
-    from caf_pipeline.store.jackal.write import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
+    # Half a second, which a store in a folder does not need.
+    from caf_pipeline.store.jackal.write import open_jackal_store  # noqa: PLC0415
 
     throttle = open_throttle(settings.jackal, ledger.controls.current, waits)
     return open_jackal_store(
@@ -96,10 +97,10 @@ def open_jackal(
 
 
 def jackal_of(context: RunContext) -> "JackalStore":
-    """Return the run context's store, as what it is on Jackal.
+    """Return the run context's store with its Jackal type.
 
     Raises:
-        SettingsError: the settings keep chunks elsewhere.
+        SettingsError: Another store is configured.
     """
     _require_jackal(context.settings)
     return cast("JackalStore", context.store)
@@ -108,8 +109,8 @@ def jackal_of(context: RunContext) -> "JackalStore":
 def _require_jackal(settings: Settings) -> None:
     if settings.store.kind != "jackal":
         raise SettingsError(
-            f"store.kind is '{settings.store.kind}': nothing here is kept on Jackal",
-            hint='set store.kind = "jackal" in caf.toml; docs/jackal.md says what else it takes',
+            f"store.kind is '{settings.store.kind}', so no chunk is on Jackal",
+            hint='set store.kind = "jackal" in caf.toml; docs/jackal.md has the other steps',
         )
 
 
@@ -125,37 +126,40 @@ def open_restore(
     endpoint_url: str = "",
     waits: Waits | None = None,
 ) -> Iterator[RestoreTarget]:
-    """Open what objects are restored to, while the context lasts.
+    """Open the target of a restore while the context lasts.
 
     Args:
-        lookup: has the headers of the objects.
-        store: keeps them.
-        destination: a folder, or `s3://BUCKET/PREFIX`.
-        force: replace what is there and is not equal.
-        dry_run: write nothing.
-        profile: of a bucket; "": as the AWS tools find it.
-        endpoint_url: of a bucket's server; likewise.
-        waits: told while a bucket does not answer.
+        lookup: Look-ups with the objects' headers.
+        store: Reader of the store with the objects.
+        destination: A folder, or `s3://BUCKET/PREFIX`.
+        force: Replace existing objects that differ.
+        dry_run: Write nothing.
+        profile: AWS profile for a bucket. "": as the AWS tools choose.
+        endpoint_url: Server of a bucket. "": as the AWS tools choose.
+        waits: Reports when a bucket does not answer.
 
-    Raises: UsageError, SettingsError: it names no place. StagingError: the folder cannot be
-        written. HeldByOther: another process restores into it.
+    Raises:
+        UsageError: `destination` is neither a folder nor an S3 address.
+        SettingsError: The bucket's address or profile is wrong.
+        StagingError: The folder cannot be written.
+        HeldByOther: Another process restores into the folder.
     """
     if not destination:
         raise UsageError(
-            "what to restore to is empty",
-            hint="give a folder ('.' is this one), or s3://BUCKET/PREFIX",
+            "the target of the restore is empty",
+            hint="pass a folder ('.' is the working directory), or s3://BUCKET/PREFIX",
         )
     with contextlib.ExitStack() as stack:
         if not destination.startswith(BUCKET_SCHEME):
-            # More likely a slip of the hand than a folder of that name.
+            # This is more likely a mistake than the name of a folder.
             if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", destination):
                 raise UsageError(
-                    f"{destination!r} begins as an address, and of these only s3:// is known",
-                    hint=f"give s3://BUCKET/PREFIX, or './{address[0]}…' for a folder of that name",
+                    f"{destination!r} looks like a URL, and only s3:// is supported",
+                    hint=f"pass s3://BUCKET/PREFIX, or './{address[0]}…' for a folder",
                 )
             folder = Path(destination)
-            there = not dry_run or is_folder(folder)
-            files = stack.enter_context(FilesBelow(folder, force=force)) if there else None
+            exists = not dry_run or is_folder(folder)
+            files = stack.enter_context(FilesBelow(folder, force=force)) if exists else None
             if files and not dry_run:
                 files.own()
             yield RestoreFolder(files, store, force=force, dry_run=dry_run)
@@ -174,8 +178,9 @@ def open_restore(
 
 
 def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401
-    """Open the S3 source of this name, with a boto3 client of its own where none is given."""
-    from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
+    """Open an S3 source by name, with its own boto3 client unless `client` is passed."""
+    # Half a second, which reading the ledger does not need.
+    from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415
 
     packing = settings.packing
     return open_s3_source(
@@ -190,7 +195,7 @@ def open_source(settings: Settings, source: str, waits: Waits, client: Any = Non
 
 def open_queue(settings: Settings, source: str) -> EventQueue:
     """Open the queue of a source's event notifications."""
-    from caf_pipeline.source.s3.queue import open_event_queue  # noqa: PLC0415 - as above
+    from caf_pipeline.source.s3.queue import open_event_queue  # noqa: PLC0415
 
     return open_event_queue(source, settings.source(source))
 
@@ -202,7 +207,7 @@ def open_run_context(
     run: str,
     ledger: Ledger | None = None,
     store: Callable[[Ledger, Holder, Waits], ChunkStore] | None = None,
-    client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
+    client: Any = None,  # noqa: ANN401 - boto3's clients have no static type
     objects: ObjectSource | None = None,
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
@@ -210,28 +215,28 @@ def open_run_context(
     waiting: Listener | None = None,
     register: bool = True,
 ) -> RunContext:
-    """Return what the steps of one source work with.
+    """Return the run context of a source. The caller closes it.
 
-    Objects and store are opened when a step asks for them; close it.
+    The source's objects and the store are opened at first use.
 
     Args:
-        settings: all settings.
-        source: the source's name.
-        run: who works, e.g. a Dagster run id.
-        ledger: an open ledger to use, which the context does not close.
-        store: opens the store, instead of `open_store`, and closes it.
-        client: a boto3 S3 client to use.
-        objects: an open source to use, so that nothing of S3 is opened.
-        progress: see `RunContext`.
-        upload_progress: see `RunContext`.
-        ended: see `RunContext`.
-        waiting: told what is waited for, beside the ledger, which every process can ask.
-        register: make the source known to the ledger.
+        settings: All settings.
+        source: Name of the source.
+        run: Id of the run, e.g. of Dagster.
+        ledger: An open ledger, which the context does not close.
+        store: Opens the store, instead of `open_store`.
+        client: A boto3 S3 client.
+        objects: An open source, so that S3 is not used.
+        progress: See `RunContext`.
+        upload_progress: See `RunContext`.
+        ended: See `RunContext`.
+        waiting: Receives the waits. The ledger records them, too.
+        register: Whether to add the source to the ledger.
     """
     holder = this_process(run)
     lazy_ledger = Lazy.of(ledger) if ledger else Lazy(lambda: open_ledger(settings), Ledger.close)
     waits = Waits(*([waiting] if waiting else []), _recorder(lazy_ledger, holder, source))
-    told: dict[str, Any] = {
+    listeners: dict[str, Any] = {
         "progress": progress,
         "upload_progress": upload_progress,
         "ended": ended,
@@ -240,14 +245,18 @@ def open_run_context(
         source=source,
         settings=settings,
         holder=holder,
-        lazy_objects=Lazy.of(objects)
-        if objects
-        else Lazy(lambda: open_source(settings, source, waits, client)),
-        lazy_store=Lazy(lambda: store(lazy_ledger.get(), holder, waits))
-        if store
-        else Lazy(
-            lambda: open_store(settings, lazy_ledger.get(), holder, waits),
-            lambda opened: opened.close(),
+        lazy_objects=(
+            Lazy.of(objects)
+            if objects
+            else Lazy(lambda: open_source(settings, source, waits, client))
+        ),
+        lazy_store=(
+            Lazy(lambda: store(lazy_ledger.get(), holder, waits))
+            if store
+            else Lazy(
+                lambda: open_store(settings, lazy_ledger.get(), holder, waits),
+                lambda chunk_store: chunk_store.close(),
+            )
         ),
         lazy_ledger=lazy_ledger,
         throttle=open_throttle(
@@ -256,7 +265,7 @@ def open_run_context(
             waits,
         ),
         waits=waits,
-        **{name: listener for name, listener in told.items() if listener},
+        **{name: listener for name, listener in listeners.items() if listener},
     )
     if register:
         context.ledger.sources.register(source, context.archive_id, context.address)
@@ -264,10 +273,10 @@ def open_run_context(
 
 
 def _recorder(ledger: Lazy[Ledger], holder: Holder, source: str) -> Listener:
-    """Return what writes a run's waits to the ledger."""
+    """Return a listener that writes a run's waits to the ledger."""
 
     def record(waits: Sequence[Wait]) -> None:
-        # A ledger that is away shows no waits; the work that needs it says so itself.
+        # The work itself fails with this error if it needs the ledger.
         with contextlib.suppress(LedgerError):
             ledger.get().waits.record(holder, source, waits)
 

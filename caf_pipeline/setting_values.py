@@ -1,9 +1,6 @@
-"""How the value of each kind of setting is written.
+"""Validators of setting values. Every message describes a valid value.
 
-Every check says in its message what the value must be.
-
-The checks look at the text only: whether a bucket, a server or a folder is there is found out when
-it is used.
+The validators check the text only. A missing bucket, server or folder is detected when it is used.
 """
 
 import os
@@ -15,25 +12,26 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_core import PydanticKnownError
 
-MAX_SOURCE_NAME: Final = (
-    30  # so that a chunk's id is at most 50 characters: <name>-<12 hex>-<5 digits>
-)
+# A chunk's id has at most 50 characters: <name>-<12 hex>-<5 digits>.
+MAX_SOURCE_NAME: Final = 30
 MAX_KEY_BYTES: Final = 1024  # of an object in S3
 LEAST_WORDS: Final = 12  # of a mnemonic
 
 MAX_PATTERNS_SIZE: Final = 600_000
-"""Of the patterns of one setting, which become one expression.
+"""Limit for the patterns of one setting, which become one regular expression.
 
-DuckDB 2.0 gives RE2 8 MiB for one: 699,050 instructions, as found by trial. A byte takes one, `?`
-10, `*` 11 and each further pattern one more; so many are counted here that it always fits.
+DuckDB 2.0 gives RE2 8 MiB for one expression: 699,050 instructions, measured by trial. A byte takes
+1 instruction, `?` 10, `*` 11, and each further pattern 1. `_WILD_SIZE` rounds up, so that the
+expression always fits.
 """
 
 _WILD_SIZE: Final = 12
 
 _SOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{1,255}|arn:[A-Za-z0-9:/_-]+")
-"""As S3's client has it: old buckets, and other servers, have names that AWS gives no more; an ARN
-names an access point.
+"""The same rule as in S3's client.
+
+Old buckets and other servers have names that AWS no longer allows. An ARN names an access point.
 """
 
 _REGION: Final = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
@@ -51,8 +49,9 @@ _DATABASE_URL: Final = re.compile(
     rf"(?:/(?:{_PLAIN}|:)*)?"
     rf"(?:\?(?P<parameters>[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*(?:&[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*)*)?)?"
 )
-"""The address of a Postgres database, as libpq reads it, and stricter: user, password and host end
-at one possible place only.
+"""The address of a Postgres database, stricter than libpq.
+
+User, password and host can be separated in one way only.
 """
 
 ENCODE_IN_URL: Final = (
@@ -63,7 +62,7 @@ ENCODE_IN_URL: Final = (
 _STORAGE_CLASS: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
 
-# Dagster's own rule, which it keeps when the assets are built; a test compares the two.
+# Dagster's rule, which it checks when the assets are built. A test compares the two.
 _OWNER: Final = re.compile(
     r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}\b", re.DOTALL
 )
@@ -85,16 +84,16 @@ def _source_name(name: str) -> str:
 
 def _bucket(name: str) -> str:
     if "/" in name and not name.startswith("arn:"):
-        raise ValueError("must be a bucket's name alone; what follows it is the setting 'prefix'")
+        raise ValueError("must be a bucket's name without a prefix; set 'prefix' instead")
     if not _BUCKET.fullmatch(name):
         raise ValueError("must be a bucket's name: 1 to 255 letters, digits, '.', '-' and '_'")
     return name
 
 
 def names_access_point(bucket: str) -> bool:
-    """Tell whether a source's `bucket` is an access point, by its ARN or its alias.
+    """Return whether a source's `bucket` is the ARN or alias of an access point.
 
-    S3's reports and events name the bucket.
+    S3's reports and events name the bucket instead.
     """
     return bucket.startswith("arn:") or bucket.endswith(("-s3alias", "--ol-s3"))
 
@@ -102,7 +101,7 @@ def names_access_point(bucket: str) -> bool:
 def _prefix(text: str) -> str:
     if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ValueError(
-            f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0"
+            f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes without NUL"
         )
     return text
 
@@ -124,15 +123,13 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     size = sum(len(pattern.encode()) + 1 for pattern in patterns) + wild * (_WILD_SIZE - 1)
     if size > MAX_PATTERNS_SIZE:
         raise ValueError(
-            f"must be shorter: its {len(patterns):,} patterns come to {size:,} bytes, where '*' "
-            f"and '?' count as {_WILD_SIZE},"
-            f" and at most {MAX_PATTERNS_SIZE:,} can be matched"
+            f"must be shorter: {len(patterns):,} patterns have {size:,} bytes ('*' and '?' count "
+            f"as {_WILD_SIZE}), and the limit is {MAX_PATTERNS_SIZE:,}"
         )
     return patterns
 
 
 def _report_folder(text: str) -> str:
-    """Return the address of a folder, which ends in a slash."""
     if not text:
         return text
     bucket, _, folder = text.removeprefix("s3://").partition("/")
@@ -151,31 +148,26 @@ def _report_folder(text: str) -> str:
 
 
 def _server(text: str) -> str:
-    """Return the address of an HTTP server as it was given."""
     if not text.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
     if "@" in text.partition("://")[2].partition("/")[0]:
         raise ValueError("must not hold a user or a password")
     if not text.isascii() or not text.isprintable() or set(" ?#") & set(text):
         raise ValueError(
-            "must be a URL such as https://host:9000, without '?', '#', spaces and letters beyond "
-            "ASCII"
+            "must be an ASCII URL such as https://host:9000, without '?', '#' and spaces"
         )
     try:
         host, port = urlsplit(text).hostname or "", urlsplit(text).port
     except ValueError:
         host, port = "", 0
     if port == 0 or not (_HOST.fullmatch(host) or (":" in host and _IPV6.fullmatch(host))):
-        raise ValueError(
-            "must be a URL such as https://host:9000, with the name of a host and a port up to "
-            "65535"
-        )
+        raise ValueError("must be a URL such as https://host:9000, with a valid host and port")
     return text
 
 
 def _endpoint(text: str) -> str:
     if text and "_" in (urlsplit(_server(text)).hostname or ""):
-        raise ValueError("must name its host without '_', which S3's client does not take")
+        raise ValueError("must have a host without '_', which S3's client refuses")
     return text
 
 
@@ -196,9 +188,7 @@ def _region(name: str) -> str:
 
 def _owner(name: str) -> str:
     if not _OWNER.fullmatch(name):
-        raise ValueError(
-            "must be team:NAME or an e-mail address: it is who the Dagster UI names, not the wallet"
-        )
+        raise ValueError("must be team:NAME or an e-mail address, as the Dagster UI shows it")
     return name
 
 
@@ -217,7 +207,7 @@ def _proof_type(number: int) -> int:
 
 
 def _key(secret: SecretStr | None) -> SecretStr | None:
-    """Return a key of S3; an empty one is none, as where a variable is set from one that is not."""
+    """Accept an S3 key. An empty key counts as unset."""
     text = secret.get_secret_value() if secret else ""
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be printable ASCII without a space or a line break")
@@ -225,10 +215,9 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 
 
 def is_database_url(text: str) -> bool:
-    """Return whether the text is an address of a Postgres database whose user, password and host
-    are certain.
+    """Return whether the text is a Postgres address with unambiguous user, password and host.
 
-    Otherwise a part of the password could be taken for the host or the database, and be shown.
+    If they were ambiguous, a message could show part of the password as the host or database.
     """
     match = _DATABASE_URL.fullmatch(text)
     if not match:
@@ -271,10 +260,10 @@ def _path(value: object) -> object:
         return value
     if not value.strip() or "\0" in value:
         raise ValueError("must be a path that is not empty")
-    whole = os.path.expanduser(value)
-    if whole.startswith("~"):
-        raise ValueError("must be a path; '~' at its beginning stands for no user's folder")
-    return whole
+    expanded = os.path.expanduser(value)
+    if expanded.startswith("~"):
+        raise ValueError("must be a path; no user has the home folder that '~' names")
+    return expanded
 
 
 def _mnemonic_file(value: object) -> object:
@@ -284,7 +273,7 @@ def _mnemonic_file(value: object) -> object:
 
 
 def _no_truth_value(value: object) -> object:
-    """Refuse true and false, which Python takes for 1 and 0."""
+    """Refuse true and false, which Python treats as 1 and 0."""
     if isinstance(value, bool):
         raise PydanticKnownError("int_type")
     return value
@@ -296,7 +285,7 @@ _LONGEST_SECONDS: Final = 3660 * 24 * 3600  # ten years
 
 
 def _duration(value: object) -> object:
-    """Return seconds of a text such as 90, 12h or 7d."""
+    """Return the seconds of a text such as 90, 12h or 7d."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = int(match[1]) * _UNIT_SECONDS[match[2] or "s"] if match else value
     if type(seconds) is not int or not 0 <= seconds <= _LONGEST_SECONDS:
@@ -327,6 +316,5 @@ Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 Number = Annotated[float, BeforeValidator(_no_truth_value), Field(allow_inf_nan=False)]
 Size = Annotated[ByteSize, BeforeValidator(_no_truth_value)]
 Duration = Annotated[int, BeforeValidator(_duration)]  # seconds
-ProofType = Annotated[
-    int, BeforeValidator(_no_truth_value), AfterValidator(_proof_type)
-]  # a Literal refuses the text "3"
+# A Literal would refuse the text "3" of a variable.
+ProofType = Annotated[int, BeforeValidator(_no_truth_value), AfterValidator(_proof_type)]

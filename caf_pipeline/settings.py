@@ -1,9 +1,9 @@
 """Typed settings from `caf.toml` and the environment.
 
-Order of precedence: environment (`CAF_…`, nested by `__`, e.g. `CAF_SOURCES__DEMO__BUCKET`), then
-the file that `CAF_CONFIG` names or `caf.toml` in the working directory. Secrets come from the
-environment only; the file may not hold any. Relative paths in the file are relative to the file.
-Every value is checked when it is read.
+Environment variables win over the file: `CAF_…`, nested by `__`, e.g. `CAF_SOURCES__DEMO__BUCKET`.
+The file is the one that `CAF_CONFIG` names, or `caf.toml` in the working directory. Secrets come
+from the environment only. Relative paths in the file are relative to the file. All values are
+validated when they are read.
 """
 
 import os
@@ -82,38 +82,35 @@ class _Section(BaseModel):
 
 
 class SourceSettings(_Section):
-    """One source: a bucket and prefix to archive, and how.
+    """A bucket and prefix to archive, and how.
 
-    Attributes: include: patterns of keys, of which an archived object matches one: `*` is any text,
-        `/` too, and `?` any character. exclude: patterns of keys, of which it matches none.
-        storage_classes: of archived objects; all where none is named. max_size: of an archived
-        object, in bytes; 0: no limit. min_age: seconds since an archived object was last modified,
-        at least, when the inventory is taken. versions: `all`: each version of a key is an object
-        to archive; `current`: only what a key has now. inventory: the folder of S3 Inventory's
-        reports of the bucket, `s3://…/`; the bucket is listed where empty. queue: the URL of an SQS
-        queue with S3's event notifications of the bucket, of this source alone; the bucket is
-        looked
-            through where empty.
-        endpoint_url: of an S3-compatible server; AWS where empty.
-        path_style: bucket in the path instead of the host name; by default wherever an endpoint is
-        given.
-        public: the operator's word that every byte of this source may be read by anybody.
-        target_size: of a chunk, in bytes, index and footer included; its manifest comes on top.
-        min_chunk_size: the last chunk of a plan waits for the next plan while it is smaller; 0: it
-        never waits.
-        max_wait: seconds since it was last modified for which an object waits at most.
-        get_price: US dollars for 1,000 GETs, of estimates; AWS's list price where no endpoint is
-        given.
-        egress_price: US dollars for 1 GiB that leaves the bucket's network, likewise.
-        automatic: whether sensors and schedules plan and archive the source by themselves. By
-        default they do not.
-        watch_interval_seconds: between two plans of what the sensor for new objects sees; 0
-        switches it off.
-        watch_pages: of 1,000 keys, listed at each look.
-        listing_threads: parts of a bucket that are listed side by side.
-        listing_requests_per_second: of all those together. S3 takes 5,500 reads a second for each
-            of its partitions ("Best practices design patterns" in its user guide), which are for
-            the bucket's other users.
+    Attributes:
+        include: Patterns of keys. An archived object matches at least one pattern. `*` matches any
+            text, including `/`; `?` matches any character.
+        exclude: Patterns of keys that are not archived.
+        storage_classes: Storage classes that are archived. Empty: all.
+        max_size: Largest archived object, in bytes. 0: no limit.
+        min_age: Seconds since an object was last modified before it is archived.
+        versions: `all` archives every version of a key, `current` the current version only.
+        inventory: Folder of the bucket's S3 Inventory reports, `s3://…/`. Empty: list the bucket.
+        queue: URL of an SQS queue with the bucket's event notifications, used by this source alone.
+            Empty: list the bucket to find new objects.
+        endpoint_url: S3-compatible server. Empty: AWS.
+        path_style: Whether the URL has the bucket in its path. Default: if there is an endpoint.
+        public: The operator confirms that anybody may read every byte of this source.
+        target_size: Size of a chunk in bytes with index and footer, without its manifest.
+        min_chunk_size: A smaller last chunk of a plan waits for the next plan. 0: never waits.
+        max_wait: Longest time that an object waits, in seconds since it was last modified.
+        get_price: US dollars for 1,000 GETs, for estimates. Default on AWS: the list price.
+        egress_price: US dollars for 1 GiB of traffic out of the bucket's network, likewise.
+        automatic: Whether sensors and schedules plan and archive the source.
+        watch_interval_seconds: Seconds between two plans of the sensor for new objects. 0: never.
+        watch_pages: Pages of 1,000 keys that each tick of this sensor lists.
+        listing_threads: Parts of a bucket that are listed concurrently.
+        listing_requests_per_second: Limit for all listing threads. S3 allows 5,500 reads a second
+            for
+            each partition of a bucket ("Best practices design patterns" in its user guide), which
+            other clients need, too.
     """
 
     bucket: BucketName
@@ -152,8 +149,7 @@ class SourceSettings(_Section):
         if (self.access_key_id is None) != (self.secret_access_key is None):
             missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
             raise ValueError(
-                f"access_key_id and secret_access_key are set together or not at all; {missing} is "
-                "missing"
+                f"access_key_id and secret_access_key must be set together; {missing} is missing"
             )
         return self
 
@@ -161,8 +157,7 @@ class SourceSettings(_Section):
     def _reports_of_this_bucket(self) -> "SourceSettings":
         if self.inventory and names_access_point(self.bucket):
             raise ValueError(
-                "inventory needs the bucket's own name as bucket, and not an access point: its "
-                "reports name the bucket"
+                "inventory reports name the bucket, so bucket must not be an access point"
             )
         if self.inventory and self.inventory.split("/")[-3] != self.bucket:
             raise ValueError(
@@ -174,9 +169,7 @@ class SourceSettings(_Section):
     @model_validator(mode="after")
     def _queue_needs_credentials(self) -> "SourceSettings":
         if self.queue and self.anonymous:
-            raise ValueError(
-                "queue and anonymous exclude each other: a queue is never read without credentials"
-            )
+            raise ValueError("queue and anonymous exclude each other: a queue needs credentials")
         return self
 
     @model_validator(mode="after")
@@ -190,19 +183,21 @@ class SourceSettings(_Section):
 
     @property
     def uses_path_style(self) -> bool:
-        """Whether requests name the bucket in the path."""
+        """Whether URLs have the bucket in the path."""
         return bool(self.endpoint_url) if self.path_style is None else self.path_style
 
 
 class PackingSettings(_Section):
     """How objects are fetched and staged.
 
-    Attributes: window_size: bytes fetched ahead of the writer, at most. 64 MiB was faster than 256
-        MiB and takes a third of it. fetch_threads: GETs side by side. part_size: of one ranged GET
-        of a large object, in bytes. compare_checksums: with S3's own of each object whose listing
-        names one over the full object. unreadable_after: runs that may fail on one object before it
-        is skipped as unreadable. staging_limit: bytes that all chunks together may take in staging;
-        0 for as much as the disk has.
+    Attributes:
+        window_size: Bytes that are fetched ahead of the writer. 64 MiB was faster than 256 MiB.
+        fetch_threads: Concurrent GETs.
+        part_size: Bytes of each ranged GET of a large object.
+        request_attempts: Attempts of one request.
+        compare_checksums: Whether to compare with S3's checksum of the full object, if it has one.
+        unreadable_after: Runs that fail on an object before it is skipped as unreadable.
+        staging_limit: Bytes of all chunks in staging. 0: as much as the disk has.
     """
 
     window_size: Size = Field(default=ByteSize(64 * MIB), ge=MIB, le=TIB)
@@ -224,9 +219,11 @@ class PackingSettings(_Section):
 
 
 class StoreSettings(_Section):
-    """Where chunks are kept.
+    """Where chunks are stored.
 
-    `jackal`: on the network that `[jackal]` describes; `directory`: files in `folder`.
+    Attributes:
+        kind: `jackal`: the network in `[jackal]`; `directory`: files in `folder`.
+        folder: The folder of kind `directory`.
     """
 
     kind: Literal["jackal", "directory"] = "jackal"
@@ -234,27 +231,35 @@ class StoreSettings(_Section):
 
 
 class JackalSettings(_Section):
-    """The network, the wallet and how chunks go there.
+    """The network, the wallet, and how chunks are uploaded.
 
-    Attributes: lcd: addresses of REST servers of chain nodes ("LCD"), best first; the next is asked
-        where one fails or lags. chain_id: of the network; a node of another chain is refused.
-        mnemonic: the wallet's words, from the environment only: `JACKAL_MNEMONIC`. mnemonic_file: a
-        file of mode 600 that holds them instead. copies: asked for in a post and paid for; the
-        chain calls it max_proofs. required_copies: listed and read back before a chunk counts as
-        stored; all that were asked for where not given. proof_type: of the Merkle tree. Chains
-        before 5.1 prove type 0 only. gas_price: in ujkl. timeout_blocks: after so many blocks a
-        transaction that was not included never will be. upload_seconds: how long a provider reads
-        one upload (600, docs/jackal.md); what is not through then is lost. proof_seconds: how long
-        after an upload the chain may take to list the provider. bandwidth: bytes a second of all
-        uploads together; 0 for no limit. `caf limit` changes it while runs go on. spend_cap: ujkl
-        that all transactions of this ledger may come to; none where not given. Changed in the same
-        way. warn_days: before the bought space ends, or will be full, the check
-        `storage_plan_lasts` fails. keep_staged_windows: proof windows for which a located chunk
-        stays in staging, where space allows. prove_per_run: located chunks that one run of the
-        proof watch looks at. allow_private_addresses: whether providers at loopback, link-local,
-        private or other addresses that are not public are
-            connected to. Providers name their own hosts on the chain, so that this is for networks
-            of one's own.
+    Attributes:
+        lcd: REST addresses of chain nodes ("LCD"), best first. The others are the fallback.
+        chain_id: Id of the chain. Nodes of another chain are refused.
+        mnemonic: The wallet's words, from `JACKAL_MNEMONIC` only.
+        mnemonic_file: A file with these words and mode 600.
+        copies: Copies that a post requests and pays for. The chain calls it max_proofs.
+        required_copies: Copies that must be listed and read back before a chunk counts as stored.
+            Default: `copies`.
+        proof_type: Type of the Merkle tree. Chains before 5.1 prove type 0 only.
+        gas_price: Price of gas, in ujkl.
+        timeout_blocks: Blocks after which a pending transaction can no longer be included.
+        upload_seconds: Time in which a provider reads one upload (600, docs/jackal.md).
+        proof_seconds: Time after an upload in which the chain must list the provider.
+        bandwidth: Bytes a second of all uploads. 0: no limit. `caf limit` changes it during runs.
+        spend_cap: Limit on what all transactions of this ledger spend, in ujkl. Default: none.
+            `caf limit` changes it during runs.
+        warn_days: The check `storage_plan_lasts` fails this many days before the bought space
+            expires
+            or is full.
+        keep_staged_windows: Proof windows for which a located chunk stays in staging if there is
+            room.
+        prove_per_run: Located chunks that each run of the proof watch checks.
+        allow_private_addresses: Whether to connect to providers at loopback, link-local, private
+            and
+            other addresses that are not public. Providers choose their own addresses, so this is
+            for
+            private networks.
     """
 
     lcd: tuple[Lcd, ...] = ()
@@ -285,19 +290,21 @@ class JackalSettings(_Section):
 
     @property
     def copies_required(self) -> int:
-        """How many copies a chunk must have before it counts as stored."""
+        """Copies that a chunk needs before it counts as stored."""
         return self.copies if self.required_copies is None else self.required_copies
 
 
 class ChunkRunSettings(_Section):
-    """How runs of chunks are launched and given up.
+    """How the runs of chunks are launched, and when the pipeline gives up.
 
-    Attributes: max_in_flight: chunk runs of one source that the sensor keeps going at once.
-        attempts: runs of one chunk that may fail before it is parked. Those do not count that ended
-        since S3, the chain with its
-            providers, or the database gave no answer.
-        keep_events_days: after which events and output of the sources' runs are removed from
-        Dagster's storage; 0: never.
+    Attributes:
+        max_in_flight: Concurrent chunk runs of one source that the sensor launches.
+        attempts: Failed runs of a chunk before it is parked. A run does not count if S3, the chain,
+            its
+            providers or the database did not answer.
+        keep_events_days: Days after which the events and output of the sources' runs are removed
+            from
+            Dagster's storage. 0: never.
     """
 
     max_in_flight: Whole = Field(default=4, ge=1, le=10_000)
@@ -306,23 +313,23 @@ class ChunkRunSettings(_Section):
 
 
 class AlertSettings(_Section):
-    """What an operator is told of, and where.
+    """When alerts are sent, and where.
 
-    Attributes: webhook: the URL to which each alert is posted as JSON. It may hold a token, so it
-        comes from the environment only:
-            `CAF_ALERTS__WEBHOOK`.
-        mail_to: e-mail addresses that each alert is sent to.
-        mail_from: the sender's.
-        smtp_host, smtp_port: of the server that takes the e-mail.
-        smtp_security: `starttls`, `tls` from the first byte on, or `none` for a server on this
-        machine.
-        smtp_user: with `smtp_password`, from the environment only (`CAF_ALERTS__SMTP_PASSWORD`); no
-        login where empty.
-        stalled_after: seconds without any change of a chunk, while chunks are under way.
-        late_after: seconds beyond `max_wait` since a chunk was planned, and since the last whole
-            inventory and the last look at a stored chunk.
-        skipped_share: of a source's objects that may be skipped.
-        repeat_after: seconds after which an alert that goes on is sent again; 0: never.
+    Attributes:
+        webhook: URL that receives each alert as JSON. It may contain a token, so it comes from
+            `CAF_ALERTS__WEBHOOK` only.
+        mail_to: E-mail addresses that receive each alert.
+        mail_from: E-mail address of the sender.
+        smtp_host: Host of the mail server.
+        smtp_port: Port of the mail server.
+        smtp_security: `starttls`, `tls` from the first byte on, or `none` for a local server.
+        smtp_user: User of the mail server. Empty: no login.
+        smtp_password: From `CAF_ALERTS__SMTP_PASSWORD` only.
+        stalled_after: Seconds without any progress while chunks are under way.
+        late_after: Seconds past `max_wait` since a chunk was planned, and seconds since the last
+            complete inventory and since the last check of a stored chunk.
+        skipped_share: Share of a source's objects that may be skipped.
+        repeat_after: Seconds after which an alert is sent again. 0: never.
     """
 
     webhook: WebhookUrl = None
@@ -341,7 +348,7 @@ class AlertSettings(_Section):
     @model_validator(mode="after")
     def _login_is_whole(self) -> "AlertSettings":
         if bool(self.smtp_user) != (self.smtp_password is not None):
-            raise ValueError("smtp_user and smtp_password are set together or not at all")
+            raise ValueError("smtp_user and smtp_password must be set together")
         if self.smtp_user and self.smtp_security == "none":
             raise ValueError(
                 "smtp_password is sent in the clear unless smtp_security is 'starttls' or 'tls'"
@@ -350,12 +357,14 @@ class AlertSettings(_Section):
 
 
 class Settings(BaseSettings):
-    """Everything that can be set.
+    """All settings.
 
-    Attributes: home: the folder that holds all that the pipeline keeps on this machine.
-        database_url: `postgresql://…`; an embedded server under `home` where empty. It may hold a
-        password, so it comes
-            from the environment (`CAF_DATABASE_URL`) only.
+    Attributes:
+        home: Folder with everything that the pipeline stores on this machine.
+        staging: Folder of chunks between packing and upload. Default: `staging` in `home`.
+        database_url: `postgresql://…`. Empty: an embedded server in `home`. It may contain a
+            password,
+            so it comes from `CAF_DATABASE_URL` only.
     """
 
     model_config = SettingsConfigDict(
@@ -384,8 +393,8 @@ class Settings(BaseSettings):
         for name, source in self.sources.items():
             if source.queue and (other := sources.setdefault(source.queue, name)) != name:
                 raise ValueError(
-                    f"sources.{other} and sources.{name} have one queue: each would delete the "
-                    "events of the other's keys"
+                    f"sources.{other} and sources.{name} share a queue: each would delete the "
+                    "other's events"
                 )
         return self
 
@@ -394,8 +403,8 @@ class Settings(BaseSettings):
         for name in self.sources:
             if (other := name.removeprefix("chunk-")) != name and other in self.sources:
                 raise ValueError(
-                    f"sources.{name} and sources.{other} would both have a job named "
-                    f"repair_{name.replace('-', '_')}"
+                    f"sources.{name} and sources.{other} would both have the job "
+                    f"repair_{name.replace('-', '_')}: rename one"
                 )
         return self
 
@@ -408,48 +417,45 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment win over the file, which comes in as keyword arguments."""
+        """Let environment variables win over the file, whose values are arguments."""
         return env_settings, init_settings
 
     @property
     def staging_folder(self) -> Path:
-        """The folder in which a chunk is between packing and upload."""
+        """The folder of chunks between packing and upload."""
         return self.staging or self.home / "staging"
 
     def source(self, name: str) -> SourceSettings:
-        """Return the settings of one source, or raise SettingsError naming those that there are."""
+        """Return the settings of a source. Raises SettingsError if it does not exist."""
         try:
             return self.sources[name]
         except KeyError:
             raise self.unknown_source(name) from None
 
     def unknown_source(self, name: str, others: Iterable[str] = ()) -> SettingsError:
-        """Return the error for a source that is not there; `others` are sources that the ledger
-        has, in the file or not.
+        """Return the error for a source that does not exist.
+
+        `others` are sources in the ledger, which the file may not have.
         """
-        known = sorted({*self.sources, *others})
-        where = f"in {self._file}" if self._file else "in the environment, and there is no caf.toml"
-        there = f"the sources are: {', '.join(known)}" if known else "there is none at all"
-        near = nearest(name, known)
-        return SettingsError(
-            f"there is no source '{name}' {where}; {there}",
-            hint=f"did you mean '{near}'?"
-            if near
-            else "docs/settings.md says how a source is described",
-        )
+        names = sorted({*self.sources, *others})
+        place = f"in {self._file}" if self._file else "in the environment, and there is no caf.toml"
+        existing = f"the sources are: {', '.join(names)}" if names else "there are no sources"
+        near = nearest(name, names)
+        hint = f"did you mean '{near}'?" if near else "docs/settings.md describes sources"
+        return SettingsError(f"there is no source '{name}' {place}; {existing}", hint=hint)
 
 
 # --- the file
-# ------------------------------------------------------------------------------------------
 
 
-def _refuse_secrets(values: dict[str, Any], where: str, path: Path) -> None:
+def _refuse_secrets(values: dict[str, Any], section: str, path: Path) -> None:
     for name, value in values.items():
-        full = f"{where}{name}"
+        full = f"{section}{name}"
         if name in SECRETS:
             variable = "CAF_" + full.replace(".", "__").upper()
             raise SettingsError(
-                f"{path}: {full} is a secret", hint=f"remove it there and set {variable} instead"
+                f"{path}: {full} is a secret",
+                hint=f"remove it from the file and set {variable} instead",
             )
         if isinstance(value, dict):
             _refuse_secrets(value, f"{full}.", path)
@@ -457,29 +463,27 @@ def _refuse_secrets(values: dict[str, Any], where: str, path: Path) -> None:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        # A byte order mark, which editors write on Windows, is not part of the text.
+        # Editors on Windows write a byte order mark.
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise SettingsError(
-            f"{path} is not UTF-8 text: line {line} has other bytes", hint="save it as UTF-8"
+            f"{path} is not UTF-8 text, see line {line}", hint="save it as UTF-8"
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(
-            f"{path} is not valid TOML{_place(str(error))}",
-            hint="toml.io shows how TOML is written",
+            f"{path} is not valid TOML{_toml_problem(str(error))}",
+            hint="toml.io describes TOML",
         ) from error
     except RecursionError as error:
-        raise SettingsError(f"{path} is not valid TOML: it is nested too deep") from error
+        raise SettingsError(f"{path} is not valid TOML: too many nested levels") from error
     except IsADirectoryError as error:
-        raise SettingsError(
-            f"{path} cannot be read: it is a folder", hint="it must be a TOML file"
-        ) from error
+        raise SettingsError(f"{path} is a folder", hint="it must be a TOML file") from error
     except OSError as error:
-        named = os.environ.get(CONFIG_VARIABLE) == str(path)
+        is_configured = os.environ.get(CONFIG_VARIABLE) == str(path)
         raise SettingsError(
             f"{path} cannot be read: {error.strerror}",
-            hint=f"{CONFIG_VARIABLE} names it" if named else "",
+            hint=f"{CONFIG_VARIABLE} names this file" if is_configured else "",
         ) from error
     _refuse_secrets(values, "", path)
     return values
@@ -490,21 +494,21 @@ _TOML_PLACE: Final = re.compile(
 )
 
 
-def _place(said: str) -> str:
-    match = _TOML_PLACE.fullmatch(said)
+def _toml_problem(message: str) -> str:
+    match = _TOML_PLACE.fullmatch(message)
     if not match:
-        return f": {said}"
-    where = f"line {match[2]}, column {match[3]}" if match[2] else "its end"
-    return f" at {where}: {match[1][:1].lower()}{match[1][1:]}"
+        return f": {message}"
+    place = f"line {match[2]}, column {match[3]}" if match[2] else "its end"
+    return f" at {place}: {match[1][:1].lower()}{match[1][1:]}"
 
 
 def _find_file(path: Path | None) -> tuple[Path, bool]:
-    """Return where the file is or should be, and whether it is to be read.
+    """Return the file's path, and whether to read it.
 
     Raises:
-        SettingsError: there is none, and the environment names no source either.
+        SettingsError: There is no file, and no variable names a source.
     """
-    if path is not None:  # "", too, as of a variable that is not set: it is no file
+    if path is not None:
         return Path(path).absolute(), True
     if variable := os.environ.get(CONFIG_VARIABLE):
         return Path(variable).absolute(), True
@@ -515,15 +519,14 @@ def _find_file(path: Path | None) -> tuple[Path, bool]:
         if any(name.upper().startswith(SOURCES_VARIABLE) for name in os.environ):
             return file, False
         raise SettingsError(
-            f"no {DEFAULT_CONFIG} was found: it was looked for in the working directory, "
-            f"{_working_directory()}, and"
-            f" {CONFIG_VARIABLE} names none",
+            f"there is no {DEFAULT_CONFIG} in the working directory, {_working_directory()}, and "
+            f"{CONFIG_VARIABLE} is not set",
             hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; "
-            "docs/settings.md says what is in it",
+            "docs/settings.md describes the file",
         ) from None
     except OSError as error:
         raise SettingsError(
-            f"{DEFAULT_CONFIG} cannot be looked for in the working directory: {error.strerror}"
+            f"the working directory cannot be searched for {DEFAULT_CONFIG}: {error.strerror}"
         ) from error
     return file, True
 
@@ -536,15 +539,11 @@ def _working_directory() -> str:
 
 
 def _absolute(settings: Settings, folder: Path) -> Settings:
-    """Anchor relative paths, so that a change of working directory changes nothing."""
     store = settings.store.model_copy(update={"folder": folder / settings.store.folder})
     staging = folder / settings.staging if settings.staging else None
-    words = settings.jackal.mnemonic_file
-    jackal = (
-        settings.jackal.model_copy(update={"mnemonic_file": folder / words})
-        if words
-        else settings.jackal
-    )
+    jackal = settings.jackal
+    if jackal.mnemonic_file:
+        jackal = jackal.model_copy(update={"mnemonic_file": folder / jackal.mnemonic_file})
     return settings.model_copy(
         update={
             "home": folder / settings.home,
@@ -556,22 +555,22 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """Read the settings. Nothing is made or changed.
+    """Read and validate the settings. Nothing is created or changed.
 
-    Args: path: the file; by default what `CAF_CONFIG` names, else `caf.toml` in the working
-        directory, which may be absent where
-            the environment names a source.
+    Args:
+        path: The file. Default: the file that `CAF_CONFIG` names, or `caf.toml` in the working
+            directory, which is optional if variables name a source.
 
     Raises:
-        SettingsError: naming each setting that is wrong, or where no file was found.
+        SettingsError: There is no file, or settings are wrong. The message names each of them.
     """
-    file, there = _find_file(path)
-    values = _read_file(file) if there else {}
+    file, exists = _find_file(path)
+    values = _read_file(file) if exists else {}
     origin = Origin(file, values, {name.upper(): value for name, value in os.environ.items()})
     if mistyped := mistyped_variable(Settings, origin, (CONFIG_VARIABLE,)):
         raise mistyped
     for name in values:
-        if name.startswith("_"):  # an argument of pydantic's own, which no file may give
+        if name.startswith("_"):  # an argument of pydantic's
             raise SettingsError(f"{file}: {name} is not a setting", hint=DOCUMENTATION)
     try:
         settings = Settings(**values)
@@ -580,5 +579,5 @@ def load_settings(path: Path | None = None) -> Settings:
     except NotJson:
         raise not_json(Settings, origin) from None
     settings = _absolute(settings, file.parent)
-    settings._file = file if there else None
+    settings._file = file if exists else None
     return settings

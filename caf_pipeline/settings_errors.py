@@ -1,9 +1,8 @@
-"""The messages about wrong settings: name, value found, value expected, and the variable that it
-came from.
+"""Messages about wrong settings: name, value, expected value, and the variable or file with it.
 
-Pydantic says what a value must be; `_MUST` has other words for what only programmers understand. No
-secret is in a message: neither its value, nor that of a setting that is not known, nor what stands
-where a table must be, since either may be a secret at the wrong place.
+Pydantic describes the expected value; `_MUST` rephrases what only programmers understand. No
+message shows a secret. The value of an unknown setting is not shown, since it may be a misplaced
+secret.
 """
 
 import json
@@ -26,12 +25,10 @@ SHOWN_CHARACTERS: Final = 60  # of a value
 SHOWN_PROBLEMS: Final = 10  # of one reading
 
 LIKE: Final = 0.6
-"""How like another a name is that is taken for the other one, mistyped; `get_close_matches` counts
-from 0 to 1.
-"""
+"""Similarity (0 to 1, as `get_close_matches` counts) of names that may be a typing error."""
 
 LIKE_VARIABLE: Final = 0.9
-"""The same for variables, of which other programs have some that begin as ours do."""
+"""The same for variables. Other programs have variables that begin like ours."""
 
 _A_LIST: Final = 'a list such as ["one", "two"]'
 _A_SIZE: Final = "a size such as 65536, 64MiB or 30GiB"
@@ -46,7 +43,7 @@ _MUST: Final = {
     "tuple": _A_LIST,
     "byte": _A_SIZE,
 }
-"""What a value must be, by the first word of pydantic's type of an error."""
+"""What a value must be, by the first word of pydantic's error type."""
 
 _PREFIX: Final = "CAF_"
 _BETWEEN: Final = "__"
@@ -59,17 +56,16 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the settings were read: the file, what it has, and all variables, their names in upper
-    case.
-    """
+    """The file's values and all environment variables, with upper-case names."""
 
     file: Path
     values: Mapping[str, Any]
     environment: Mapping[str, str]
 
     def variable_of(self, place: Place) -> str:
-        """Return the variable that gives a setting, or the first one that gives part of a table; ""
-        where the file does.
+        """Return the variable that sets a setting, or the first that sets part of a table.
+
+        "" if the setting is in the file.
         """
         for length in range(len(place), 0, -1):
             name = _variable(place[:length])
@@ -83,62 +79,62 @@ class Origin:
         return min((name for name in self.environment if name.startswith(below)), default="")
 
 
-def nearest(name: str, known: Iterable[str], like: float = LIKE) -> str:
-    """Return the known name that this one is most like; "" where it is like none."""
-    return next(iter(get_close_matches(name, list(known), 1, like)), "")
+def nearest(name: str, candidates: Iterable[str], like: float = LIKE) -> str:
+    """Return the candidate most similar to `name`, or "" if none is similar."""
+    return next(iter(get_close_matches(name, list(candidates), 1, like)), "")
 
 
 def wrong_settings(
     error: ValidationError, model: type[BaseModel], origin: Origin, secrets: Iterable[str]
 ) -> SettingsError:
-    """Return the error that says all that is wrong, by where it came from."""
+    """Return an error that names all problems, grouped by variable or file."""
     by_origin: dict[str, list[str]] = {}
-    found = error.errors(include_url=False)
-    for each in found[:SHOWN_PROBLEMS]:
-        by_origin.setdefault(_origin_of(each, model, origin), []).append(
-            _problem(each, model, frozenset(secrets))
+    details = error.errors(include_url=False)
+    for detail in details[:SHOWN_PROBLEMS]:
+        by_origin.setdefault(_origin_of(detail, model, origin), []).append(
+            _problem(detail, model, frozenset(secrets))
         )
-    said = [f"{where}: {'; '.join(problems)}" for where, problems in by_origin.items()]
-    if len(found) > SHOWN_PROBLEMS:
-        said.append(f"and {len(found) - SHOWN_PROBLEMS} more")
-    return SettingsError("; ".join(said), hint=DOCUMENTATION)
+    sentences = [f"{place}: {'; '.join(problems)}" for place, problems in by_origin.items()]
+    if len(details) > SHOWN_PROBLEMS:
+        sentences.append(f"and {len(details) - SHOWN_PROBLEMS} more")
+    return SettingsError("; ".join(sentences), hint=DOCUMENTATION)
 
 
 def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
-    """Return the error for a variable that stands for a list or a table and is not JSON."""
-    for name in sorted(each for each in origin.environment if each.startswith(_PREFIX)):
+    """Return the error for a variable that must be JSON, since it sets a list or a table."""
+    for name in sorted(name for name in origin.environment if name.startswith(_PREFIX)):
         place = tuple(name.removeprefix(_PREFIX).lower().split(_BETWEEN))
         kind = _kind(model, place)
         if _from_json(origin.environment[name]) is None and (
             _is_table(kind) or get_origin(kind) is tuple
         ):
-            what = "a table" if _is_table(kind) else _A_LIST
+            expected = "a table" if _is_table(kind) else _A_LIST
             return SettingsError(
-                f"{name}: {'.'.join(place)} must be {what}, written as JSON", hint=DOCUMENTATION
+                f"{name}: {'.'.join(place)} must be {expected}, as JSON", hint=DOCUMENTATION
             )
     return SettingsError(
-        f"a variable that begins with {_PREFIX} must be JSON, and is not", hint=DOCUMENTATION
+        f"a variable that begins with {_PREFIX} is not valid JSON", hint=DOCUMENTATION
     )
 
 
 def mistyped_variable(
     model: type[BaseModel], origin: Origin, others: Iterable[str]
 ) -> SettingsError | None:
-    """Return the error for a variable that looks like a misspelt setting; it would be ignored, even
-    a spend cap.
+    """Return the error for a variable that looks like a misspelt setting, or None.
 
-    `others` are further variables that exist.
+    Such a variable would be ignored, even if it is a spend cap. `others` are further valid
+    variables.
     """
     tops = {_variable((name,)) for name in model.model_fields}
-    known = [*others, *map(_variable, _settings(model))]
+    variables = [*others, *map(_variable, _settings(model))]
     for name in sorted(origin.environment):
         if (
             not name.startswith(_PREFIX)
-            or name in known
+            or name in variables
             or _PREFIX + name[len(_PREFIX) :].partition(_BETWEEN)[0] in tops
         ):
-            continue  # what is below a section is for the section to refuse
-        if near := nearest(name, [*known, *_of_a_table(model, name)], LIKE_VARIABLE):
+            continue  # The section's own validation refuses unknown settings.
+        if near := nearest(name, [*variables, *_of_a_table(model, name)], LIKE_VARIABLE):
             return SettingsError(
                 f"the environment has {name}, which is not a setting: did you mean {near}?",
                 hint=f"rename it, or unset it; {DOCUMENTATION}",
@@ -147,7 +143,6 @@ def mistyped_variable(
 
 
 # --- one problem
-# ------------------------------------------------------------------------------------------
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str]) -> str:
@@ -176,29 +171,29 @@ def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str
 
 
 def _must(error: ErrorDetails) -> str:
-    if error["type"] == "value_error":  # raised by a validator of ours
+    if error["type"] == "value_error":  # raised by our validators
         return str(error["ctx"]["error"])
     must = _MUST.get(error["type"].partition("_")[0])
     return f"must be {must}" if must else error["msg"].replace("Input should", "must", 1)
 
 
 def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
-    """Return the variable or the file that is to be corrected."""
+    """Return the variable or the file to correct."""
     place = _place(error)
     if error["type"] == "missing":
         place = place[:-1]
     kind = _kind(model, place)
     if error["type"] == "value_error" and isinstance(kind, type) and issubclass(kind, BaseModel):
-        # Two settings that do not go together: the environment's, where one of them is.
+        # Two settings exclude each other: prefer the one that a variable sets.
         named = (name for name in kind.model_fields if name in str(error["ctx"]["error"]))
         for name in named:
-            if where := origin.variable_of((*place, name)):
-                return where
+            if variable := origin.variable_of((*place, name)):
+                return variable
     return origin.variable_of(place) or str(origin.file)
 
 
 def _place(error: ErrorDetails) -> Place:
-    """Return the setting that an error is about; of a list, not which of its elements."""
+    """Return the path of the wrong setting, without positions in a list."""
     return tuple(
         str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]"
     )
@@ -225,7 +220,7 @@ def _did_you_mean(model: type[BaseModel], place: Place) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message; "" where it may hold a secret."""
+    """Return a value for a message, or "" if it may hold a secret."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, int | float):
@@ -244,11 +239,10 @@ def _shown(value: object) -> str:
 
 
 # --- the model
-# ------------------------------------------------------------------------------------------
 
 
 def _kind(model: type[BaseModel], place: Place) -> Any:  # noqa: ANN401 - an annotation may be anything
-    """Return the type of a setting or a table, without None; None if there is no such setting."""
+    """Return the type of a setting or table, without None. None if the setting does not exist."""
     kind: Any = model
     for part in place:
         if get_origin(kind) is dict:
@@ -256,7 +250,7 @@ def _kind(model: type[BaseModel], place: Place) -> Any:  # noqa: ANN401 - an ann
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and part in kind.model_fields:
             kind = kind.model_fields[part].annotation
             if get_origin(kind) in (Union, UnionType):
-                kind = next(each for each in get_args(kind) if each is not type(None))
+                kind = next(argument for argument in get_args(kind) if argument is not type(None))
             kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
         else:
             return None
@@ -268,7 +262,7 @@ def _is_table(kind: Any) -> bool:  # noqa: ANN401 - an annotation may be anythin
 
 
 def _settings(model: type[BaseModel]) -> Iterator[Place]:
-    """Yield the places of all sections and settings whose names are fixed."""
+    """Yield the paths of all sections and of settings with fixed names."""
     for name in model.model_fields:
         yield (name,)
         kind = _kind(model, (name,))
@@ -277,7 +271,6 @@ def _settings(model: type[BaseModel]) -> Iterator[Place]:
 
 
 # --- variables
-# ------------------------------------------------------------------------------------------
 
 
 def _variable(place: Place) -> str:
@@ -285,9 +278,7 @@ def _variable(place: Place) -> str:
 
 
 def _of_a_table(model: type[BaseModel], variable: str) -> Iterator[str]:
-    """Yield how a variable would be written that sets something of one of many tables, e.g. of a
-    source.
-    """
+    """Yield the right spelling of a variable that sets something in a table of tables."""
     for name in model.model_fields:
         kind = _kind(model, (name,))
         if get_origin(kind) is not dict:
@@ -300,7 +291,6 @@ def _of_a_table(model: type[BaseModel], variable: str) -> Iterator[str]:
 
 
 def _from_json(text: str) -> object:
-    """Return what JSON says; None where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

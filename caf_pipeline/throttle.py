@@ -1,4 +1,4 @@
-"""The operator's pause, bandwidth limit and spend cap, which runs apply within seconds."""
+"""The operator's pause, bandwidth limit and spend cap. Runs apply changes within seconds."""
 
 import threading
 import time
@@ -11,34 +11,29 @@ from caf_pipeline.settings import JackalSettings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 CONTROLS_SECONDS: Final = 2.0
-"""How old what is known of the controls may be: they are obeyed within seconds, and a look is a
-query to the ledger.
-"""
+"""Seconds between two reads of the controls from the ledger."""
 
 TICK_SECONDS: Final = 0.5
-"""Between two looks while work is held up.
-
-Each calls `check`, so that a lost lease ends the wait within a second.
-"""
+"""Seconds between two calls of `check` while work is held up. A lost lease ends the wait."""
 
 PIECES_PER_SECOND: Final = 4
-"""Under a bandwidth, how many pieces a second's bytes are cut into at least: a piece is not held up
-once it is on its way.
+"""Pieces into which a second's bytes are cut at least.
+
+A piece is not held up once it is being sent.
 """
 
 LEAST_PIECE_BYTES: Final = 16 << 10
 
 
 def _no_check() -> None:
-    """Find nothing wrong."""
+    """Do not end the wait."""
 
 
 class Throttle:
-    """Holds work up as the operator ordered.
+    """Holds work up while the operator has paused it, and limits the bandwidth.
 
-    Safe for several threads, which share the bandwidth in the order they come.
-
-    Controls that cannot be read now are those last read; where none ever were, the error is raised.
+    Thread-safe: threads share the bandwidth in the order of their calls. If the controls cannot be
+    read, the last known controls apply. If they were never read, the error is raised.
     """
 
     def __init__(
@@ -51,15 +46,15 @@ class Throttle:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take what holds while the operator has set nothing.
+        """Set the defaults, which apply unless the operator has changed them.
 
         Args:
-            controls: returns what the operator has set.
-            bandwidth: bytes a second of all uploads together, 0 for no limit.
-            spend_cap: ujkl, None for no cap.
-            waits: where it is said while work is held up.
-            clock: seconds that only grow.
-            sleep: waits for so many of them.
+            controls: Returns the operator's controls.
+            bandwidth: Bytes a second of all uploads. 0: no limit.
+            spend_cap: Limit on spending in ujkl. None: no limit.
+            waits: Reports when work is held up.
+            clock: A monotonic clock, in seconds.
+            sleep: Sleeps for a number of seconds.
         """
         self._controls = controls
         self._bandwidth = bandwidth
@@ -70,39 +65,39 @@ class Throttle:
         self._lock = threading.Lock()
         self._last: OperatorControls | None = None
         self._read_at = 0.0
-        self._asked = 0  # bytes that were sent and asked for, since the beginning
-        self._granted = 0.0  # of these, what the bandwidth allowed up to `_granted_at`
+        self._requested = 0  # bytes of all calls of `sent`
+        self._granted = 0.0  # bytes of these that the bandwidth had allowed at `_granted_at`
         self._granted_at = clock()
 
     def paused(self) -> str:
-        """Return why everything is paused; "" where it is not."""
-        return self._known().paused
+        """Return why everything is paused, or "" if it is not."""
+        return self._current().paused
 
     def spend_cap(self) -> int | None:
-        """Return what all transactions may come to in ujkl; None for no cap."""
-        given = self._known().spend_cap
-        if given is None:
+        """Return the limit on what all transactions spend, in ujkl. None: no limit."""
+        cap = self._current().spend_cap
+        if cap is None:
             return self._spend_cap
-        return given if given >= 0 else None
+        return cap if cap >= 0 else None
 
     def limit(self) -> int:
-        """Return the bandwidth of all uploads together in bytes a second; 0 for no limit."""
-        given = self._known().bandwidth
-        return self._bandwidth if given is None else given
+        """Return the bandwidth of all uploads in bytes a second. 0: no limit."""
+        bandwidth = self._current().bandwidth
+        return self._bandwidth if bandwidth is None else bandwidth
 
     def bandwidth(self) -> float:
-        """Return this run's share of the bandwidth in bytes a second; 0 for no limit."""
-        return self.limit() / max(self._known().uploads, 1)
+        """Return this run's share of the bandwidth in bytes a second. 0: no limit."""
+        return self.limit() / max(self._current().uploads, 1)
 
     def piece_bytes(self, most: int) -> int:
-        """Return how many bytes to send at once: `most`, or less under a small bandwidth."""
+        """Return the bytes to send in one piece: `most`, or fewer if the bandwidth is low."""
         rate = self.bandwidth()
         return min(most, max(LEAST_PIECE_BYTES, int(rate / PIECES_PER_SECOND))) if rate else most
 
     def wait_while_paused(self, check: Callable[[], None] = _no_check) -> bool:
-        """Return once nothing is paused, and whether anything was.
+        """Wait until the operator resumes. Returns whether there was a pause.
 
-        `check` is called about every second meanwhile, and may raise to end the wait.
+        Calls `check` before and about every second. It may raise to end the wait.
         """
         check()
         if not (reason := self.paused()):
@@ -114,41 +109,39 @@ class Throttle:
         return True
 
     def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> bool:
-        """Count bytes that were sent, and return once the bandwidth allows further ones and nothing
-        is paused.
+        """Count sent bytes, and wait until the limit allows more and nothing is paused.
 
-        Returns: Whether a pause or a limit held it up; that reading the controls takes time does
-            not count.
+        Returns:
+            Whether a pause or the limit held up the caller. Time to read the controls does not
+            count.
         """
         with self._lock:
-            self._asked += size_bytes
-            mine = self._asked
-        if limited := self._missing(mine) > 0:
+            self._requested += size_bytes
+            total = self._requested
+        if limited := self._missing(total) > 0:
             with self._waits.waiting(
                 "the bandwidth limit to allow more",
                 ends_by="'caf limit' raises it",
                 grace=UNANSWERED_SECONDS,
             ):
-                while (missing := self._missing(mine)) > 0:
+                while (missing := self._missing(total)) > 0:
                     self._sleep(min(missing, TICK_SECONDS))
                     check()
         paused = self.wait_while_paused(check)
         return limited or paused
 
-    def _missing(self, mine: int) -> float:
-        """Return the seconds until the bandwidth has granted this many bytes, at the rate that
-        holds now.
-        """
+    def _missing(self, total: int) -> float:
+        """Return the seconds until the bandwidth grants this many bytes, at the current rate."""
         rate = self.bandwidth()
         with self._lock:
             now = self._clock()
             grown = self._granted + rate * (now - self._granted_at)
-            # What was not used is not saved up: a limit is also one for the next second.
-            self._granted = min(grown, self._asked) if rate else float(self._asked)
+            # Unused bandwidth is not saved up.
+            self._granted = min(grown, self._requested) if rate else float(self._requested)
             self._granted_at = now
-            return (mine - self._granted) / rate if rate and mine > self._granted else 0.0
+            return (total - self._granted) / rate if rate and total > self._granted else 0.0
 
-    def _known(self) -> OperatorControls:
+    def _current(self) -> OperatorControls:
         with self._lock:
             now = self._clock()
             if self._last is None or now - self._read_at >= CONTROLS_SECONDS:
@@ -168,9 +161,7 @@ class Throttle:
 def open_throttle(
     settings: JackalSettings, controls: Callable[[], OperatorControls], waits: Waits | None = None
 ) -> Throttle:
-    """Return what holds work back as the operator has set it, and as the settings say where nothing
-    is set.
-    """
+    """Return a throttle whose defaults are the settings."""
     return Throttle(
         controls, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap, waits=waits
     )

@@ -1,7 +1,6 @@
-"""What a run waits for now: whatever waits says for what, since when and what ends it, and
-listeners show it.
+"""Reports of what a run waits for. Each wait has a reason, a start, and an end; listeners show it.
 
-A wait that is over within its grace is not told.
+A wait that ends within its grace period is not reported.
 """
 
 import threading
@@ -13,38 +12,37 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 BRIEF_SECONDS: Final = 1.0
-"""Grace of what is waited for as a matter of course, such as the next block: a fast network would
-fill the terminal.
-"""
+"""Grace period of usual waits, such as for the next block. On a fast network they end sooner."""
 
 UNANSWERED_SECONDS: Final = 4.0
-"""Grace of a question to a server: longer than an answer takes, and soon enough to say that it is
-asked again.
-"""
+"""Grace period of a request: longer than an answer takes."""
 
 RENEW_SECONDS: Final = 10.0
-"""How often listeners are told again of waits that go on, so that a process which died no longer
-seems to wait.
+"""Seconds after which listeners receive unchanged waits again.
+
+Otherwise a dead process would seem to wait.
 """
 
 LINE_SECONDS: Final = 60.0
-"""Between two lines that say how far a command is, where there is no terminal."""
+"""Seconds between two progress lines of a command without a terminal."""
 
-_LOOK_SECONDS: Final = 0.25
-# after which the thread that looks ends; a fetch of many objects begins a wait a thousand times a
-# second
-_IDLE_LOOKS: Final = 20
+_POLL_SECONDS: Final = 0.25
+_IDLE_POLLS: Final = 20
+"""Polls without a wait after which the thread ends.
+
+A fetch of many objects begins a thousand waits a second, which must not start a thread each.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One thing that is waited for.
+    """One reason for waiting.
 
     Attributes:
-        what: as in "waiting for <what>".
-        ends_by: a clause that says what ends it.
-        since: aware, in UTC.
-        chunk: the chunk that the run works on; "" where it works on none.
+        what: The words after "waiting for".
+        ends_by: A clause on what ends the wait.
+        since: Start, aware, in UTC.
+        chunk: The run's chunk, or "".
     """
 
     what: str
@@ -54,64 +52,60 @@ class Wait:
 
     @property
     def sentence(self) -> str:
-        """Say all of it in one line."""
+        """The wait in one line."""
         chunk = f"chunk {self.chunk}: " if self.chunk else ""
         return f"{chunk}waiting since {self.since:%H:%M:%S} UTC for {self.what}; {self.ends_by}"
 
     def seconds(self) -> float:
-        """Return how long it has lasted."""
+        """Return the duration so far."""
         return (datetime.now(UTC) - self.since).total_seconds()
 
 
 Listener = Callable[[Sequence[Wait]], None]
-"""Takes all waits that are told now: at each change, and every `RENEW_SECONDS` while there are
-any.
-"""
+"""Receives all reported waits: at each change, and every RENEW_SECONDS while there are any."""
 
 
 class OpenWait:
-    """A wait under way; several threads may have the same."""
+    """A current wait. Several threads may share it."""
 
     def __init__(self, waits: "Waits", wait: Wait, now: float) -> None:
         self._waits = waits
         self._wait = wait
-        self._since = now  # when `_wait` began
+        self._since = now  # start of `_wait`
         self.began = now
         self.graces: list[float] = []
 
     def moved(self) -> None:
-        """Restart the time of the wait: there was progress, e.g. bytes of an answer, but it goes
-        on.
-        """
-        self._waits._begin_again(self)
+        """Restart the wait's clock after progress, e.g. after bytes of an answer."""
+        self._waits._restart(self)
 
     def wait(self) -> Wait:
-        """Return the wait as listeners are shown it, with the time since which it lasts."""
+        """Return the wait as listeners show it."""
         if self._since != self.began:
             since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.began)
             self._wait, self._since = replace(self._wait, since=since), self.began
         return self._wait
 
     def due(self) -> float:
-        """Return the time from which it is reported, by the monotonic clock."""
+        """Return the monotonic time from which the wait is reported."""
         return self.began + min(self.graces)
 
 
 class Waits:
-    """The waits of one run. Safe for several threads."""
+    """The waits of a run. Thread-safe."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
         self._open: dict[tuple[str, str], OpenWait] = {}
         self._lock = threading.Lock()
-        self._telling = threading.RLock()
-        self._told: tuple[Wait, ...] = ()
-        self._looking = False
+        self._reporting = threading.RLock()
+        self._reported: tuple[Wait, ...] = ()
+        self._polling = False
         self._chunk = ""
 
     @contextmanager
     def on(self, chunk: str) -> Iterator[None]:
-        """Name the chunk that the run works on while the context lasts."""
+        """Name the run's chunk while the context lasts."""
         before, self._chunk = self._chunk, chunk
         try:
             yield
@@ -120,88 +114,88 @@ class Waits:
 
     @contextmanager
     def waiting(self, what: str, *, ends_by: str, grace: float = 0.0) -> Iterator[OpenWait]:
-        """Say that the caller waits while the context lasts.
+        """Report a wait while the context lasts.
 
         Args:
-            what: as in "waiting for <what>". The same words in several threads are one wait.
-            ends_by: a clause that says what ends it.
-            grace: seconds for which it is not told; 0 tells it before this returns.
+            what: The words after "waiting for". Threads with the same words share one wait.
+            ends_by: A clause on what ends the wait.
+            grace: Seconds before the wait is reported. 0: it is reported before this returns.
         """
         key = (what, ends_by)
         with self._lock:
-            one = self._open.get(key)
-            if one is None:
-                one = self._open[key] = OpenWait(
-                    self, Wait(what, ends_by, datetime.now(UTC), self._chunk), time.monotonic()
-                )
-            one.graces.append(grace)
-            self._look_on()
+            open_wait = self._open.get(key)
+            if open_wait is None:
+                wait = Wait(what, ends_by, datetime.now(UTC), self._chunk)
+                open_wait = self._open[key] = OpenWait(self, wait, time.monotonic())
+            open_wait.graces.append(grace)
+            self._start_polling()
         try:
             if grace <= 0:
-                self._tell()
-            yield one
+                self._report()
+            yield open_wait
         finally:
             with self._lock:
-                one.graces.remove(grace)
-                if not one.graces:
+                open_wait.graces.remove(grace)
+                if not open_wait.graces:
                     del self._open[key]
-                told = any((wait.what, wait.ends_by) == key for wait in self._told)
-            if told:
-                self._tell()
+                reported = any((wait.what, wait.ends_by) == key for wait in self._reported)
+            if reported:
+                self._report()
 
     @contextmanager
     def lease(self, name: str, run: str) -> Iterator[None]:
-        """Say that the caller waits for a lease that a run holds."""
+        """Report a wait for a lease that another run holds."""
         with self.waiting(
             f"the lease on {name}, which run {run} holds",
-            ends_by="it ends when that run gives the lease back, or is dead",
+            ends_by="it ends when that run releases the lease, or dies",
         ):
             yield
 
-    def _begin_again(self, one: OpenWait) -> None:
+    def _restart(self, open_wait: OpenWait) -> None:
         with self._lock:
-            one.began = time.monotonic()
+            open_wait.began = time.monotonic()
 
-    def _tell(self, *, again: bool = False) -> None:
-        """Tell the listeners what is due, where that has changed."""
-        with self._telling:
+    def _report(self, *, again: bool = False) -> None:
+        """Send the waits that are due to the listeners, if they changed or `again` is set."""
+        with self._reporting:
             with self._lock:
                 now = time.monotonic()
-                due = tuple(one.wait() for one in self._open.values() if one.due() <= now)
-                news = due != self._told or bool(again and due)
-                # while it is locked: who ends a wait sees whether it is being told, and waits until
-                # it was
-                self._told = due
-            if news:
+                due = tuple(
+                    open_wait.wait() for open_wait in self._open.values() if open_wait.due() <= now
+                )
+                changed = due != self._reported or bool(again and due)
+                # Set under the lock: the end of a wait sees that it is being reported, and waits.
+                self._reported = due
+            if changed:
                 for listener in self._listeners:
                     listener(due)
 
-    def _look_on(self) -> None:
-        """See to it that a thread looks for waits that become due."""
-        if self._listeners and not self._looking:
-            self._looking = True
-            threading.Thread(target=self._look, name="waits", daemon=True).start()
+    def _start_polling(self) -> None:
+        """Start the thread that reports waits when they become due."""
+        if self._listeners and not self._polling:
+            self._polling = True
+            threading.Thread(target=self._poll, name="waits", daemon=True).start()
 
-    def _look(self) -> None:
-        idle, told_at = 0, time.monotonic()
+    def _poll(self) -> None:
+        idle, reported_at = 0, time.monotonic()
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             with self._lock:
                 idle = 0 if self._open else idle + 1
-                if idle > _IDLE_LOOKS:
-                    self._looking = False
+                if idle > _IDLE_POLLS:
+                    self._polling = False
                     return
-            again = time.monotonic() - told_at >= RENEW_SECONDS
-            self._tell(again=again)
+            again = time.monotonic() - reported_at >= RENEW_SECONDS
+            self._report(again=again)
             if again:
-                told_at = time.monotonic()
+                reported_at = time.monotonic()
 
 
 class Announcer:
-    """A listener that says each wait once when it begins, and once when it is over.
+    """A listener that announces each wait when it begins and when it ends.
 
     Attributes:
-        waits: those that go on.
+        waits: The current waits.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -209,7 +203,7 @@ class Announcer:
         self.waits: tuple[Wait, ...] = ()
 
     def __call__(self, waits: Sequence[Wait]) -> None:
-        """Take the waits that go on."""
+        """Announce the differences."""
         before, self.waits = self.waits, tuple(waits)
         for wait in before:
             if wait not in self.waits:

@@ -1,7 +1,6 @@
-"""Opens what reading needs, as the settings say: look-ups of the ledger, what reads chunks, the
-archive.
+"""Opens what readers need: look-ups in the ledger, a reader of chunks, the archive.
 
-`run_wiring` opens the rest. A process that only reads loads none of it, and starts sooner.
+`run_wiring` opens the rest. A process that only reads does not load it, and starts sooner.
 """
 
 import contextlib
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
-    """Return the look-ups of the ledger that the settings name, with its tables.
+    """Return look-ups in the ledger. Its tables are created if they are missing.
 
-    `waits` says it while the database does not answer, and while its tables are made.
+    `waits` reports when the database does not answer, and while tables are created.
 
-    Raises: LedgerUnreachable, LedgerError: it cannot be used. The message names the database
-        without its password.
+    Raises:
+        LedgerUnreachable: The database does not answer.
+        LedgerError: The database cannot be used. The message names it without its password.
     """
     waits = waits or Waits()
     with waiting_for_database(settings, waits):
@@ -33,36 +33,37 @@ def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
 
 
 def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> ChunkReader:
-    """Open what reads chunks of the store that the settings name.
-
-    It has no wallet, and posts and uploads nothing.
-    """
+    """Return a reader of the configured store. It has no wallet and uploads nothing."""
     if settings.store.kind == "jackal":
-        from caf_pipeline.store.jackal.read import open_jackal_reader  # noqa: PLC0415 - a folder needs no network
+        # A store in a folder does not load the network.
+        from caf_pipeline.store.jackal.read import open_jackal_reader  # noqa: PLC0415
 
         return open_jackal_reader(
             settings.jackal, lookup.seen_height, lookup.provider_records, waits
         )
-    from caf_pipeline.store.directory import DirectoryReader  # noqa: PLC0415 - only one of the two is ever needed
+    from caf_pipeline.store.directory import DirectoryReader  # noqa: PLC0415
 
     return DirectoryReader(settings.store.folder, lookup.folder_store)
 
 
 def open_archive(settings: Settings | None = None) -> "Archive":
-    """Open what is archived, for programs beside `caf`: by the settings, else by those that `caf`
-    would take here.
+    """Open the archive for other programs.
 
-    Raises: SettingsError: one of them cannot be used. LedgerUnreachable, LedgerError: the database
-        cannot. TypeError: it is a path.
+    Args:
+        settings: The settings. Default: `load_settings()`, as for `caf`.
+
+    Raises:
+        SettingsError: A setting is wrong, or there is no caf.toml.
+        LedgerUnreachable: The database does not answer.
+        LedgerError: The database cannot be used.
+        TypeError: `settings` is something else, such as a path.
     """
-    from caf_pipeline.retrieval.archive import Archive  # noqa: PLC0415 - the commands need none
+    from caf_pipeline.retrieval.archive import Archive  # noqa: PLC0415 - commands do not need it
 
     if settings is None:
         settings = load_settings()
-    elif not isinstance(settings, Settings):  # "", too: others would be read than were meant
-        raise TypeError(
-            f"{settings!r} is no settings: open_archive(load_settings(path)) reads those of a file"
-        )
+    elif not isinstance(settings, Settings):
+        raise TypeError(f"{settings!r}: use open_archive(load_settings(path)) to read a file")
     with contextlib.ExitStack() as opened:
         lookup = open_lookup(settings)
         opened.callback(lookup.close)

@@ -133,7 +133,7 @@ def test_a_command_that_fails_is_told_and_not_measured():
         compare(Command(["sh", "-c", "echo sorry >&2; exit 3"]), Command(["true"]), pairs=1)
 
 
-def test_the_peak_is_that_of_the_command_and_not_of_what_measures_it():
+def test_peak_memory_excludes_the_measuring_process():
     ballast = bytearray(100 << 20)
     ballast[:: 4 << 10] = b"x" * (len(ballast) // (4 << 10))
     found = compare(
@@ -143,7 +143,7 @@ def test_the_peak_is_that_of_the_command_and_not_of_what_measures_it():
     assert found["theirs"]["peak_bytes"] < len(ballast) // 2
 
 
-def test_what_a_command_tells_of_one_time_is_shown_beside_what_all_of_them_took():
+def test_figures_of_one_run_are_shown_beside_the_total():
     found = compare(Command(["echo", '{"p50_ms": 1.5}']), Command(["true"]), pairs=1).summary()
     assert (found["ours"]["p50_ms"], "p50_ms" in found["theirs"]) == (1.5, False)
 
@@ -157,9 +157,7 @@ def test_what_a_run_made_is_gone_before_the_next(tmp_path):
     )
 
 
-def test_the_page_shows_each_cases_newest_line_and_whether_its_goal_is_reached(
-    tmp_path, monkeypatch
-):
+def test_page_shows_the_newest_result_and_its_goal(tmp_path, monkeypatch):
     usage = [Usage(seconds, seconds, 1 << 20, ["true"]) for seconds in (1.0, 2.0, 4.0)]
     found = Compared(usage, usage[::-1]).summary()
     assert (found["ratio"], found["lowest"], found["highest"]) == (1.0, 0.25, 4.0)

@@ -107,12 +107,12 @@ def test_only_a_verified_or_repaired_chunk_becomes_located():
     assert {state for state in STATES if may_move(state, S.LOCATED)} == {S.VERIFIED, S.DAMAGED}
 
 
-def test_nothing_that_may_have_been_paid_for_is_withdrawn_in_silence():
+def test_chunks_that_may_be_paid_for_are_not_withdrawn():
     for state in (S.POSTING, S.POSTED, S.UPLOADING, S.VERIFIED, S.LOCATED):
         assert not may_move(state, S.WITHDRAWN)
 
 
-def test_a_post_is_asked_for_only_where_one_may_be_missing():
+def test_only_chunks_that_may_lack_a_post_are_posted():
     assert sorted(MAY_BE_POSTED) == [S.DAMAGED, S.POSTING]
 
 
@@ -122,7 +122,7 @@ def test_damage_is_repaired_or_given_up(state):
 
 
 @pytest.mark.parametrize("copy", [None, *CopyState])
-def test_a_parked_chunk_goes_on_from_what_its_copy_is(copy):
+def test_unparked_state_follows_from_the_copy(copy):
     if copy in (CopyState.DAMAGED, CopyState.EXPIRED, CopyState.RETIRED):
         return
     claimed = [
@@ -153,12 +153,12 @@ def test_an_illegal_move_names_the_chunk_and_both_states():
 @pytest.mark.parametrize(
     ("state", "hint"),
     [
-        (S.POSTED, "'caf run' goes on"),
+        (S.POSTED, "'caf run'"),
         (S.EXPIRED, "nothing more happens"),
         (S.LOCATED, "'caf status' shows"),
     ],
 )
-def test_who_cannot_withdraw_a_chunk_is_told_what_is_left(state, hint):
+def test_refused_withdrawal_has_a_hint(state, hint):
     with pytest.raises(IllegalMove) as raised:
         require_move("c", state, S.WITHDRAWN)
     assert hint in raised.value.hint
@@ -363,9 +363,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.thorough
-def test_runs_that_crash_at_any_step_lose_nothing_and_do_nothing_twice(
-    ledger, database_url, tmp_path
-):
+def test_crashing_runs_lose_nothing_and_repeat_nothing(ledger, database_url, tmp_path):
     run_state_machine_as_test(
         lambda: LedgerMachine(ledger, database_url, tmp_path / "standing.parquet"),
         settings=settings(max_examples=20, stateful_step_count=12),

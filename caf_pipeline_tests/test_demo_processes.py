@@ -73,9 +73,7 @@ def program(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(
-    program, number, tmp_path
-):
+def test_signal_stops_children_in_order_then_the_rest(program, number, tmp_path):
     assert len(in_session(program.pid)) == 4
     program.send_signal(number)
     assert (tmp_path / "postgres" / "data" / "postmaster.pid").exists()
@@ -88,14 +86,14 @@ def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process of its parent's end"
 )
-def test_what_was_started_ends_in_order_where_its_starter_is_killed(program):
+def test_children_stop_in_order_if_the_parent_is_killed(program):
     program.kill()
     program.wait()
     assert program.stdout.readline() == "in order\n"
 
 
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
-def test_a_port_of_the_ui_that_is_none_is_one_sentence(port):
+def test_invalid_ui_port_is_one_sentence(port):
     run = subprocess.run(
         [sys.executable, DEMO / "ui.py", f"--port={port}"],
         capture_output=True,

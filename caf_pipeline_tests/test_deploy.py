@@ -52,7 +52,7 @@ def test_only_the_code_server_has_keys_and_the_ledger(services):
     ] == ["code"]
 
 
-def test_the_image_has_all_that_the_package_needs_at_the_locked_versions():
+def test_image_has_the_locked_versions_of_all_requirements():
     docker = (COMPOSE / "Dockerfile").read_text()
     (script,) = re.findall(
         r"^RUN (sed -n .*) requirements\.lock > constraints\.txt", docker, re.MULTILINE
@@ -77,7 +77,7 @@ def test_the_image_has_all_that_the_package_needs_at_the_locked_versions():
         assert all((ROOT / name).exists() for name in copied.split())
 
 
-def test_the_celery_example_is_our_dagster_yaml_but_for_what_celery_needs(tmp_path, monkeypatch):
+def test_celery_example_differs_from_dagster_yaml_only_for_celery(tmp_path, monkeypatch):
     example = ROOT / "deploy" / "celery" / "dagster.yaml"
     ours, its = (yaml.safe_load(path.read_text()) for path in (ROOT / "dagster.yaml", example))
     assert list(ours) == list(its)

@@ -1,4 +1,4 @@
-"""What processes of ours do without: looks for garbage, the interpreter's own end, pandas."""
+"""Processes collect garbage rarely, skip the interpreter's shutdown, and load no pandas."""
 
 import gc
 import importlib.util
@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from caf_pipeline.entry import NoLooks
+from caf_pipeline.entry import GarbageCollectionPaused
 
 PROGRAM = """
 import gc, weakref
-from caf_pipeline.entry import look_rarely
+from caf_pipeline.entry import collect_garbage_rarely
 
 looks = []
 gc.callbacks.append(lambda phase, info: looks.append((gc.get_threshold()[0], len(kept))) if phase == "start" else None)
 kept = []
-look_rarely()
+collect_garbage_rarely()
 before = len(looks)
 while len(looks) < before + 2:
     kept.append([])
@@ -26,7 +26,7 @@ print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
 """  # noqa: E501
 
 
-def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
+def test_first_garbage_collection_is_late_and_later_ones_happen():
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
@@ -42,30 +42,28 @@ def put_back():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(
-    put_back, enabled
-):
+def test_paused_garbage_collection_is_restored(put_back, enabled):
     (gc.enable if enabled else gc.disable)()
-    with NoLooks():
+    with GarbageCollectionPaused():
         assert not gc.isenabled()
     assert gc.isenabled() is enabled
 
 
 PASSED_OVER = """
 import gc
-from caf_pipeline.entry import NoLooks
+from caf_pipeline.entry import GarbageCollectionPaused
 
-with NoLooks():
+with GarbageCollectionPaused():
     kept = [[] for _ in range(1000)]
 found = gc.get_freeze_count()
 assert found > 1000
-with NoLooks():
+with GarbageCollectionPaused():
     import duckdb
 assert gc.get_freeze_count() <= found
 """
 
 
-def test_what_was_loaded_is_passed_over_by_later_looks_unless_duckdb_is_among_it():
+def test_loaded_objects_are_frozen_unless_duckdb_is_loaded():
     run = subprocess.run(
         [sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False
     )
@@ -80,10 +78,10 @@ import duckdb
 """
 DUCKDB = """
 import gc, sys
-from caf_pipeline.entry import end_early, ends_with, look_rarely
+from caf_pipeline.entry import skip_shutdown, exit_with, collect_garbage_rarely
 
-end_early()
-look_rarely()
+skip_shutdown()
+collect_garbage_rarely()
 {loaded}
 cycle = [duckdb.connect(":memory:")]
 cycle += [cycle, cycle[0].sql("SELECT 1")]
@@ -91,11 +89,11 @@ sys.exit({end})
 """
 
 
-@pytest.mark.parametrize("end", ["ends_with(3)", "3"], ids=["at once", "as usual"])
+@pytest.mark.parametrize("end", ["exit_with(3)", "3"], ids=["at once", "as usual"])
 @pytest.mark.parametrize(
     "loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"]
 )
-def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, end):
+def test_duckdb_reports_no_leaks_at_exit(loaded, end):
     run = subprocess.run(
         [sys.executable, "-c", DUCKDB.format(loaded=loaded, end=end)],
         capture_output=True,
@@ -107,13 +105,13 @@ def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, 
 
 ENDING = """
 import atexit, concurrent.futures, sys, threading, weakref
-from caf_pipeline.entry import end_early, ends_with
+from caf_pipeline.entry import skip_shutdown, exit_with
 
 class Left:
     def __del__(self):
         print("looked at", flush=True)
 
-end_early()
+skip_shutdown()
 left = Left()
 left.cycle = left
 atexit.register(print, "registered")
@@ -126,7 +124,7 @@ sys.exit({end})
 """
 
 
-def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_called_at_its_end():
+def test_process_ends_after_its_threads_and_atexit_functions():
     ends = {
         end: subprocess.run(
             [sys.executable, "-c", ENDING.format(end=end)],
@@ -134,7 +132,7 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
             text=True,
             check=False,
         )
-        for end in ("ends_with(5)", "5")
+        for end in ("exit_with(5)", "5")
     }
     at_once, usual = ends.values()
     assert (at_once.returncode, usual.returncode) == (5, 5)
@@ -142,10 +140,10 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
     assert usual.stdout == f"{at_once.stdout}looked at\n"
 
 
-def test_output_that_cannot_be_written_at_the_end_is_no_success():
+def test_unwritable_output_at_exit_is_a_failure():
     code = (
-        "import sys; from caf_pipeline.entry import end_early, ends_with; end_early(); "
-        "print('lost'); sys.exit(ends_with(0))"
+        "import sys; from caf_pipeline.entry import skip_shutdown, exit_with; skip_shutdown(); "
+        "print('lost'); sys.exit(exit_with(0))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
@@ -163,9 +161,9 @@ def test_output_that_cannot_be_written_at_the_end_is_no_success():
 
 NO_PANDAS = """
 import sys
-from caf_pipeline.entry import leave_out_unused
+from caf_pipeline.entry import block_unused_modules
 
-leave_out_unused()
+block_unused_modules()
 import duckdb, pyarrow
 
 listed = pyarrow.table({"number": [1, 2]})
@@ -173,7 +171,7 @@ print(duckdb.sql("SELECT sum(number) FROM listed").fetchall(), "pandas" in sys.m
 """
 
 
-def test_a_process_of_ours_loads_no_pandas():
+def test_process_loads_no_pandas():
     assert importlib.util.find_spec("pandas")
     run = subprocess.run(
         [sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What errors say to people."""
+"""Messages of errors."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from caf_pipeline.errors import SettingsError, with_hint
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "sentence"),
     [
         (
             SettingsError("'home' is a file", hint="name a folder"),
@@ -20,7 +20,5 @@ from caf_pipeline.errors import SettingsError, with_hint
         (TimeoutError("no answer"), "no answer"),
     ],
 )
-def test_an_error_and_its_hint_are_one_sentence_and_nothing_is_left_where_there_is_no_hint(
-    error, said
-):
-    assert with_hint(error) == said
+def test_error_and_hint_are_joined(error, sentence):
+    assert with_hint(error) == sentence

@@ -135,7 +135,7 @@ def test_directories_are_what_keys_have_in_common(filled):
 
 
 @pytest.mark.parametrize("front", ["/", "caf:///"])
-def test_a_slash_in_front_of_a_path_names_no_other_path(filled, tmp_path, front):
+def test_leading_slash_names_the_same_path(filled, tmp_path, front):
     assert filled.cat_file(f"{front}src/a/b") == b"below"
     assert filled.find(f"{front}src/a/c") == ["src/a/c/d"]
     assert filled.glob(f"{front}src/a/*") == ["src/a/b", "src/a/c"]
@@ -151,7 +151,7 @@ def test_a_slash_in_front_of_a_path_names_no_other_path(filled, tmp_path, front)
         filled.ls(f"{front}none")
 
 
-def test_of_all_sources_the_same_is_found_as_of_each(filled):
+def test_find_lists_all_sources(filled):
     assert filled.find("") == filled.find("src")
     assert filled.find("caf://", withdirs=True, detail=True) == filled.find(
         "src", withdirs=True, detail=True
@@ -161,7 +161,7 @@ def test_of_all_sources_the_same_is_found_as_of_each(filled):
     )
 
 
-def test_a_file_says_what_is_known_of_it(filled):
+def test_info_has_the_facts_of_a_file(filled):
     info = filled.info("caf://src/a/b")
     assert (info["name"], info["size"], info["type"], info["status"]) == (
         "src/a/b",
@@ -187,7 +187,7 @@ def test_a_file_says_what_is_known_of_it(filled):
     ]
 
 
-def test_bytes_and_slices_of_them_are_read(filled):
+def test_bytes_and_slices_are_read(filled):
     assert filled.cat_file("src/a/b") == b"below"
     assert [
         filled.cat_file("src/a/b", *edges) for edges in ((1, 3), (-2, None), (None, -1), (9, None))
@@ -206,13 +206,13 @@ def test_bytes_and_slices_of_them_are_read(filled):
         assert file.read() == b"below"
     assert filled.read_text("src/a/b", object_version=version) == "below"
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
-        with pytest.raises(FileNotFoundError, match="its versions, with their LastModified"):
+        with pytest.raises(FileNotFoundError, match="LastModified"):
             filled.open("src/a/b", **asked)
-    with pytest.raises(FileNotFoundError, match="'x' of source src is not archived"):
+    with pytest.raises(FileNotFoundError, match="'x'"):
         filled.open("src/x")
 
 
-def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(filled, tmp_path):
+def test_path_ending_in_a_slash_does_not_read_another_key(filled, tmp_path):
     filled.pipe_file("dir", b"without")  # 'dir/' is archived, too
     asked = "caf://src/dir/"
     calls = [
@@ -229,7 +229,7 @@ def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(fil
         partial(filled.info, "src/a/b/"),
     ]
     for call in calls:
-        with pytest.raises(FileNotFoundError, match=r"no path of a file ends in '/'; 'caf get'"):
+        with pytest.raises(FileNotFoundError, match="caf get"):
             call()
     body, error = filled.cat_ranges(["src/dir", "src/dir/"], 0, 4)
     assert (body, type(error), (tmp_path / "x").exists()) == (b"with", FileNotFoundError, False)
@@ -238,9 +238,7 @@ def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(fil
     assert (filled.info("src/dir")["type"], filled.cat("src/dir")) == ("file", b"without")
 
 
-def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern_else(
-    filled, tmp_path
-):
+def test_key_with_pattern_characters_matches_itself_first(filled, tmp_path):
     for key, body in {
         "p/a[1].txt": b"itself",
         "p/a1.txt": b"matched",
@@ -280,9 +278,7 @@ def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern
         filled.cat("src/p/a[1].txt/")
 
 
-def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_or_not(
-    filled, tmp_path
-):
+def test_directories_may_end_in_a_slash(filled, tmp_path):
     for path in ("src/a/c", "src/a", "src"):
         assert filled.ls(f"{path}/") == filled.ls(path)
         assert filled.find(f"{path}/") == filled.find(path)
@@ -294,7 +290,7 @@ def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_o
     assert (tmp_path / "out" / "d").read_bytes() == b"deep"
 
 
-def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken_for_what_was_asked(
+def test_version_options_are_refused_outside_of_open(
     filled,
 ):
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
@@ -311,9 +307,9 @@ def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken
             for call in (filled.exists, filled.lexists, filled.expand_path)
         ]
         for call in calls:
-            with pytest.raises(TypeError, match=r"is an option of open\(\) alone"):
+            with pytest.raises(TypeError, match=r"open\(\)"):
                 call()
-    with pytest.raises(UsageError, match="has no time zone"):
+    with pytest.raises(UsageError, match="zone"):
         filled.open("src/a/b", as_of=datetime(2000, 1, 1))  # noqa: DTZ001 - a time that may mean any
     with pytest.raises(TypeError, match="as_of"):
         filled.open("src/a/b", as_of="2000-01-01")
@@ -341,7 +337,7 @@ def test_ranges_are_read_by_few_requests(fs):
     )
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(paths, starts, ends, on_error="raise")
-    with pytest.raises(ValueError, match="as many"):
+    with pytest.raises(ValueError, match="length"):
         fs.cat_ranges(paths, [0], ends)
 
 
@@ -350,7 +346,7 @@ def test_ranges_are_read_by_few_requests(fs):
 )  # fsspec leaves the files of blockcache open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("protocol", ["simplecache", "filecache", "blockcache"])
-def test_behind_fsspecs_caches_files_are_the_same(fs, tmp_path, protocol):
+def test_cached_files_have_the_same_bytes(fs, tmp_path, protocol):
     bodies = {"small": os.urandom(5000), "large": os.urandom(9 << 20)}
     for key, body in bodies.items():
         fs.pipe_file(key, body)
@@ -375,13 +371,13 @@ def test_a_block_of_lines_is_read(fs):
     assert fs.read_block("src/lines", 4, None) == b"two\nthree\n"
 
 
-def test_a_local_file_that_cannot_be_written_is_pythons_own_error(filled, tmp_path):
+def test_unwritable_local_file_raises_oserror(filled, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
         filled.get_file("src/a", str(tmp_path / "folder"))
 
 
-def test_nothing_is_written(tmp_path):
+def test_write_operations_are_refused(tmp_path):
     fs = fsspec.filesystem("caf", config=tmp_path / "no.toml", skip_instance_cache=True)
     (tmp_path / "x").write_bytes(b"x")
     for write in (
@@ -396,7 +392,7 @@ def test_nothing_is_written(tmp_path):
         lambda: fs.mv("src/a", "src/b"),
         lambda: fs.cp("src/a", "src/b"),
     ):
-        with pytest.raises(OSError, match="not written") as refused:
+        with pytest.raises(OSError, match="read-only") as refused:
             write()
         assert refused.value.errno == errno.EROFS
 
@@ -409,7 +405,7 @@ def damage(store, location, provider):
     path.write_bytes(body)
 
 
-def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
+def test_file_is_written_completely_or_not_at_all(filled, tmp_path, monkeypatch):
     assert filled.archive
     location = filled.archive.find("src", "a/b").location
     for provider in filled.context.store.folders:
@@ -421,9 +417,7 @@ def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "c" / "d").read_bytes() == b"deep"
 
 
-def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_another_provider_gives_it(  # noqa: E501
-    fs, tmp_path
-):
+def test_callback_receives_progress_despite_a_provider_change(fs, tmp_path):
     fs.pipe_file("large", os.urandom(9 << 20))
     told = []
     callback = Callback(hooks={"told": lambda size, value, **_: told.append((size, value))})
@@ -441,7 +435,7 @@ def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_anot
 
 
 @pytest.mark.parametrize("odd", ["a//odd", "a/x/../odd", "../../outside"])
-def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, tmp_path, odd):
+def test_unsafe_keys_are_not_written_to_paths(fs, tmp_path, odd):
     fs.context.objects.bodies.update({"a/odd": b"1", "b/c": b"2", odd: b"3"})
     (out := tmp_path / "in" / "out").mkdir(parents=True)
     for one, options in [
@@ -449,7 +443,7 @@ def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, 
         ("src/**", {}),
         (["src"], {"recursive": True}),
     ]:
-        with pytest.raises(UsageError, match="cannot be a path") as refused:
+        with pytest.raises(UsageError, match="path") as refused:
             fs.get(one, str(out), **options)
         assert "caf restore" in refused.value.hint
     assert [path for path in (tmp_path / "in").rglob("*") if path.is_file()] == []
@@ -461,7 +455,7 @@ def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, 
     }
 
 
-def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_url):
+def test_unreachable_database_is_not_a_missing_file(filled, database, postgres_url):
     assert filled.exists("src/a")
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"DROP DATABASE {database.name} WITH (FORCE)")
@@ -516,12 +510,10 @@ def test_pandas_reads_tables(monkeypatch, in_memory):
 
 
 @pytest.mark.usefixtures("registered")
-def test_in_another_folder_or_with_another_file_of_settings_it_is_the_archive_that_caf_reads_there(
-    tmp_path, monkeypatch
-):
+def test_working_directory_and_config_select_the_archive(tmp_path, monkeypatch):
     read = partial(pd.read_csv, "caf://src/numbers.csv")
     assert len(read()) == 100
-    with contextlib.chdir(tmp_path), pytest.raises(SettingsError, match=r"no caf\.toml was found"):
+    with contextlib.chdir(tmp_path), pytest.raises(SettingsError, match=r"no caf\.toml"):
         read()
     assert len(read()) == 100
     monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "other.toml"))

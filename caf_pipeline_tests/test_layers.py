@@ -98,7 +98,7 @@ def top(module: str) -> str:
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "__init__"])
-def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
+def test_modules_import_only_from_their_own_and_lower_folders(module):
     for name in imports_of(module):
         if name.startswith("caf_pipeline."):
             other = top(name.removeprefix("caf_pipeline."))
@@ -117,7 +117,7 @@ def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
             )
 
 
-def test_above_wiring_nothing_of_an_adapter_is_imported_but_what_is_listed():
+def test_adapters_are_imported_only_by_wiring():
     above = [
         module
         for module in MODULES

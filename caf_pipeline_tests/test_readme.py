@@ -115,7 +115,7 @@ def test_make_demo_archives_and_compares(demonstrated):
 
 
 @pytest.mark.thorough
-def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
+def test_readme_shows_the_demos_output(demonstrated):
     (shown,) = blocks("console")
     for word in (
         "the source is complete",
@@ -324,9 +324,7 @@ def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout,
 
 
 @pytest.mark.thorough
-def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it_started(
-    demonstrated, checkout, environment
-):
+def test_make_ui_shows_the_demo_and_stops_its_processes(demonstrated, checkout, environment):
     port = free_port()
     process = subprocess.Popen(
         ["make", "ui"],
@@ -364,9 +362,7 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
 
 
 @pytest.mark.thorough
-def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of_nothing(
-    checkout, tmp_path
-):
+def test_dagster_commands_load_the_definitions_without_warnings(checkout, tmp_path):
     check, listing, *_ = script_with("dg check defs").splitlines()
     bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
     checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
@@ -386,7 +382,7 @@ def test_the_command_line_reference_is_current():
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
 
 
-def test_every_command_of_the_operators_pages_is_one_that_caf_takes():
+def test_commands_in_the_docs_exist():
     text = "\n".join(
         page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "operations").glob("*.md")
     )

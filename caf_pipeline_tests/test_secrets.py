@@ -98,7 +98,7 @@ def test_the_traces_would_be_found():
     assert not pattern.search(" ".join(listed[:2]).encode())
 
 
-def test_a_run_and_all_commands_leave_no_trace_of_the_wallet(caf, database):
+def test_runs_and_commands_leave_no_trace_of_the_wallet(caf, database):
     words = caf.environment[MNEMONIC_VARIABLE]
     spoken = []
     for arguments in (
@@ -172,7 +172,7 @@ def test_a_mnemonic_file_is_read_and_copied_nowhere(caf, tmp_path_factory, datab
     )
 
 
-def test_a_mnemonic_in_the_settings_file_is_refused_and_not_repeated(caf):
+def test_mnemonic_in_the_settings_file_is_refused_unshown(caf):
     words = caf.environment[MNEMONIC_VARIABLE]
     caf.settings(f'[jackal]\nmnemonic = "{words}"\n')
     done = caf("status")

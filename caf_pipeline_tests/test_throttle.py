@@ -98,7 +98,7 @@ def test_uploads_share_the_bandwidth(board):
     assert board.now == pytest.approx(5)
 
 
-def test_an_order_wins_over_the_setting_and_no_limit_is_an_order_too(board):
+def test_operators_controls_win_over_settings_even_no_limit(board):
     board.given = OperatorControls(bandwidth=0, spend_cap=-1)
     throttle = board.throttle(bandwidth=1, spend_cap=5)
     throttle.sent(MIB)

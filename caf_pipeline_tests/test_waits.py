@@ -35,13 +35,13 @@ def told():
     return Told()
 
 
-def test_a_wait_without_grace_is_told_before_it_begins_and_as_soon_as_it_is_over(told):
+def test_wait_without_grace_is_reported_immediately(told):
     with Waits(told).waiting("rain", ends_by="June ends it"):
         assert told.all == [["rain"]]
     assert told.all == [["rain"], []]
 
 
-def test_a_wait_that_is_over_within_its_grace_is_not_told(told):
+def test_wait_that_ends_within_its_grace_is_not_reported(told):
     with Waits(told).waiting("rain", ends_by="June ends it", grace=60):
         pass
     assert told.all == []
@@ -60,14 +60,14 @@ def test_a_wait_that_goes_on_is_told_again(told, monkeypatch):
         told.until(["rain"])
 
 
-def test_something_that_came_begins_the_wait_again_and_takes_back_that_it_was_told(told):
+def test_progress_restarts_a_wait_and_withdraws_its_report(told):
     with Waits(told).waiting("rain", ends_by="June ends it", grace=1.0) as wait:
         told.until(["rain"])
         wait.moved()
         told.until([])
 
 
-def test_the_same_wait_of_several_threads_is_one_and_ends_with_the_last(told):
+def test_threads_share_a_wait_until_the_last_ends(told):
     waits = Waits(told)
     with waits.waiting("rain", ends_by="June ends it"):
         with waits.waiting("rain", ends_by="June ends it"):
@@ -76,7 +76,7 @@ def test_the_same_wait_of_several_threads_is_one_and_ends_with_the_last(told):
     assert told.all[-1] == []
 
 
-def test_a_sentence_says_for_what_since_when_what_ends_it_and_of_which_chunk():
+def test_announced_wait_names_reason_start_end_and_chunk():
     said = []
     waits = Waits(Announcer(said.append))
     with waits.on("src-1-1"), waits.waiting("rain", ends_by="June ends it"):

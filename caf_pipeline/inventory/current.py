@@ -30,7 +30,6 @@ from caf_pipeline.inventory.snapshot import (
     inventory_query,
     verify_snapshot,
 )
-from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import (
     DEFAULT_BUDGET,
     Query,
@@ -40,6 +39,7 @@ from caf_pipeline.system.parquet import (
     translate_errors,
     write_whole,
 )
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

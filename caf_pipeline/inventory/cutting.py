@@ -64,7 +64,7 @@ from caf_pipeline.inventory.plan import (
     write_sums,
 )
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
-from caf_pipeline.system.ahead import one_ahead
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 MAX_CHUNKS: Final = 99_999
 """The most chunks of a plan, so that a chunk's number has five digits."""

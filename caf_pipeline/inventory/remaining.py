@@ -22,7 +22,6 @@ from caf_pipeline.inventory.snapshot import (
     open_parquet,
     supported_keys,
 )
-from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import (
     DEFAULT_BUDGET,
     Query,
@@ -32,6 +31,7 @@ from caf_pipeline.system.parquet import (
     translate_errors,
     write_whole,
 )
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 
 @dataclass(frozen=True, slots=True)

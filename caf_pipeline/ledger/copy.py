@@ -50,7 +50,7 @@ from caf_pipeline.ledger.tables import (
     PENDING_LOCATIONS,
 )
 from caf_pipeline.ledger.views import CHUNKS, NEWER_CLAIMS, OBJECTS_IN_PARTS
-from caf_pipeline.system.ahead import one_ahead
+from caf_pipeline.system.pipeline_threads import prefetch_next
 
 _CREATE_SKIPPING: Final = """
     CREATE TEMPORARY TABLE skipping (
@@ -126,7 +126,7 @@ def copy_batches(
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
-        for size, rows in one_ahead(
+        for size, rows in prefetch_next(
             (batch.num_rows, as_rows(list(same.values()), batch)) for batch in batches
         ):
             copy.write(rows)

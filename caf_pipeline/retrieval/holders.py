@@ -17,7 +17,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.store.protocol import ChunkReader
-from caf_pipeline.system.ahead import use_behind
+from caf_pipeline.system.pipeline_threads import consume_concurrently
 
 ALONE_BYTES: Final = 4 << 20
 """Of a range that one thread reads, compares and writes: of less, starting others takes longer than
@@ -121,7 +121,7 @@ class RangeHolders:
             try:
                 pieces = self.pieces(0, self.size_bytes)
                 if self.size_bytes > ALONE_BYTES:
-                    use_behind(pieces, digest.update, write)
+                    consume_concurrently(pieces, digest.update, write)
                 else:
                     for piece in pieces:
                         digest.update(piece)

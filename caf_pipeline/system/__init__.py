@@ -1,7 +1,6 @@
-"""The operating system and the wire.
+"""Operating system and network. S3 and Jackal are in `source` and `store`.
 
-Files that survive a crash, folder locks, files below a folder, Parquet, ranges of a file;
-addresses, guarded HTTP, deadlines, messages to people; the environment of child processes, work
-done ahead, looking for garbage; numbers and sizes as people read them. Nothing here knows what a
-chunk is: what S3 and Jackal say over the wire is `source` and `store`.
+Files that survive a crash, folder locks, files below a folder, Parquet, ranges of a file; public
+addresses, HTTP with limits, deadlines, alerts by webhook and e-mail; environments of child
+processes, pipeline threads, numbers and sizes as text.
 """

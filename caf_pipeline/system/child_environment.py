@@ -1,8 +1,7 @@
-"""The environment that a process of ours gives to one that it starts: what a list names, and of the
-secrets only its own.
+"""The environment of child processes: listed variables, and only the secrets that a child needs.
 
-A process inherits its parent's whole environment unless it is given another, and the user that it
-runs as can read it for as long as it runs. Postgres has no use for the wallet's words.
+By default a child inherits its parent's whole environment, which its user can read while it runs.
+Postgres, for example, does not need the wallet's words.
 """
 
 import os
@@ -16,15 +15,15 @@ class Need(Flag):
     """What a process needs besides paths, language and time zone.
 
     Attributes:
-        NOTHING: a program that knows nothing of this archive, e.g. Postgres.
-        SETTINGS: our settings and Dagster's, without those that are secret.
-        NETWORK: proxies, whose URLs may hold passwords, and certificates.
-        S3: the keys, regions and endpoints of AWS's tools, and the sources' own keys.
-        WALLET: the wallet's words.
-        LEDGER: the ledger's URL.
-        STORAGE: the URL of Dagster's own storage.
-        POSTGRES: what libpq reads, its password with it; for either of the two.
-        ALERTS: where alerts are sent, with what that takes.
+        NOTHING: Programs that know nothing about this archive, e.g. Postgres.
+        SETTINGS: Our settings and Dagster's, without secrets.
+        NETWORK: Proxies, whose URLs may contain passwords, and certificates.
+        S3: Keys, regions and endpoints of AWS's tools, and the sources' keys.
+        WALLET: The wallet's words.
+        LEDGER: The URL of the ledger.
+        STORAGE: The URL of Dagster's storage.
+        POSTGRES: Variables of libpq with its password, for the ledger or Dagster's storage.
+        ALERTS: Where alerts are sent, with credentials.
     """
 
     NOTHING = 0
@@ -39,9 +38,9 @@ class Need(Flag):
 
 
 _PLAIN: Final = """
-    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TZDIR TMPDIR TEMP TMP TERM COLORTERM COLUMNS LINES NO_COLOR FORCE_COLOR
-    VIRTUAL_ENV XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_RUNTIME_DIR
-"""  # noqa: E501
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TZDIR TMPDIR TEMP TMP TERM COLORTERM COLUMNS LINES
+    NO_COLOR FORCE_COLOR VIRTUAL_ENV XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_RUNTIME_DIR
+"""
 _NETWORK: Final = (
     "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE"
 )
@@ -51,11 +50,10 @@ _NAMES: Final = dict.fromkeys(_PLAIN.split(), Need.NOTHING) | dict.fromkeys(
 _NAMES["JACKAL_MNEMONIC"] = Need.WALLET
 
 _PREFIXES: Final = {
-    **dict.fromkeys(
-        ("LC_", "LD_", "DYLD_", "PYTHON"), Need.NOTHING
-    ),  # libraries and Python may be in unusual places
+    # Libraries and Python may be in unusual places.
+    **dict.fromkeys(("LC_", "LD_", "DYLD_", "PYTHON"), Need.NOTHING),
     "AWS_": Need.S3,
-    "GRPC_": Need.NOTHING,  # how much Dagster's servers say
+    "GRPC_": Need.NOTHING,  # verbosity of Dagster's servers
     "PG": Need.POSTGRES,
     "DAGSTER_": Need.SETTINGS,
 }
@@ -68,13 +66,11 @@ _SECRETS: Final = {
     "webhook": Need.ALERTS,
     "smtp_password": Need.ALERTS,
 }
-"""Of our own settings, by how their names end."""
+"""Our own secret settings, by the ends of their names."""
 
 
 def child_environment(needs: Need = Need.NOTHING) -> dict[str, str]:
-    """Return the variables of this process's environment that a child needs; one that no list names
-    is never among them.
-    """
+    """Return the variables that a child needs. Unlisted variables are never included."""
     needed = {name: _need_of(name, value) for name, value in os.environ.items()}
     return {
         name: os.environ[name]
@@ -85,17 +81,15 @@ def child_environment(needs: Need = Need.NOTHING) -> dict[str, str]:
 
 def _need_of(name: str, value: str) -> Need | None:
     if name.upper().startswith("CAF_"):
-        # The end of a name tells, which is read in either case; and a whole section may be given as
-        # JSON, its secrets with it.
-        held = [
+        # Names are case-insensitive. A variable may contain a whole section with secrets as JSON.
+        needs = [
             need
             for secret, need in _SECRETS.items()
             if name.lower().endswith(secret) or f'"{secret}"' in value
         ]
-        return reduce(or_, held) if held else Need.SETTINGS
-    upper = (
-        name.upper() if name.lower().endswith("_proxy") else name
-    )  # proxies are read in either case
+        return reduce(or_, needs) if needs else Need.SETTINGS
+    # Names of proxies are case-insensitive.
+    key = name.upper() if name.lower().endswith("_proxy") else name
     return _NAMES.get(
-        upper, next((need for prefix, need in _PREFIXES.items() if name.startswith(prefix)), None)
+        key, next((need for prefix, need in _PREFIXES.items() if name.startswith(prefix)), None)
     )

@@ -1,10 +1,8 @@
-"""A deadline for questions to servers: each has time limits of its own, and what they come to
-together may be hours.
+"""One deadline for several requests, whose own timeouts may add up to hours.
 
-A thread that waits for a server cannot be ended from outside. So each question is asked in a thread
-of its own, which is left behind when the deadline passes, and ends by the question's own limits.
-Until then that server is asked nothing more by this way: one that is silent for days must not fill
-the process with threads.
+A thread that waits for a server cannot be stopped. So each request runs in its own thread, which is
+abandoned at the deadline, and ends at the request's own timeout. Until then that server gets no
+further request. Otherwise a silent server would fill the process with threads.
 """
 
 import threading
@@ -16,35 +14,36 @@ T = TypeVar("T")
 
 
 class Overdue(Exception):
-    """What was asked has not answered by the deadline."""
+    """A server did not answer by the deadline."""
 
 
 class Deadline:
-    """So many seconds from now on, for all questions together."""
+    """A number of seconds from now, for all requests together."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._ends = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Return how many seconds are left, 0 where it has passed."""
+        """Return the seconds that are left, or 0."""
         return max(self._ends - time.monotonic(), 0.0)
 
     def ask(
         self, whom: str, question: Callable[[], T], *, late: Callable[[], None] = lambda: None
     ) -> T:
-        """Return what the question returns, or raise what it raises.
+        """Return or raise the outcome of a request.
 
-        Args: whom: who is asked, as errors name it. question: is asked in another thread, and goes
-            on there where no answer comes in time. late: is called in that thread when the question
-            ends after the deadline, to give back what nobody else will.
+        Args:
+            whom: The server, as errors name it.
+            question: The request. It runs in another thread, and is abandoned at the deadline.
+            late: Called in that thread if the request ends after the deadline, to free resources.
 
         Raises:
-            Overdue: no answer came in time, or one that was asked for earlier has not come yet.
+            Overdue: There is no answer in time, or an earlier request is still waiting.
         """
         overdue = f"overdue: {whom}"
         if any(thread.name == overdue for thread in threading.enumerate()):
-            raise Overdue(f"{whom} has not answered an earlier question yet")
+            raise Overdue(f"{whom} has not answered an earlier request yet")
         answers: list[Callable[[], T]] = []
         lock, is_late = threading.Lock(), False
 
@@ -67,16 +66,14 @@ class Deadline:
 
 
 def _answer(question: Callable[[], T]) -> Callable[[], T]:
-    """Return what gives the answer: it returns what the question returned, or raises what it
-    raised.
-    """
+    """Run a request. Returns a function that returns or raises its outcome."""
     try:
-        found = question()
-    except BaseException as error:  # noqa: BLE001 - raised where it was asked
+        result = question()
+    except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
         raised = error
 
         def fail() -> T:
             raise raised
 
         return fail
-    return lambda: found
+    return lambda: result

@@ -1,5 +1,6 @@
-"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does: the embedded Postgres is stopped if no
-other process uses it.
+"""SIGTERM and SIGHUP end a command like Ctrl-C does.
+
+For example, the embedded Postgres is stopped if no other process uses it.
 """
 
 import contextlib
@@ -15,28 +16,24 @@ _received: list[int] = []
 
 
 def end_in_order() -> None:
-    """Let these signals interrupt this process; those that its starter ignores, as nohup does, stay
-    ignored.
-    """
+    """Make these signals interrupt the process. Ignored signals (as by nohup) stay ignored."""
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
 
 
 def received(number: int) -> None:
-    """Remember a signal that ends this process."""
+    """Record a signal that ends this process."""
     _received.append(number)
 
 
 def interrupted_status() -> int:
-    """Return the exit status of an interrupted process: 128 and the signal's number, as shells
-    count.
-    """
+    """Return the exit status of an interrupted process: 128 plus the signal's number."""
     return 128 + _received[0] if _received else INTERRUPTED
 
 
 def ignore_further() -> None:
-    """Ignore these signals from now on: they must not interrupt the end of the process."""
+    """Ignore these signals from now on, so that they do not interrupt the shutdown."""
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)
 
@@ -46,9 +43,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")
-        except OSError:  # the terminal is closed, and each further line would fail
+        except OSError:  # the terminal is closed, so every write would fail
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    handler = signal.getsignal(signal.SIGINT)  # Dagster has its own while it executes a run
+    handler = signal.getsignal(signal.SIGINT)  # Dagster's own during a run
     if callable(handler):
         handler(number, frame)

@@ -1,7 +1,7 @@
-"""Members written below a folder, and never outside it.
+"""Writes members below a folder, and never outside of it.
 
-Every part of a path is opened in the folder before it without following links, so that no key and
-no link that lies in the folder leads out.
+Each part of a path is opened relative to its parent without following links. So neither a key nor a
+link in the folder can lead outside.
 """
 
 import contextlib
@@ -30,52 +30,51 @@ from caf_pipeline.system.atomic_files import (
 )
 from caf_pipeline.system.small_files import write_files
 
-# The whole folder's trouble, not one member's.
+# Errors that concern the whole folder.
 _FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FILE: Final = (
-    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-)  # a pipe is not waited for
-_SWEPT_KEPT: Final = (
-    65_536  # folders that are known to be looked through; one more is looked through again
-)
-_AT_ONCE_BYTES: Final = (
-    4 << 20
-)  # of small members, which are in memory; 256 of 16 KiB take ten milliseconds or more
-_REASONS: Final = {  # for which another name may do
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe does not block
+_SWEPT_KEPT: Final = 65_536
+"""Searched folders that are remembered. Beyond that, folders are searched again."""
+
+_AT_ONCE_BYTES: Final = 4 << 20
+"""Bytes of small members in memory that are written in one call: 256 of 16 KiB take 10 ms."""
+
+# Another name may work.
+_REASONS: Final = {
     errno.ELOOP: "a part of its path is a symbolic link",
     errno.ENOTDIR: "a part of its path is not a folder",
-    errno.ENXIO: "what is at its path is not a file",
+    errno.ENXIO: "its path is not a regular file",
     errno.ENAMETOOLONG: "a part of its path is too long for the file system",
-    errno.EILSEQ: "the file system does not take such names",
-    errno.EINVAL: "the file system does not take such names",
+    errno.EILSEQ: "the file system does not accept the name",
+    errno.EINVAL: "the file system does not accept the name",
 }
 
 
 Body = tuple[Buffer] | Iterator[Buffer]
-"""A member's bytes: whole, in one piece, or as they come."""
+"""The bytes of a member: complete in one piece, or an iterator of pieces."""
 
 
 class NotRestored(CafError):
-    """One member cannot be written here; others can."""
+    """One member cannot be written here. Others can."""
 
 
 class NameRefused(NotRestored):
-    """A member cannot have this name here; another one may do."""
+    """The member's name is not possible here. Another name may be."""
 
 
 class UnfinishedFile:
-    """A file that does not have its name yet.
-
-    A context manager, which removes it where it did not get one.
-    """
+    """A file under a temporary name. As a context manager, it removes the temporary name."""
 
     def __init__(self, folder: int, *, may_replace: bool = False, direct: bool = False) -> None:
-        """Make it in an open folder, which stays open while it has no name; raises OSError.
+        """Create the file in an open folder, which must stay open.
 
-        Where it `may_replace` a file, it is its owner's alone until `give_mode`. What is `direct`
-        is a `DirectFile`.
+        With `may_replace`, only the owner can access it until `give_mode`. `direct` selects
+        DirectFile.
+
+        Raises:
+            OSError: The file cannot be created.
         """
         self.folder = folder
         self.name = f".caf-{secrets.token_hex(8)}.partial"
@@ -84,7 +83,7 @@ class UnfinishedFile:
         )
         self._mode: int | None = None
         if may_replace:
-            with contextlib.suppress(OSError):  # a file system that keeps no modes
+            with contextlib.suppress(OSError):  # the file system has no modes
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
                 os.fchmod(descriptor, PRIVATE)
                 self._mode = mode
@@ -96,14 +95,19 @@ class UnfinishedFile:
         self._error: CafError | OSError | None = None
 
     def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
-        """Fill the file, in any thread. An error is kept, and raised by `seal`."""
+        """Call `fill` with the file, in any thread. `seal` raises its error."""
         try:
             fill(self.file)
         except (CafError, OSError) as error:
             self._error = error
 
     def seal(self, modified_ns: int | None) -> os.stat_result:
-        """End it, and return what the system says of it; raises what `fill` met, or OSError."""
+        """Close the file and return its status.
+
+        Raises:
+            CafError: From `fill`.
+            OSError: From `fill`, or the file cannot be closed.
+        """
         if self._error:
             raise self._error
         self.file.flush()
@@ -114,21 +118,16 @@ class UnfinishedFile:
         return status
 
     def give_mode(self, old: os.stat_result | None) -> None:
-        """Give it the rights of the file that it replaces; those that any new file has here, where
-        there is none.
-        """
+        """Set the permissions of the replaced file, or those of a new file if `old` is None."""
         if old:
             give_rights(old, self.name, self.folder)
         elif self._mode is not None:
             os.chmod(self.name, self._mode, dir_fd=self.folder)
 
     def remove(self) -> None:
-        """Remove it, where it has no other name; a thread that still fills it meets a
-        ValueError.
-        """
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk fails the last flush too; its bytes are being removed anyway
+        """Remove the temporary name. A thread that still fills the file gets a ValueError."""
+        # The last flush fails on a full disk, too; its bytes are removed anyway.
+        with contextlib.suppress(OSError):
             self.file.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.name, dir_fd=self.folder)
@@ -141,18 +140,20 @@ class UnfinishedFile:
 
 
 class FilesBelow:
-    """A folder below which members are written, each under a temporary name until it is whole.
+    """A folder below which members are written, each under a temporary name until it is complete.
 
     A context manager.
     """
 
     def __init__(self, path: Path, *, force: bool) -> None:
-        """Open the folder, which is made if it is missing, and may be a symbolic link; raises
-        StagingError where it cannot.
+        """Open the folder, or create it. It may be a symbolic link.
 
-        With `force`, files that are there already are replaced, but never one of this run: memory
-        takes a number for each. A folder that is owned (`own`) takes none, but where its file
-        system has one file for several names.
+        With `force`, existing files are replaced, except files written by this object; that takes
+        memory for a number for each file. After `own`, it does so only if two names may be the same
+        file.
+
+        Raises:
+            StagingError: The folder cannot be opened or created.
         """
         self._path = path
         self._force = force
@@ -180,17 +181,16 @@ class FilesBelow:
     def write(
         self, members: Iterable[tuple[str, Body]], advance: Callable[[int], None]
     ) -> Iterator[tuple[str, NotRestored | None]]:
-        """Write members below the folder, each at its key; yield each key with why nothing is
-        there, or None.
+        """Write each member at its key. Yields each key with the error of its member, or None.
 
-        Of one that is not, nothing is left. The next member is asked for when an iterator was taken
-        to its end.
+        A failed member leaves no file. The next member is requested once an iterator of pieces is
+        exhausted.
 
         Raises:
-            StagingError: the folder takes no more; nothing is left of the member that it names.
+            StagingError: The folder accepts no more files. The named member leaves no file.
         """
-        for some in _small_neighbours(members):
-            for (key, body), is_written in zip(some, self._write_at_once(some), strict=True):
+        for group in _small_neighbours(members):
+            for (key, body), is_written in zip(group, self._write_at_once(group), strict=True):
                 try:
                     if is_written:
                         advance(_size_bytes(body))
@@ -202,9 +202,9 @@ class FilesBelow:
                     yield key, None
 
     def _write_at_once(self, members: Sequence[tuple[str, Body]]) -> Sequence[bool]:
-        """Write small members of one folder as far as they can be; tell which are there.
+        """Write small members of one folder in one call, and return which were written.
 
-        Why others are not, `_write` says.
+        `_write` writes the others, and raises their errors.
         """
         if len(members) > 1 and not self._is_tracked and self._takes_many:
             with contextlib.suppress(NotRestored, OSError):
@@ -212,9 +212,8 @@ class FilesBelow:
                 bodies = [memoryview(piece) for _, body in members for piece in body]
                 parent = self._open_parent(_parts(members[0][0])[:-1])
                 written = write_files(parent, secrets.randbits(64), names, bodies)
-                self._takes_many = any(
-                    written
-                )  # else the file system may have no links, and all would be written twice
+                # If none is written, the file system may have no links. All would be written twice.
+                self._takes_many = any(written)
                 return written
         return [False] * len(members)
 
@@ -233,8 +232,9 @@ class FilesBelow:
         fill: Callable[[IO[bytes]], object],
         modified_ns: int | None = None,
     ) -> None:
-        """Write a file of these parts below the folder, by what fills it; `modified_ns` is its
-        mtime. Raises as `write`.
+        """Write a file at `parts`, calling `fill` with the open file. Raises like `write`.
+
+        `modified_ns` is the file's mtime in ns of the epoch.
         """
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
@@ -246,8 +246,10 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a file for a large member, that `finish` gives its name when it is filled; raises
-        StagingError.
+        """Return a file for a large member. `finish` moves it to its name.
+
+        Raises:
+            StagingError: The folder is not writable.
         """
         try:
             return UnfinishedFile(self._root, may_replace=self._force, direct=True)
@@ -261,29 +263,25 @@ class FilesBelow:
         parts: Sequence[bytes],
         modified_ns: int | None = None,
     ) -> None:
-        """Give a file that was filled its name below the folder.
-
-        Raises what `fill` raises, and what filling it raised.
-        """
+        """Move a filled file to its name. Raises like `fill`, and the errors of filling it."""
         with self._translated(key):
             status = unfinished.seal(modified_ns)
             parent = self._open_parent(parts[:-1])
-            if (
-                status.st_dev != os.fstat(parent).st_dev
-            ):  # another disk is mounted there: it takes a copy
-                with open(
-                    os.open(unfinished.name, _FILE, dir_fd=unfinished.folder), "rb"
-                ) as filled:
+            if status.st_dev != os.fstat(parent).st_dev:  # Another disk is mounted there.
+                descriptor = os.open(unfinished.name, _FILE, dir_fd=unfinished.folder)
+                with open(descriptor, "rb") as filled:
                     self.fill(key, parts, partial(shutil.copyfileobj, filled), modified_ns)
                 return
             unfinished.give_mode(self._check_free(parent, parts[-1], key))
             self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
-        """Return the file that is at these parts, None where nothing is.
+        """Return the file at `parts`, or None if there is none.
 
-        Raises: NameRefused: no regular file can be there. NotRestored: it cannot be read.
-            StagingError: as `write`.
+        Raises:
+            NameRefused: No regular file is possible there.
+            NotRestored: The file cannot be read.
+            StagingError: The folder failed.
         """
         with self._translated(key):
             try:
@@ -294,12 +292,13 @@ class FilesBelow:
                 return None
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise NameRefused(f"{key!r} was not written: what is at its path is not a file.")
+                raise NameRefused(f"{key!r} was not written: its path is not a regular file.")
             return open(descriptor, "rb")
 
     def may_be_folder(self, key: str, parts: Sequence[bytes]) -> bool:
-        """Tell whether a folder is at these parts, or can be made there; raises as `open`, but for
-        NameRefused.
+        """Return whether a folder is at `parts`, or can be created there.
+
+        Raises like `open`, except NameRefused.
         """
         try:
             with self._translated(key), contextlib.suppress(FileNotFoundError):
@@ -309,28 +308,30 @@ class FilesBelow:
         return True
 
     def take(self, key: str, file: IO[bytes]) -> None:
-        """Count a file that is there as a member's; raises NotRestored where it is another one's,
-        whose name is the same here.
+        """Count an existing file as written for this member.
+
+        Raises:
+            NotRestored: The file belongs to another member, whose name is the same here.
         """
         status = os.fstat(file.fileno())
-        # Names that are links of one file are told apart; which of them this is, nothing says.
+        # A file with several links has several names, which cannot be told apart by its status.
         if self._is_tracked and status.st_nlink == 1:
             self._check_not_taken(status, key)
             self._taken.add(_number(status))
 
     def own(self) -> None:
-        """Keep other processes that call this out of the folder, and remove what killed ones left,
-        wherever something is written.
+        """Lock the folder, and remove leftovers of killed processes from each folder written to.
 
-        Raises: HeldByOther: another one has it, or one that it is in, or one in it. StagingError:
-            no file can be made in it.
+        Raises:
+            HeldByOther: Another process has locked this folder, one of its parents, or one of its
+                subfolders.
+            StagingError: The folder is not writable.
         """
         for folder in Path(os.path.realpath(self._path)).parents:
-            with contextlib.suppress(
-                OSError
-            ):  # it may not be read, or its file system has no such locks
+            # The folder may be unreadable, or its file system may have no locks.
+            with contextlib.suppress(OSError):
                 self._above.append(os.open(folder, _FOLDER))
-                if os.fstat(self._above[-1]).st_uid == os.geteuid():  # anybody may lock /tmp
+                if os.fstat(self._above[-1]).st_uid == os.geteuid():  # any user may lock /tmp
                     _lock(self._above[-1], fcntl.LOCK_SH, folder)
         _lock(self._root, fcntl.LOCK_EX, self._path)
         self._is_own = True
@@ -338,43 +339,32 @@ class FilesBelow:
         self._is_tracked = self._has_one_file_for_two_names()
 
     def _has_one_file_for_two_names(self) -> bool:
-        """Tell whether names that differ in case, or in Unicode's normal form only, are one file
-        here, by trying it.
-        """
+        """Test whether the file system ignores case or Unicode normalization of names."""
         name = f".caf-{secrets.token_hex(8)}"
-        for mark, one, other in (
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for mark, created, similar in (
             ("", name, name.upper()),
             ("e\u0301", f"{name}e\u0301", f"{name}\u00e9"),
         ):
             try:
-                os.close(
-                    os.open(
-                        f"{one}.partial",
-                        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-                        0o666,
-                        dir_fd=self._root,
-                    )
-                )
+                os.close(os.open(f"{created}.partial", flags, 0o666, dir_fd=self._root))
             except OSError as error:
                 if mark:
-                    return False  # it takes no such names
+                    return False  # The file system does not accept such names.
                 raise _not_writable(self._path, error) from error
-            is_other = os.access(f"{other}.partial", os.F_OK, dir_fd=self._root)
-            os.unlink(f"{one}.partial", dir_fd=self._root)
-            if is_other:
+            is_same = os.access(f"{similar}.partial", os.F_OK, dir_fd=self._root)
+            os.unlink(f"{created}.partial", dir_fd=self._root)
+            if is_same:
                 return True
         return False
 
     def _sweep(self, folder: int) -> None:
-        """Remove unfinished files of killed processes; a folder is looked through once, however
-        often one comes back to it.
-        """
+        """Remove leftovers of killed processes. Each folder is searched once."""
         if not self._is_own or (number := _number(os.fstat(folder))) in self._swept:
             return
         if len(self._swept) >= _SWEPT_KEPT:
-            self._swept = {
-                _number(os.fstat(self._root))
-            }  # it has files of this process, which are begun before their turn
+            # The root is not searched again: it has unfinished files of this process.
+            self._swept = {_number(os.fstat(self._root))}
         self._swept.add(number)
         for name in os.listdir(folder):
             if _PARTIAL.fullmatch(name):
@@ -395,9 +385,9 @@ class FilesBelow:
             raise kind(f"{key!r} was not written: {reason or error.strerror}.") from error
 
     def _open_parent(self, parts: Sequence[bytes], *, make: bool = True) -> int:
-        """Return the folder of these parts, made where it is missing and `make`.
+        """Return the folder at `parts`, created if `make`.
 
-        The last one stays open: neighbours share it.
+        The last folder stays open, since neighbours share it.
         """
         if parts == self._parent_parts:
             return self._parent
@@ -419,15 +409,13 @@ class FilesBelow:
         return folder
 
     def _check_free(self, parent: int, name: bytes, key: str) -> os.stat_result | None:
-        """Return what the system says of the file that may be replaced there, None where none
-        is.
-        """
+        """Return the status of the file that may be replaced, or None if there is none."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return None
         if stat.S_ISDIR(status.st_mode):
-            raise NotRestored(f"{key!r} was not written: a folder has its path.")
+            raise NotRestored(f"{key!r} was not written: its path is a folder.")
         self._check_not_taken(status, key)
         if not self._force:
             raise NotRestored(
@@ -438,8 +426,7 @@ class FilesBelow:
     def _check_not_taken(self, status: os.stat_result, key: str) -> None:
         if _number(status) in self._taken:
             raise NotRestored(
-                f"{key!r} was not written: this file system does not distinguish its name from "
-                "another member's."
+                f"{key!r} was not written: on this file system, another member has the same name."
             )
 
     def _give_name(
@@ -450,8 +437,9 @@ class FilesBelow:
             self._taken.add(_number(status))
 
     def _rename(self, unfinished: UnfinishedFile, parent: int, name: bytes, key: str) -> None:
-        """Give a whole file its name; without `force` no file is replaced that appeared while it
-        was filled.
+        """Move a complete file to its name.
+
+        Without `force`, a file that appeared meanwhile is not replaced.
         """
         folder, temporary = unfinished.folder, unfinished.name
         if not self._force:
@@ -462,7 +450,7 @@ class FilesBelow:
             except FileExistsError:
                 self._check_free(parent, name, key)
                 raise
-            except OSError:  # a file system that has no hard links says so by many numbers
+            except OSError:  # no hard links; file systems report this by various errors
                 self._check_free(parent, name, key)
             else:
                 return
@@ -470,8 +458,10 @@ class FilesBelow:
 
 
 def is_folder(path: Path) -> bool:
-    """Tell whether a folder is there; raise StagingError, as `FilesBelow`, where none is and none
-    can be made. Makes nothing.
+    """Return whether the folder exists. Creates nothing.
+
+    Raises:
+        StagingError: It does not exist, and FilesBelow could not create it.
     """
     missing: list[str] = []
     try:
@@ -479,9 +469,8 @@ def is_folder(path: Path) -> bool:
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISDIR(os.lstat(above).st_mode) and not above.is_dir():
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-                for name in (
-                    missing
-                ):  # what is too long for a name is too long in any folder of the file system
+                # A name that is too long is too long in every folder of the file system.
+                for name in missing:
                     with contextlib.suppress(FileNotFoundError):
                         os.lstat(above / name)
                 return not missing
@@ -496,9 +485,9 @@ def _not_writable(path: Path, error: OSError) -> StagingError:
 
 
 def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:
-    """Group what is written at once: small members, one after the other, of one folder.
+    """Group members to write in one call: consecutive small members of one folder.
 
-    Any other one is alone.
+    Other members form groups of one.
     """
     group: list[tuple[str, Body]] = []
     group_folder, group_bytes = "", 0
@@ -530,17 +519,17 @@ def _lock(folder: int, kind: int, path: Path) -> None:
         fcntl.flock(folder, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise HeldByOther(
-            f"another process restores into {str(path)!r}", holder="", hint="wait for it to end"
+            f"another process restores into {str(path)!r}", holder="", hint="wait until it ends"
         ) from error
 
 
 def _number(status: os.stat_result) -> int:
-    """Return what no other file has: one number takes a third of the memory of two."""
+    """Return a file's identity. One number takes a third of the memory of two."""
     return status.st_dev << 64 | status.st_ino
 
 
 def _parts(key: str) -> list[bytes]:
-    """Split a key into the names that lead to its file; raise NotRestored where it names none."""
+    """Split a key into names. Raises NotRestored if the key is not a safe path."""
     parts = key.encode().split(b"/")
     if "\0" in key:
         reason = "its key holds a NUL"

@@ -1,8 +1,7 @@
-"""Whether a process writes into a folder, or reads a file, right now: a lock that ends with the
-process that has it.
+"""Locks that show whether a process writes into a folder or reads a file.
 
-Writers of temporary files share that of their folder, readers that of their file; who removes what
-is left takes it alone. Source: flock(2), which is released when a process dies, however it dies.
+They end with the process. Writers of temporary files share a lock on the folder, readers share a
+lock on the file. A process that removes leftovers locks exclusively. Source: flock(2).
 """
 
 import contextlib
@@ -15,38 +14,31 @@ from caf_pipeline.system.atomic_files import opened_folder
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Keep `remove_unread` from removing a file while the context lasts; one that is not there is
-    no error.
-    """
+    """Protect a file from `remove_unread` while the context lasts. The file may be missing."""
     with contextlib.ExitStack() as opened:
-        with contextlib.suppress(
-            OSError
-        ):  # where a file system has no such locks, the file may be removed
+        # Some file systems have no locks; there the file may be removed.
+        with contextlib.suppress(OSError):
             fcntl.flock(opened.enter_context(file.open("rb")), fcntl.LOCK_SH)
         yield
 
 
 def remove_unread(file: Path) -> None:
-    """Remove a file, unless a process reads it."""
+    """Remove a file unless a process reads it."""
     with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        except OSError:  # a file system without such locks
+        except OSError:  # a file system without locks
             pass
         file.unlink()
 
 
 @contextlib.contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Tell that temporary files in `folder` are in use while the context lasts.
-
-    Any number of writers may.
-    """
+    """Mark temporary files in `folder` as used while the context lasts. Locks are shared."""
     with opened_folder(folder) as descriptor:
-        # Where a file system has no such locks, nobody can have it alone either, and what is left
-        # stays.
+        # Without locks, `alone_in` yields False, and leftovers stay.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
@@ -54,8 +46,9 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Give True, and keep writers out while the context lasts, where no process writes into
-    `folder`; False where one may.
+    """Yield whether no other process writes into `folder`.
+
+    If True, writers are kept out while the context lasts.
     """
     with opened_folder(folder) as descriptor:
         try:

@@ -1,4 +1,4 @@
-"""The type of a running hash: hashlib's own classes have no public name."""
+"""The type of a running hash. hashlib's own classes have no public name."""
 
 from typing import Protocol, Self
 
@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 
 
 class RunningHash(Protocol):
-    """A hash that takes bytes piece by piece, as `hashlib.sha256()` returns it."""
+    """A hash that accepts bytes in pieces, like `hashlib.sha256()`."""
 
     def update(self, data: Buffer, /) -> None:
         """Add bytes."""
@@ -21,5 +21,5 @@ class RunningHash(Protocol):
         ...
 
     def copy(self) -> Self:
-        """Return a hash that goes on from the same bytes."""
+        """Return a copy that continues from the same bytes."""
         ...

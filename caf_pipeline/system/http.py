@@ -1,13 +1,11 @@
-"""HTTP with servers that nobody vouches for: a host's addresses are guarded, a whole exchange has
-an end, and a check can end it.
+"""HTTP with untrusted servers: addresses are checked, and a whole exchange has a timeout.
 
-An HTTP client's own limits are for each read, so that a byte now and then keeps it waiting; and
-what a server may send before its answer (interim answers without end, headers that drip) is read
-inside the client. So both limits are held at the sockets, which httpcore lets its user supply. A
-host is looked up once for each connection, and connected to at the addresses that were judged.
+The timeouts of HTTP clients are for each read. A server that sends a byte now and then, endless
+interim answers, or slow headers keeps a client waiting. So the sockets, which httpcore lets its
+user supply, enforce the timeout. A host is resolved once for each connection, and the connection
+uses an address that was checked.
 
-What an answer means, and how long it may be, is its reader's to say. Source: httpcore's
-`NetworkBackend`; RFC 9110.
+The caller interprets and limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
 """
 
 import math
@@ -25,18 +23,17 @@ import httpcore
 import httpx
 
 STEP_SECONDS: Final = 0.5
-"""The longest wait between two looks at a limit's check."""
+"""Longest time between two calls of a limit's check."""
 
 CONNECT_SECONDS: Final = 10.0
 READ_BYTES: Final = 256 << 10
-"""Taken from a socket at once; httpcore asks for 64 KiB, and took two thirds more of CPU time for a
-download by them.
+"""Bytes of one read from a socket.
+
+With httpcore's 64 KiB, a download took two thirds more CPU time.
 """
 
 MAX_ADDRESSES: Final = 4
-"""Of one host that are tried: a name may stand for any number of addresses at which no server
-answers.
-"""
+"""Addresses of a host that are tried. A name may resolve to any number of dead addresses."""
 
 ERRORS: Final = (
     httpcore.TimeoutException,
@@ -45,16 +42,14 @@ ERRORS: Final = (
     httpcore.ProxyError,
     httpcore.UnsupportedProtocol,
 )
-"""What httpcore raises where there is no answer."""
+"""Exceptions of httpcore if there is no answer."""
 
 Permit = Callable[[str, Sequence[str]], Sequence[str]]
-"""Returns, of a host's addresses, those that may be connected to, or raises an error that says why
-there is none.
-"""
+"""Returns the addresses of a host that are allowed, or raises if there are none."""
 
 
 def no_check() -> None:
-    """Find nothing wrong."""
+    """Do not end the exchange."""
 
 
 def _permit_all(_: str, addresses: Sequence[str]) -> Sequence[str]:
@@ -62,16 +57,14 @@ def _permit_all(_: str, addresses: Sequence[str]) -> Sequence[str]:
 
 
 class Limit(float):
-    """How long an exchange may take, and what may end it before.
-
-    A float, as which httpcore hands a time limit to the sockets.
-    """
+    """Timeout of an exchange, with a check that may end it. httpcore requires a float."""
 
     def __new__(
         cls, seconds: float, *, silence: float = math.inf, check: Callable[[], None] = no_check
     ) -> "Limit":
-        """Limit the whole to `seconds` from now, and each wait for bytes to `silence`; `check`
-        raises what ends it.
+        """Limit the whole exchange to `seconds` from now, and each wait for bytes to `silence`.
+
+        `check` is called at least every STEP_SECONDS, and may raise.
         """
         limit = super().__new__(cls, seconds)
         limit.silence = silence
@@ -83,24 +76,25 @@ class Limit(float):
     check: Callable[[], None]
 
     def renew(self, seconds: float) -> None:
-        """Begin the time limit again: it ends in so many seconds."""
+        """Restart the timeout with this number of seconds."""
         self._ends = time.monotonic() + seconds
 
     @property
     def is_over(self) -> bool:
-        """Whether the whole has taken as long as it may."""
+        """Whether the time is up."""
         return time.monotonic() >= self._ends
 
     @property
     def extensions(self) -> dict[str, Any]:
-        """A request's extensions by which it is held."""
+        """The request extensions that apply this limit."""
         return {"timeout": {"connect": self, "read": self, "write": self}}
 
     def step(self, begun: float, most: float = STEP_SECONDS) -> float:
-        """Return how long a wait that began then may go on before the next look.
+        """Return how many seconds a wait that began at `begun` may take until the next check.
 
         Raises:
-            httpcore.ReadTimeout: it is over. Whatever `check` raises.
+            httpcore.ReadTimeout: The time is up.
+            Exception: From `check`.
         """
         self.check()
         left = min(self._ends, begun + self.silence) - time.monotonic()
@@ -110,7 +104,7 @@ class Limit(float):
 
 
 class _Sockets(httpcore.NetworkBackend):
-    """Opens sockets to permitted addresses. Every request has a `Limit`."""
+    """Opens sockets to allowed addresses. Every request must have a Limit."""
 
     def __init__(self, permit: Permit) -> None:
         self._permit = permit
@@ -126,10 +120,10 @@ class _Sockets(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         assert isinstance(timeout, Limit)
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise httpcore.ConnectError(str(error)) from error
-        addresses = list(dict.fromkeys(str(place[0]) for *_, place in found))
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in results))
         failure: Exception = httpcore.ConnectError(f"no address of {host} answers")
         for address in self._permit(host, addresses)[:MAX_ADDRESSES]:
             seconds = timeout.step(time.monotonic(), CONNECT_SECONDS)
@@ -143,16 +137,14 @@ class _Sockets(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket that is waited for in small steps; `tls` counts what lies over it, two where a proxy
-    is reached by TLS, too.
-    """
+    """A socket that waits in short steps. `tls` counts TLS layers: 2 behind a TLS proxy."""
 
     def __init__(self, stream: httpcore.NetworkStream, tls: int = 0) -> None:
         self._stream = stream
         self._tls = tls
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return what is there, up to `READ_BYTES`; TLS has no more than 16 KiB at once anyway."""
+        """Return available bytes, at most READ_BYTES. TLS has at most 16 KiB at a time."""
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
         if not self._tls:
@@ -163,9 +155,9 @@ class _Stream(httpcore.NetworkStream):
                 return self._stream.read(max_bytes, seconds)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send everything.
+        """Send all bytes.
 
-        After a WriteError httpcore reads the answer, so it is raised where one is there already.
+        Raises WriteError if an answer has arrived already. httpcore reads the answer then.
         """
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
@@ -175,9 +167,8 @@ class _Stream(httpcore.NetworkStream):
         sock: socket.socket = self.get_extra_info("socket")
         view = memoryview(buffer)
         while view:
-            if not self._tls and self.get_extra_info(
-                "is_readable"
-            ):  # with TLS, what can be read need not be an answer
+            # With TLS, readable bytes may be part of the protocol.
+            if not self._tls and self.get_extra_info("is_readable"):
                 raise httpcore.WriteError("an answer came before the end of the request")
             sock.settimeout(timeout.step(begun))
             try:
@@ -201,20 +192,18 @@ class _Stream(httpcore.NetworkStream):
     def close(self) -> None:
         self._stream.close()
 
-    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - as httpcore has it
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401 - httpcore's signature
         return self._stream.get_extra_info(info)
 
 
 def guarded_pool(
     permit: Permit = _permit_all, *, most_idle: int | None = None, proxy: str = ""
 ) -> httpcore.ConnectionPool:
-    """Return connections to permitted addresses, whose requests all have a `Limit`, directly or by
-    a proxy.
-    """
-    named = httpx.Proxy(proxy) if proxy else None
+    """Return a pool of connections to allowed addresses, or through a proxy."""
+    url = httpx.Proxy(proxy) if proxy else None
     return httpcore.ConnectionPool(
         ssl_context=_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
-        proxy=httpcore.Proxy(str(named.url), named.raw_auth) if named else None,
+        proxy=httpcore.Proxy(str(url.url), url.raw_auth) if url else None,
         max_connections=None,
         max_keepalive_connections=most_idle,
         network_backend=_Sockets(permit),
@@ -239,10 +228,9 @@ class _Body(httpx.SyncByteStream):
 
 
 class GuardedTransport(httpx.BaseTransport):
-    """What an `httpx.Client` sends by: guarded connections, or those of the proxy that the
-    environment names for a URL.
+    """Transport of `httpx.Client` with guarded connections, or through the environment's proxy.
 
-    A proxy connects, and decides where to; it may be at any address itself.
+    The proxy chooses the address it connects to. Its own address is not checked.
     """
 
     def __init__(self, permit: Permit = _permit_all) -> None:
@@ -250,7 +238,7 @@ class GuardedTransport(httpx.BaseTransport):
         self._pools = {"": guarded_pool(permit)}
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; httpx's exceptions are raised."""
+        """Send a request. Raises httpx's exceptions."""
         url = request.url
         proxy = self._proxy_of(url)
         pool = self._pools.get(proxy) or self._pools.setdefault(proxy, guarded_pool(proxy=proxy))
@@ -290,7 +278,7 @@ class GuardedTransport(httpx.BaseTransport):
 
 @contextmanager
 def _as_httpx() -> Iterator[None]:
-    """Translate httpcore's exceptions to httpx's, which have the same names."""
+    """Raise httpcore's exceptions as httpx's, which have the same names."""
     try:
         yield
     except ERRORS as error:

@@ -23,36 +23,33 @@ from caf_pipeline.system.ranges import (
 _EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d{1,18})")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 MAX_REDIRECTS: Final = 5
-"""As many as a public file service takes at most: a name that moved, https, a signed address at its
-store.
-"""
+"""Redirects that a public file service needs: a moved name, https, a signed address."""
 
 
 class HttpFile(RemoteFile):
     """A file behind an http(s) URL.
 
-    The URL may name any host, on this machine or its network, too. Redirects are followed, five at
-    most, and only to addresses of the public network and to those that the named host had at first:
-    a web server may answer with the address of something that only this machine reaches, and a
-    public name may stand for another address a moment later.
+    The URL may name any host, including private ones. Redirects may lead to public addresses and to
+    the addresses that the URL's host had first. Otherwise a web server could redirect to a service
+    that only this machine reaches, and a public name could resolve to another address a moment
+    later.
     """
 
     def __init__(self, url: str) -> None:
-        """Prepare a client; raises UsageError where the URL is none."""
+        """Prepare a client. Raises UsageError if the URL is invalid."""
         try:
             self._url = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise UsageError(f"This is not a URL: {error}.") from error
+            raise UsageError(f"Invalid URL: {error}.") from error
         if not self._url.host:
-            raise UsageError("The URL names no host.")
+            raise UsageError("The URL has no host.")
         super().__init__(str(self._url.copy_with(userinfo=b"", query=None, fragment=None)))
         self._named_addresses: frozenset[str] | None = None
         self._client = httpx.Client(
             transport=GuardedTransport(self._permitted), follow_redirects=False
         )
         self._limit = Limit(math.inf, silence=READ_SECONDS).extensions
-        # InvalidURL by way of a redirect, the last two from names and ports that the resolver
-        # cannot take.
+        # A redirect may raise InvalidURL, or have a host or port that the resolver cannot handle.
         self._broken = (httpx.RequestError, httpx.InvalidURL, UnicodeError, OverflowError)
         self._etag = ""
 
@@ -61,26 +58,28 @@ class HttpFile(RemoteFile):
         self._client.close()
 
     @contextlib.contextmanager
-    def _request(self, wanted: str) -> Iterator[RangeAnswer]:
-        # An encoded answer would be a range of other bytes.
-        headers = {"Range": wanted, "Accept-Encoding": "identity"}
+    def _request(self, byte_range: str) -> Iterator[RangeAnswer]:
+        # With another encoding the range would apply to other bytes.
+        headers = {"Range": byte_range, "Accept-Encoding": "identity"}
         if self._etag:
             headers["If-Match"] = self._etag
         with contextlib.ExitStack() as stack:
             try:
-                response = self._led_to(headers, stack)
+                response = self._follow_redirects(headers, stack)
             except self._broken as error:
                 raise self._unreachable(error) from error
             answer = self._answer(response)
             etag = response.headers.get("etag", "")
-            if not self._etag and not etag.startswith("W/"):  # a weak one may not stand in If-Match
+            if not self._etag and not etag.startswith("W/"):  # If-Match allows no weak ETag
                 self._etag = etag
             yield answer
 
-    def _led_to(self, headers: Mapping[str, str], stack: contextlib.ExitStack) -> httpx.Response:
-        """Follow redirects to the answer.
+    def _follow_redirects(
+        self, headers: Mapping[str, str], stack: contextlib.ExitStack
+    ) -> httpx.Response:
+        """Follow redirects and return the answer.
 
-        Not httpx's own following: it reads what a redirect says, which may have no end.
+        httpx's own code would read the body of a redirect, which may be endless.
         """
         request = self._client.build_request(
             "GET", self._url, headers=headers, extensions=self._limit
@@ -97,30 +96,28 @@ class HttpFile(RemoteFile):
     def _permitted(self, host: str, addresses: Sequence[str]) -> Sequence[str]:
         if self._named_addresses is None and host == self._url.raw_host.decode():
             self._named_addresses = frozenset(addresses)
+        first_addresses = self._named_addresses or ()
         permitted = [
-            one for one in addresses if is_public(one) or one in (self._named_addresses or ())
+            address for address in addresses if is_public(address) or address in first_addresses
         ]
         if not permitted:
             raise SourceError(
-                f"the server at {self._url.raw_host.decode()} redirects to {host}, at "
-                f"{', '.join(addresses[:4])}: not a"
-                " public address, so the redirect is not followed.",
-                hint="Give that address itself if it is what you want to read.",
+                f"the server at {self._url.raw_host.decode()} redirects to {host}, which is not "
+                f"public ({', '.join(addresses[:4])}), so the redirect is not followed.",
+                hint="Pass that address itself to read it.",
             )
         return permitted
 
     def _answer(self, response: httpx.Response) -> RangeAnswer:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise SourceError(
-                f"{self.name}: the server compresses the file on its way, so ranges of it have no "
-                "meaning."
+                f"{self.name}: the server compresses the file, so it cannot be read in ranges."
             )
 
         def pieces(piece_bytes: int) -> Iterator[bytes]:
             try:
-                for chunk in (
-                    response.iter_raw()
-                ):  # as it comes: what httpx gathered would be lost with the connection
+                # Raw: a broken connection would lose bytes that httpx has buffered.
+                for chunk in response.iter_raw():
                     yield from (
                         chunk[at : at + piece_bytes] for at in range(0, len(chunk), piece_bytes)
                     )
@@ -137,8 +134,8 @@ class HttpFile(RemoteFile):
             length = response.headers.get("content-length", "")
             if not _LENGTH.fullmatch(length):
                 raise ArchiveError(
-                    f"{self.name}: the server does not say how large it is.",
-                    hint="Download it, and give the local file.",
+                    f"{self.name}: the server does not report the file's size.",
+                    hint="Download the file, and pass the local path.",
                 )
             return RangeAnswer(0, int(length), True, pieces)
         raise refused(self.name, response.status_code, response.reason_phrase)

@@ -1,7 +1,4 @@
-"""Sends a message to people: as JSON to a webhook, as e-mail to an SMTP server.
-
-Each is one attempt, with an end.
-"""
+"""Sends an alert: as JSON to a webhook, or as e-mail. One attempt each, with a timeout."""
 
 import logging
 import smtplib
@@ -15,35 +12,41 @@ import httpx
 
 from caf_pipeline.errors import AlertNotSent, first_line
 
-# httpx writes the URL of each request at the level INFO, and that of a webhook is a secret.
+# httpx logs URLs at the level INFO. The URL of a webhook may be a secret.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
-    """Post a JSON object; each wait for bytes is `seconds` at most.
+    """Post a JSON object.
 
-    The URL's path may be a secret, and is in no error.
+    No error contains the URL's path, which may be a secret.
+
+    Args:
+        url: The webhook.
+        body: The object.
+        seconds: Timeout of each read and write.
 
     Raises:
-        AlertNotSent: it was not answered with a status from 200 to 299.
+        AlertNotSent: The status is not 2xx, or there is no answer.
     """
-    where = f"the webhook at {urlsplit(url).hostname}"
+    server = f"the webhook at {urlsplit(url).hostname}"
     try:
         status = httpx.post(url, json=dict(body), timeout=seconds).status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise AlertNotSent(
-            f"{where} gives no answer: {_without(url, error)}", hint="check CAF_ALERTS__WEBHOOK"
+            f"{server} does not answer: {_without(url, error)}", hint="check CAF_ALERTS__WEBHOOK"
         ) from None
     if not httpx.codes.is_success(status):
         raise AlertNotSent(
-            f"{where} answers with HTTP status {status}", hint="check CAF_ALERTS__WEBHOOK"
+            f"{server} answers with HTTP status {status}", hint="check CAF_ALERTS__WEBHOOK"
         )
 
 
 def _without(url: str, error: Exception) -> str:
-    """Return what an error says where it does not quote the URL, else its name."""
-    said = first_line(error)
-    return type(error).__name__ if url in said or urlsplit(url).path.strip("/") in said else said
+    """Return an error's message, or its class name if the message contains the URL."""
+    message = first_line(error)
+    has_url = url in message or urlsplit(url).path.strip("/") in message
+    return type(error).__name__ if has_url else message
 
 
 def send_mail(
@@ -58,23 +61,21 @@ def send_mail(
     login: tuple[str, str] | None,
     seconds: float,
 ) -> Sequence[str]:
-    """Send an e-mail by an SMTP server; each wait for bytes is `seconds` at most.
-
-    Returns the recipients that it refused.
+    """Send an e-mail. Returns the recipients that the server refused.
 
     Args:
-        subject: of the e-mail.
-        text: likewise.
-        sender: its address.
-        to: theirs.
-        host: of the server.
-        port: likewise.
+        subject: Subject line.
+        text: Body.
+        sender: The sender's address.
+        to: The recipients' addresses.
+        host: SMTP server.
+        port: Port of the server.
         security: `starttls`, `tls` or `none`.
-        login: user and password.
-        seconds: see above.
+        login: User and password.
+        seconds: Timeout of each read and write.
 
     Raises:
-        AlertNotSent: the server did not take it for any recipient.
+        AlertNotSent: The server accepted no recipient, or failed.
     """
     message = EmailMessage()
     message["Subject"], message["From"], message["To"] = subject, sender, ", ".join(to)
@@ -92,16 +93,18 @@ def send_mail(
             if login:
                 server.login(*login)
             return list(server.send_message(message))
-    except smtplib.SMTPAuthenticationError:  # what it says may have the password in it
+    except smtplib.SMTPAuthenticationError:  # its message may contain the password
         raise AlertNotSent(
             f"the mail server {host}:{port} refuses the login", hint="check alerts.smtp_user"
         ) from None
-    except UnicodeError:  # it quotes what it cannot write
+    except UnicodeError:  # its message contains the password
         hint = "write alerts.smtp_user, CAF_ALERTS__SMTP_PASSWORD and the addresses in ASCII"
         raise AlertNotSent(
-            f"the mail server {host}:{port} cannot be given the login or an address", hint=hint
+            f"the login or an address is not ASCII, as the mail server {host}:{port} requires",
+            hint=hint,
         ) from None
     except (smtplib.SMTPException, OSError) as error:
         raise AlertNotSent(
-            f"the mail server {host}:{port} does not take an alert: {first_line(error)}", hint=hint
+            f"the mail server {host}:{port} does not accept an alert: {first_line(error)}",
+            hint=hint,
         ) from error

@@ -1,4 +1,4 @@
-"""Parquet files that are whole or not there at all, and DuckDB over them in bounded memory."""
+"""Parquet files that are complete or missing, and DuckDB queries over them in bounded memory."""
 
 import contextlib
 import hashlib
@@ -20,25 +20,24 @@ from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import writing_into
 
 ROWS_PER_GROUP: Final = 65_536
-"""Rows of a row group, which are held in memory at once: some 10 MB with keys of 100 bytes."""
+"""Rows of a row group, which are in memory together: 10 MB with keys of 100 bytes."""
 
 _DISTINCT: Final = frozenset({"key", "etag", "object_version", "size_bytes"})
-"""Columns whose rows nearly all differ.
+"""Columns with mostly distinct values, which get no dictionary.
 
-A dictionary of them, which Parquet gives up once it is full, took a quarter of the time to write a
-snapshot and half of the time to read it.
+Dictionaries took a quarter of the time to write a snapshot and half of the time to read it.
 """
 
 
 _SUM: Final = ".sha256"
-"""Behind the name of metadata: its checksum, in hex."""
+"""Suffix of a metadata name for its SHA-256 in hex."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBudget:
-    """What a sort or join may take at once.
+    """Memory and threads of a sort or join.
 
-    Beyond `memory_bytes` it spills into a folder beside the file that it is for.
+    Beyond `memory_bytes` it spills into a folder beside its output.
     """
 
     memory_bytes: int = 256 << 20
@@ -50,13 +49,16 @@ DEFAULT_BUDGET: Final = QueryBudget()
 
 @contextlib.contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Translate what files and DuckDB raise while `path` is worked on: StagingError, or
-    IntegrityError for a bad input.
+    """Translate errors of files and DuckDB while `path` is made.
+
+    Raises:
+        StagingError: The disk is full, or a file cannot be written.
+        IntegrityError: An input file is damaged or missing.
     """
     try:
         yield
     except duckdb.IOException as error:
-        if "No files found" in str(error):  # DuckDB's words for a file that is not there
+        if "No files found" in str(error):
             raise IntegrityError(
                 f"a file is missing: {first_line(error)}", hint="take the inventory again"
             ) from error
@@ -65,8 +67,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise _no_room(path, first_line(error)) from error
     except (duckdb.Error, pa.ArrowInvalid) as error:
         raise IntegrityError(
-            f"{path} cannot be made, since a file that it is made of is damaged: "
-            f"{first_line(error)}",
+            f"{path} cannot be made, since an input file is damaged: {first_line(error)}",
             hint="take the inventory again",
         ) from error
     except OSError as error:
@@ -76,15 +77,12 @@ def translate_errors(path: Path) -> Iterator[None]:
 def _no_room(path: Path, reason: str) -> StagingError:
     return StagingError(
         f"{path} cannot be written: {reason}",
-        hint="make room on that disk (sorts and joins spill beside the file) or mend the folder's "
-        "permissions",
+        hint="free space on that disk (sorts and joins spill there), or check the permissions",
     )
 
 
 class WholeParquet:
-    """A Parquet file while it is written: counted, and under a temporary name until it is
-    published.
-    """
+    """A Parquet file under a temporary name until it is published."""
 
     def __init__(self, path: Path, schema: pa.Schema, *, durable: bool = True) -> None:
         self.whole = WholeFile(path, path.with_name(f".{path.name}.tmp"), durable=durable)
@@ -102,7 +100,7 @@ class WholeParquet:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take rows; a row group is held in memory."""
+        """Add rows. Keeps up to a row group in memory."""
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self.row_count += batch.num_rows
@@ -115,9 +113,7 @@ class WholeParquet:
         self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """End the temporary file with this metadata and its checksums: those of pages say nothing
-        of a file's end.
-        """
+        """Close the temporary file, with metadata and its checksums. Pages have their own."""
         self._flush()
         sums = {
             f"{name}{_SUM}": hashlib.sha256(text.encode()).hexdigest()
@@ -128,39 +124,39 @@ class WholeParquet:
         self.whole.seal()
 
     def publish(self) -> None:
-        """Give the closed file its name."""
+        """Move the closed file to its name."""
         self.whole.publish()
 
     def abort(self) -> None:
-        """Remove the temporary file; does nothing after `publish`."""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a full disk fails the last flush too; the bytes are being removed
+        """Remove the temporary file. No effect after `publish`."""
+        # The last flush fails on a full disk, too; its bytes are removed anyway.
+        with contextlib.suppress(OSError, ValueError):
             self._writer.close()
         self.whole.abort()
 
 
 def stated(file: pq.FileMetaData, name: str) -> bytes:
-    """Return the metadata that a file was closed with under a name.
+    """Return metadata that was passed to `WholeParquet.close`.
 
     Raises:
-        KeyError: it has none, or no checksum of it. ValueError: it is not as it was written.
+        KeyError: The metadata or its checksum is missing.
+        ValueError: The metadata is damaged.
     """
-    said: dict[bytes, bytes] = file.metadata or {}
-    text = said[name.encode()]
+    metadata: dict[bytes, bytes] = file.metadata or {}
+    text = metadata[name.encode()]
     digest = hashlib.sha256(text).hexdigest().encode()
-    if said[f"{name}{_SUM}".encode()] != digest:
-        raise ValueError(f"{name} is not as it was written")
+    if metadata[f"{name}{_SUM}".encode()] != digest:
+        raise ValueError(f"the metadata {name} is damaged")
     return text
 
 
 def write_whole(
     batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema, *, durable: bool = False
 ) -> WholeParquet:
-    """Write batches (their columns in any order, more are dropped) as one file, or leave nothing.
+    """Write batches as one file, or leave nothing.
 
-    Unless it is to be `durable`, it is for the step under way: after a crash of the machine that
-    begins again.
+    Columns may have any order; columns outside of `schema` are dropped. A file that is not
+    `durable` is for the current step, which restarts after a crash of the machine.
     """
     file = WholeParquet(path, schema, durable=durable)
     try:
@@ -174,20 +170,19 @@ def write_whole(
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a Parquet file, or those of a folder in the order of their names."""
+    """Return a Parquet file, or the Parquet files of a folder by name."""
     return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 
 def sum_of(batch: pa.RecordBatch, column: str) -> int:
-    """Return the sum of a column of integers."""
+    """Return the sum of an integer column."""
     return int(pc.sum(batch.column(column)).as_py() or 0)
 
 
 class Query:
-    """DuckDB over Parquet files, within a budget, spilling into a folder beside `path` that is
-    removed at the end.
+    """DuckDB over Parquet files within a budget. Spills into a temporary folder beside `path`.
 
-    SQL may call the functions by their names, and the macros, each `name(…) AS …`.
+    SQL may call `functions` by name, and `macros`, each `name(…) AS …`.
     """
 
     def __init__(
@@ -206,9 +201,8 @@ class Query:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                writing_into(self._path.parent)
-            )  # who tidies up there leaves the folder alone meanwhile
+            # Protects the spill folder from a process that removes leftovers.
+            stack.enter_context(writing_into(self._path.parent))
             spill = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=".caf-spill-", dir=self._path.parent)
             )
@@ -234,10 +228,9 @@ class Query:
         self._stack.close()
 
     def table(self, name: str, *paths: Path) -> None:
-        """Give Parquet files, or folders of them, a name, as one table, with the columns of the
-        first one.
+        """Define a view over Parquet files and folders, with the columns of the first file.
 
-        Their paths may hold any character, also those of glob patterns.
+        Paths may contain any character, including those of glob patterns.
         """
         files = [file for path in paths for file in files_of(path)]
         literals = ", ".join(
@@ -246,25 +239,22 @@ class Query:
         self.view(name, f"SELECT * FROM read_parquet([{literals}])")
 
     def view(self, name: str, sql: str) -> None:
-        """Give a query a name, which may have stood for another before."""
+        """Define or replace a view."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def hold(self, name: str, sql: str) -> int:
-        """Keep the rows of a query under a name, which may have stood for others before; return how
-        many they are.
-        """
+        """Create or replace a table with the rows of a query. Returns the number of rows."""
         self.connection.execute(f"CREATE OR REPLACE TABLE {name} AS {sql}")
         return int(self.rows(f"SELECT count(*) FROM {name}")[0][0])
 
     def rows_of(self, name: str, rows: pa.Table) -> None:
-        """Give rows in memory a name, which may have stood for others before."""
+        """Define or replace a view over rows in memory."""
         self.connection.register(name, rows)
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the order of the query, in batches as they come."""
-        # DuckDB 2.0 warns that `execute(…).to_arrow_reader` copies all rows first; `sql` streams.
-        # DuckDB's setting `preserve_insertion_order` stays on: without it, sorted rows came out of
-        # order here.
+        """Yield the rows in the order of the query, as a stream."""
+        # In DuckDB 2.0, `execute(…).to_arrow_reader` copies all rows first; `sql` streams. Without
+        # the setting `preserve_insertion_order`, sorted rows came in another order.
         yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:

@@ -1,8 +1,8 @@
-"""Ranges of a file named on the command line: a local path, an http(s) URL, or an s3:// URL.
+"""Ranges of a file from the command line: a local path, an http(s) URL, or an s3:// URL.
 
-Every source answers for one state of its file: a remote one that changes between two reads is
-refused by its ETag. Broken connections are resumed where they broke. No message names a URL's user,
-password or query, which may be secrets.
+All reads are from one version of the file. A remote file that changes between two reads is refused
+by its ETag. Broken connections are resumed. No message contains a URL's user, password or query,
+which may be secrets.
 """
 
 import contextlib
@@ -33,36 +33,28 @@ PIECE_BYTES: Final = 1 << 20
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
 MAX_WHOLE_BYTES: Final = 64 << 20
-"""A web server that knows no ranges sends the whole file; one of up to this size is taken and kept
-in memory.
-"""
+"""Largest file that is kept in memory if a web server does not support ranges."""
 
-_BACK_OFF_SECONDS: Final = (
-    0.25,
-    1.0,
-    3.0,
-)  # before each further try of a read that came no further
+_BACK_OFF_SECONDS: Final = (0.25, 1.0, 3.0)
+"""Seconds before each retry of a read without progress."""
+
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 Result = TypeVar("Result")
 
 
 class FileRanges(ABC):
-    """A `caf.StreamingSource` that has a name for messages and can be closed."""
+    """A `caf.StreamingSource` with a name for messages, which can be closed."""
 
     name: str
 
     @abstractmethod
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the
-        file.
-        """
+        """Return the last `size_bytes` of the file, or all of it, and the file's size."""
 
     @abstractmethod
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the first `size_bytes` of the file, or all of a shorter one, and the size of the
-        file.
-        """
+        """Return the first `size_bytes` of the file, or all of it, and the file's size."""
 
     @abstractmethod
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
@@ -74,7 +66,7 @@ class FileRanges(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the file or the connections."""
+        """Close the file or the connections."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,42 +76,42 @@ class FileRanges(ABC):
 
 
 def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRanges:
-    """Open a file by path, `http://`, `https://` or `s3://bucket/key`.
+    """Open a path, `http://`, `https://` or `s3://bucket/key`. A local file of that name wins.
 
-    A local file of that very name comes first.
+    `open_s3` opens s3:// addresses, since this package knows no source. The first request to a
+    remote file is its first read.
 
-    `open_s3` opens the last kind, since this folder knows no source.
-
-    Raises: UsageError: an address of another kind. ArchiveError: no such local file. Remote files
-        are asked for at the first read.
+    Raises:
+        UsageError: The address has another scheme.
+        ArchiveError: The local file does not exist.
     """
     scheme, separator, _ = address.partition("://")
     if not separator or os.path.lexists(address):
         return LocalFile(Path(address))
     if scheme in ("http", "https"):
-        from caf_pipeline.system.http_file import HttpFile  # noqa: PLC0415  a sixth of a second that only URLs need
+        # A sixth of a second, which only URLs need.
+        from caf_pipeline.system.http_file import HttpFile  # noqa: PLC0415
 
         return HttpFile(address)
     if scheme == "s3":
         return open_s3(address)
     raise UsageError(
-        f"Addresses of the kind {scheme}:// are not known.",
-        hint="Give a path, http(s):// or s3://bucket/key.",
+        f"The scheme {scheme}:// is not supported.",
+        hint="Pass a path, http(s):// or s3://bucket/key.",
     )
 
 
 # --- local files
-# ------------------------------------------------------------------------------------------
 
 
 class LocalFile(FileRanges):
-    """A regular file, held open."""
+    """An open regular file."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; raises ArchiveError where that is not possible."""
+        """Open the file. Raises ArchiveError."""
         self.name = str(path)
         try:
-            # A pipe must be refused, not waited for.
+            # O_NONBLOCK: opening a pipe must not block.
             self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise ArchiveError(f"There is no file {self.name!r}.") from error
@@ -130,7 +122,7 @@ class LocalFile(FileRanges):
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ArchiveError(
-                f"{self.name!r} is not a regular file.", hint="An archive is read from its end."
+                f"{self.name!r} is not a regular file.", hint="Reading starts at its end."
             )
         self._size_bytes = status.st_size
 
@@ -154,9 +146,8 @@ class LocalFile(FileRanges):
         piece = self._pread(end_byte - start_byte, start_byte) if end_byte > start_byte else b""
         if len(piece) == end_byte - start_byte:
             return piece
-        return piece + super().read(
-            start_byte + len(piece), end_byte
-        )  # Linux reads at most 2 GiB a call
+        # Linux reads at most 2 GiB in a call.
+        return piece + super().read(start_byte + len(piece), end_byte)
 
     def close(self) -> None:
         """See `FileRanges`."""
@@ -171,16 +162,14 @@ class LocalFile(FileRanges):
             ) from error
         if not piece:
             raise ArchiveError(
-                f"The file {self.name!r} was cut off at byte {start_byte} while it was read."
+                f"The file {self.name!r} was truncated: it has no byte {start_byte}."
             )
         return piece
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRange:
-    """`[start_byte, end_byte)` of a local file, to be copied into another one without passing
-    through this process.
-    """
+    """`[start_byte, end_byte)` of a local file, which the kernel can copy into another file."""
 
     source: LocalFile
     start_byte: int
@@ -188,12 +177,15 @@ class LocalRange:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has, as a memoryview says it."""
+        """Size in bytes, as of a memoryview."""
         return self.end_byte - self.start_byte
 
     def write_to(self, file: IO[bytes]) -> None:
-        """Append it to a file that is written; raises ArchiveError where the source was cut off,
-        else OSError.
+        """Append the range to an open file.
+
+        Raises:
+            ArchiveError: The source was truncated.
+            OSError: The file cannot be written.
         """
         file.flush()
         position, at = self.start_byte, file.tell()
@@ -204,18 +196,17 @@ class LocalRange:
 
 
 def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: int) -> int:
-    """Copy up to `count` bytes to the place `at`; return how many were."""
+    """Copy up to `count` bytes to position `at`. Returns the number of copied bytes."""
     if hasattr(os, "copy_file_range"):  # Linux
-        with contextlib.suppress(
-            OSError
-        ):  # file systems may refuse it; what is wrong with the file shows when it is read
+        # File systems may refuse this. Reading the file then raises its errors.
+        with contextlib.suppress(OSError):
             if copied := os.copy_file_range(source.descriptor, file.fileno(), count, position, at):
                 return copied
     return os.pwrite(file.fileno(), source.read(position, position + min(count, PIECE_BYTES)), at)
 
 
 def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
-    """Append a piece to a file that is written; return how many bytes it has."""
+    """Append a piece to an open file. Returns its size in bytes."""
     if isinstance(piece, LocalRange):
         piece.write_to(file)
         return piece.nbytes
@@ -224,15 +215,13 @@ def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
 
 
 # --- remote files
-# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RangeAnswer:
-    """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether
-    that is the whole file.
+    """A server's answer: `[first_byte, …)` of the file, its size, and whether this is all of it.
 
-    Nothing is sent of a range that begins at the file's end or behind it.
+    If the range begins at or past the end of the file, there are no pieces.
     """
 
     first_byte: int
@@ -242,15 +231,15 @@ class RangeAnswer:
 
 
 class RemoteFile(FileRanges):
-    """Ranges by requests. `_request` raises SourceUnreachable for what another try may mend."""
+    """A file that is read by requests. `_request` raises SourceUnreachable if a retry may help."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._whole: bytes | None = None
 
     @abstractmethod
-    def _request(self, wanted: str) -> AbstractContextManager[RangeAnswer]:
-        """Ask for a range in the words of the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
+    def _request(self, byte_range: str) -> AbstractContextManager[RangeAnswer]:
+        """Request a range in the syntax of the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
         """See `FileRanges`."""
@@ -274,16 +263,15 @@ class RemoteFile(FileRanges):
                 with self._request(f"bytes={position}-{end_byte - 1}") as answer:
                     if answer.size_bytes < end_byte:
                         raise ArchiveError(
-                            f"{self.name} has no byte {end_byte - 1}, which was asked for.",
-                            hint="The file is cut off, or the index that was read belongs to "
-                            "another file.",
+                            f"{self.name} has no byte {end_byte - 1}.",
+                            hint="The file is truncated, or the index belongs to another file.",
                         )
                     self._expect_part(answer, position)
                     for piece in answer.pieces(piece_bytes):
-                        wanted = piece[: end_byte - position]
-                        position, failures = position + len(wanted), 0
-                        yield wanted
-                        if position == end_byte:  # the server may go on for ever
+                        part = piece[: end_byte - position]
+                        position, failures = position + len(part), 0
+                        yield part
+                        if position == end_byte:  # the answer may be endless
                             break
                 if position < end_byte:
                     raise SourceUnreachable(
@@ -300,10 +288,9 @@ class RemoteFile(FileRanges):
             if answer.whole and answer.size_bytes <= MAX_WHOLE_BYTES:
                 return self._keep_whole(answer)[-size_bytes:], answer.size_bytes
             suffix = b"" if answer.whole else _at_most(size_bytes, answer.pieces(PIECE_BYTES))
-        if answer.whole:  # some servers know only ranges that have a beginning
-            return self.read(
-                max(0, answer.size_bytes - size_bytes), answer.size_bytes
-            ), answer.size_bytes
+        if answer.whole:  # Some servers support only ranges with a start.
+            start_byte = max(0, answer.size_bytes - size_bytes)
+            return self.read(start_byte, answer.size_bytes), answer.size_bytes
         if answer.size_bytes and len(suffix) != min(size_bytes, answer.size_bytes):
             raise SourceUnreachable(
                 f"{self.name}: {_other_length(len(suffix), min(size_bytes, answer.size_bytes))}"
@@ -332,32 +319,33 @@ class RemoteFile(FileRanges):
     def _expect_part(self, answer: RangeAnswer, first_byte: int) -> None:
         if answer.whole:
             raise ArchiveError(
-                f"{self.name}: the server sends the whole file where a part is asked for.",
-                hint="Download it, and give the local file.",
+                f"{self.name}: the server does not support ranges.",
+                hint="Download the file, and pass the local path.",
             )
         if answer.first_byte != first_byte:
             raise SourceError(
-                f"{self.name}: asked for byte {first_byte}, the server sent from byte "
-                f"{answer.first_byte} on."
+                f"{self.name}: the server sent bytes from {answer.first_byte} on instead of "
+                f"{first_byte}."
             )
 
 
-def _other_length(size_bytes: int, wanted_bytes: int) -> str:
-    if size_bytes > wanted_bytes:
-        return f"the answer goes on behind the {wanted_bytes} bytes that it should have."
-    return f"the answer ended after {size_bytes} of {wanted_bytes} bytes."
+def _other_length(size_bytes: int, expected_bytes: int) -> str:
+    if size_bytes > expected_bytes:
+        return f"the answer is longer than {expected_bytes} bytes."
+    return f"the answer ended after {size_bytes} of {expected_bytes} bytes."
 
 
 def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
-    """Return all of the pieces, or what is more than `size_bytes`: an answer may be longer than it
-    says, and have no end.
+    """Return all pieces, or slightly more than `size_bytes`.
+
+    An answer may be longer than announced, or endless.
     """
-    taken = bytearray()
+    received = bytearray()
     for piece in pieces:
-        taken += piece
-        if len(taken) > size_bytes:
+        received += piece
+        if len(received) > size_bytes:
             break
-    return bytes(taken)
+    return bytes(received)
 
 
 def _retried(call: Callable[[], Result]) -> Result:
@@ -369,36 +357,35 @@ def _retried(call: Callable[[], Result]) -> Result:
 
 
 def refused(name: str, status: int, detail: str = "") -> CafError:
-    """Translate an HTTP status that is neither 200, 206 nor 416."""
-    said = f"{status} {detail}".strip()
+    """Translate an HTTP status other than 200, 206 and 416."""
+    answer = f"{status} {detail}".strip()
     if status in (401, 403):
         return SourceDenied(
-            f"{name}: access is denied ({said}).", hint="Check the credentials and what they allow."
+            f"{name}: access is denied ({answer}).",
+            hint="Check the credentials and their permissions.",
         )
     if status in (404, 410):
-        return ArchiveError(f"There is no file {name} ({said}).")
+        return ArchiveError(f"There is no file {name} ({answer}).")
     if status == 412:
         return ArchiveError(
             f"{name} was replaced while it was read.", hint="Run the command again."
         )
     if status in (408, 425, 429) or status >= 500:
         return SourceUnreachable(
-            f"{name}: the server cannot answer now ({said}).", hint="Try again later."
+            f"{name}: the server is not available ({answer}).", hint="Try again later."
         )
-    return SourceError(f"{name}: the server answered {said}.")
+    return SourceError(f"{name}: the server answered {answer}.")
 
 
 def parse_range(name: str, content_range: str) -> tuple[int, int]:
     """Return the first byte and the file's size."""
     if match := _CONTENT_RANGE.fullmatch(content_range):
         return int(match[1]), int(match[3])
-    raise SourceError(
-        f"{name}: the server sent a part without saying which: Content-Range is {content_range!r}."
-    )
+    raise SourceError(f"{name}: the server sent an invalid Content-Range, {content_range!r}.")
 
 
 def unreachable(name: str, error: Exception, url: str, *, hint: str) -> SourceUnreachable:
-    """Translate the error of a client."""
+    """Translate a client's error."""
     reason = reason_of(error, url)
-    said = f"{reason}: {error or type(error).__name__}" if reason is Reason.OTHER else str(reason)
-    return SourceUnreachable(f"{name} {said}.", hint=hint)
+    problem = f"{reason}: {error or type(error).__name__}" if reason is Reason.OTHER else reason
+    return SourceUnreachable(f"{name} {problem}.", hint=hint)

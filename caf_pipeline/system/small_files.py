@@ -1,5 +1,4 @@
-"""Many small files found, read and written at once: by the compiled module where it is installed
-(`native/`), else in Python.
+"""Lists, reads and writes many small files: in native code if it is installed, else in Python.
 
 Source: `native/src/files.rs`, which does the same without the interpreter's lock.
 """
@@ -20,26 +19,27 @@ __all__ = [
 
 
 def list_folder(path: str) -> list[tuple[str, int, int]]:
-    """See `list_folder_reference`, which says why a folder cannot be listed."""
-    found = _list_folder(path)
-    return list_folder_reference(path) if found is None else found
+    """List a folder. See `list_folder_reference`, which raises the error of a failure."""
+    entries = _list_folder(path)
+    return list_folder_reference(path) if entries is None else entries
 
 
 def list_folder_reference(path: str) -> list[tuple[str, int, int]]:
-    """Return name, size in bytes, and time of modification in ns of the epoch of all in a folder;
-    raise OSError.
+    """Return name, size in bytes, and mtime in ns of all entries of a folder.
 
-    The size is -1 of what is not plainly a file, and has to be looked at singly: a folder, a link,
-    a pipe, what is gone by now, a name that is not UTF-8, a time behind 2262, which 64 bits do not
-    hold. All come in the byte order of the paths below them: `a.b` before what is in the folder
-    `a`.
+    The size is -1 if the entry is not a plain file and must be examined: a folder, link or pipe, a
+    removed file, a name that is not UTF-8, or an mtime after 2262, which exceeds 64 bits. The order
+    is the byte order of the paths below: `a.b` comes before the files in the folder `a`.
+
+    Raises:
+        OSError: The folder cannot be listed.
     """
     with os.scandir(path) as entries:
-        found = [
+        rows = [
             (os.fsencode(entry.name) + b"/" * _is_folder(entry), entry.name, *_size_and_time(entry))
             for entry in entries
         ]
-    return [(name, size_bytes, modified_ns) for _, name, size_bytes, modified_ns in sorted(found)]
+    return [(name, size_bytes, modified_ns) for _, name, size_bytes, modified_ns in sorted(rows)]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -68,18 +68,18 @@ def read_files_reference(
     modified_ns: Sequence[int],
     hashed: bool,
 ) -> tuple[int, list[bytes]]:
-    """Put the bodies of the first files back to back; return how many files they are, and SHA-256
-    of each where `hashed`.
+    """Read files back to back into a buffer.
 
-    It ends before the first file that cannot be read, has another size in bytes, or was modified at
-    another time in ns of the epoch; why, whoever reads that one alone is told. The buffer must have
-    a byte more than all bodies. No other thread may use it meanwhile.
+    Returns the number of files, and the SHA-256 of each if `hashed`. Stops before the first file
+    that cannot be read, or has another size or mtime. The caller reads that file alone to learn the
+    reason. The buffer must be 1 byte larger than all files. No other thread may use it during the
+    call.
     """
     count = end = 0
     digests = []
     with memoryview(buffer) as view:
         for path, size_bytes, modified in zip(paths, sizes, modified_ns, strict=True):
-            room = view[end : end + size_bytes + 1]  # a byte more: a file that has grown shows it
+            room = view[end : end + size_bytes + 1]  # 1 byte more, to detect growth
             if len(room) <= size_bytes or not _is_read_as_found(path, modified, room):
                 break
             if hashed:
@@ -89,34 +89,32 @@ def read_files_reference(
 
 
 def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
-    """Read a file; tell whether it has exactly one byte less than `room`, and was last modified
-    when it was found.
-    """
+    """Read a file. Returns whether its size is 1 less than `room`, and its mtime is unchanged."""
     size_bytes, taken = len(room) - 1, 0
     try:
-        # Something else may be there by now: a pipe must not be waited for.
+        # The file may have become a pipe, which must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             while more := os.readv(descriptor, [room[taken:]]):
                 taken += more
-                if taken >= size_bytes:  # nothing is behind it where the file has this size
+                if taken >= size_bytes:
                     break
-            found = os.fstat(descriptor)
+            status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
     except OSError:
         return False
-    return taken == found.st_size == size_bytes and found.st_mtime_ns == modified_ns
+    return taken == status.st_size == size_bytes and status.st_mtime_ns == modified_ns
 
 
 def write_files_reference(
     folder: int, first: int, names: Sequence[bytes], bodies: Sequence[memoryview]
 ) -> list[bool]:
-    """Write files into a folder that is open; tell which of them are there now, in their order.
+    """Write files into an open folder. Returns which of them were written, in order.
 
-    Each is whole when it appears, and replaces nothing. Of one that cannot be written nothing is
-    left; why, whoever writes that one alone is told. Until then they are called `.caf-<16
-    hexadecimal digits>.partial`, numbered from `first`, below 2**64.
+    Each file appears complete, and replaces nothing. A failed file leaves nothing behind; the
+    caller writes it alone to learn the reason. Temporary names are `.caf-<16 hex digits>.partial`,
+    numbered from `first` modulo 2**64.
     """
     temporaries = (
         f".caf-{(first + number) % (1 << 64):016x}.partial" for number in range(len(names))
@@ -136,14 +134,13 @@ def _is_written(folder: int, temporary: str, name: bytes, body: memoryview) -> b
             while body:
                 body = body[os.write(descriptor, body) :]
         finally:
-            os.close(descriptor)  # some file systems tell only here that no room was left
-        os.link(
-            temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
-        )  # unlike `replace`, over nothing
+            os.close(descriptor)  # some file systems report a full disk only here
+        # Unlike `os.replace`, a link replaces nothing.
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except (OSError, ValueError):  # ValueError: a NUL in its name
         return False
     finally:
-        with contextlib.suppress(OSError):  # what has its name is whole, whatever is left beside it
+        with contextlib.suppress(OSError):  # the file itself is complete
             os.unlink(temporary, dir_fd=folder)
     return True
 
@@ -151,7 +148,7 @@ def _is_written(folder: int, temporary: str, name: bytes, body: memoryview) -> b
 try:
     from caf_native import list_folder as _list_folder
     from caf_native import read_files, write_files
-except ImportError:  # not built: `make setup` does it where cargo is
+except ImportError:  # not built: `make setup` builds it if cargo is installed
     _list_folder, read_files, write_files = (
         list_folder_reference,
         read_files_reference,

@@ -1,6 +1,6 @@
-"""Classifies why a server cannot be reached; the same for S3 and for the nodes of a chain.
+"""Classifies why a server cannot be reached, for S3 and for chain nodes.
 
-Clients wrap what the system said in errors of their own; the reason is somewhere inside.
+Clients wrap the system's errors; the reason is in an inner error.
 """
 
 import errno
@@ -16,8 +16,7 @@ PROBE_SECONDS: Final = 3.0
 
 _NO_ROUTE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
-# What OpenSSL calls bytes that are no TLS; which one it is depends on its version and on what the
-# server sends.
+# OpenSSL's errors for an answer that is not TLS. They depend on its version and on the answer.
 _NO_TLS: Final = (
     "WRONG_VERSION_NUMBER",
     "HTTP_REQUEST",
@@ -28,10 +27,7 @@ _NO_TLS: Final = (
 
 
 class Reason(StrEnum):
-    """Why a server cannot be reached.
-
-    The value completes a sentence that begins with the server's name.
-    """
+    """Why a server cannot be reached. The value follows the server's name in a sentence."""
 
     NAME = "cannot be reached: its host name does not resolve"
     REFUSED = "cannot be reached: connection refused"
@@ -42,16 +38,16 @@ class Reason(StrEnum):
     ONLY_TLS = "speaks HTTPS and not HTTP"
     CERTIFICATE = "cannot be trusted: its certificate is not valid here"
     NOT_HTTP = "does not speak HTTP"
-    CUT = "broke its answer off"
+    CUT = "broke off its answer"
     NO_TLS = (
-        "cannot be reached: no TLS connection comes about, as where a certificate is not "
-        "valid here or HTTPS is not spoken"
+        "cannot be reached: there is no TLS connection, perhaps for lack of a valid certificate "
+        "or of HTTPS"
     )
-    OTHER = "cannot be reached, or breaks its answer off"
+    OTHER = "cannot be reached, or breaks off its answer"
 
     @property
     def lasts(self) -> bool:
-        """Whether the next try fails in the same way until a setting or the server is changed."""
+        """Whether a retry fails the same way until a setting or the server changes."""
         return self in (Reason.NOT_TLS, Reason.ONLY_TLS, Reason.CERTIFICATE)
 
 
@@ -88,42 +84,38 @@ _OF_CRT: Final = {
     "AWS_IO_TLS_ERROR_NEGOTIATION_FAILURE": Reason.NO_TLS,
     "AWS_IO_TLS_NEGOTIATION_TIMEOUT": Reason.NO_TLS,
 }
-"""The names of awscrt's errors; this module loads no client."""
+"""Names of awscrt's errors. This module loads no client."""
 
 
 def reason_of(error: BaseException, url: str = "") -> Reason:
-    """Return why a server could not be asked.
+    """Return why a server could not be reached.
 
-    Where it closes the connection, it is tried with TLS, if its URL is given.
+    If the server closed the connection and `url` is passed, TLS is tried.
     """
-    for each in _inside(error):
-        if found := _reason(each):
-            if found in (Reason.CLOSED, Reason.CUT, Reason.NOT_HTTP) and speaks_only_tls(url):
-                return Reason.ONLY_TLS
-            return found
+    for inner in _inside(error):
+        if reason := _reason(inner):
+            may_be_tls = reason in (Reason.CLOSED, Reason.CUT, Reason.NOT_HTTP)
+            return Reason.ONLY_TLS if may_be_tls and speaks_only_tls(url) else reason
     return Reason.OTHER
 
 
 def hint_for(reason: Reason, setting: str) -> str:
-    """Return what to do.
+    """Return a hint.
 
-    A certificate has no hint here: each client has a setting of its own for what it trusts.
+    A certificate has none here, since each client has its own setting for trusted certificates.
     """
     return _HINTS.get(reason, "").format(setting=setting)
 
 
 def speaks_only_tls(url: str) -> bool:
-    """Tell whether the server at an http:// URL speaks TLS: plain requests are then answered by an
-    error or not at all.
-    """
+    """Return whether the server at an http:// URL speaks TLS, and so rejects plain requests."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         return False
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = (
-        False,
-        ssl.CERT_NONE,
-    )  # nothing is asked or told over this connection
+    # No data is sent over this connection.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     try:
         with (
             socket.create_connection((parts.hostname, parts.port or 80), PROBE_SECONDS) as plain,
@@ -135,22 +127,22 @@ def speaks_only_tls(url: str) -> bool:
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:
-    """Yield what an error wraps, the innermost first."""
-    found: list[BaseException] = []
-    waiting: list[object] = [error]
-    while waiting:
-        each = waiting.pop()
-        if not isinstance(each, BaseException) or each in found:
+    """Yield the errors that an error wraps, innermost first."""
+    errors: list[BaseException] = []
+    queue: list[object] = [error]
+    while queue:
+        inner = queue.pop()
+        if not isinstance(inner, BaseException) or inner in errors:
             continue
-        found.append(each)
-        # botocore keeps the cause by name, urllib3 as an argument or as `reason`.
-        named = getattr(each, "kwargs", None)
-        waiting += [each.__cause__, each.__context__, getattr(each, "reason", None), *each.args]
-        waiting += [named.get("error")] if isinstance(named, dict) else []
-    return reversed(found)
+        errors.append(inner)
+        # botocore has the cause in `kwargs`, urllib3 in `args` or `reason`.
+        keywords = getattr(inner, "kwargs", None)
+        queue += [inner.__cause__, inner.__context__, getattr(inner, "reason", None), *inner.args]
+        queue += [keywords.get("error")] if isinstance(keywords, dict) else []
+    return reversed(errors)
 
 
-def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for each
+def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for each kind
     if isinstance(error, ssl.SSLCertVerificationError):
         return Reason.CERTIFICATE
     if isinstance(error, ssl.SSLError):
@@ -164,13 +156,10 @@ def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for e
     if isinstance(error, http.client.BadStatusLine):
         return Reason.NOT_HTTP
     if type(error).__name__ == "RemoteProtocolError":  # httpx's; this module loads no client
-        said = {
-            "disconnected": Reason.CLOSED,
-            "without sending complete message": Reason.CUT,
-        }  # h11's words
-        return next(
-            (reason for words, reason in said.items() if words in str(error)), Reason.NOT_HTTP
-        )
+        message = str(error)  # h11's
+        if "disconnected" in message:
+            return Reason.CLOSED
+        return Reason.CUT if "without sending complete message" in message else Reason.NOT_HTTP
     if type(error).__name__ == "AwsCrtError":
         return _OF_CRT.get(error.name)  # type: ignore[attr-defined]
     if isinstance(error, OSError) and error.errno in _NO_ROUTE:

@@ -280,7 +280,7 @@ PAYING = tuple(
 def test_reading_from_jackal_loads_nothing_that_signs_or_packs():
     opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.read, caf_pipeline.retrieval.reader"
     program = (
-        "import sys; from caf_pipeline.entry import leave_out_unused; leave_out_unused(); import "
+        "import sys; from caf_pipeline.entry import block_unused_modules as block; block(); import "
         f"{opened};"
         f"print([name for name in {HEAVY} if sys.modules.get(name)])"
     )

@@ -6,7 +6,7 @@ imported modules. Do not import it in pytest, whose tests cover what is missing 
 
 import gc
 
-from caf_pipeline.entry import leave_out_unused
+from caf_pipeline.entry import block_unused_modules
 
-leave_out_unused()
+block_unused_modules()
 gc.freeze()

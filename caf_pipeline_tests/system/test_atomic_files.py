@@ -29,7 +29,7 @@ from caf_pipeline.system.atomic_files import (
 )
 
 
-def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
+def test_complete_file_replaces_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     with WholeFile(path) as whole:
@@ -40,7 +40,7 @@ def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o666, 0o7755])
-def test_a_file_that_replaces_another_is_never_open_to_more_than_that_one_was(tmp_path, mode):
+def test_replacement_never_has_wider_permissions(tmp_path, mode):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     path.chmod(mode)
@@ -50,9 +50,7 @@ def test_a_file_that_replaces_another_is_never_open_to_more_than_that_one_was(tm
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"after", mode & 0o777)
 
 
-def test_a_file_that_cannot_have_the_group_of_the_one_before_is_open_to_no_other_group(
-    tmp_path, monkeypatch
-):
+def test_replacement_in_another_group_has_no_group_permissions(tmp_path, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -70,7 +68,7 @@ def write_half(path):
         raise KeyboardInterrupt
 
 
-def test_an_error_leaves_nothing_of_it_and_what_was_there_before(tmp_path):
+def test_error_leaves_the_old_file_and_no_temporary_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     with pytest.raises(KeyboardInterrupt):
@@ -79,7 +77,7 @@ def test_an_error_leaves_nothing_of_it_and_what_was_there_before(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_where_the_file_system_is_read_only_nothing_but_the_error_is_said(tmp_path, monkeypatch):
+def test_read_only_file_system_raises_only_its_error(tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -130,9 +128,7 @@ def test_what_is_written_in_large_pieces_is_all_there(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot be told")
-def test_the_disk_begins_with_a_large_file_before_its_end_and_nothing_is_lost_by_it(
-    tmp_path, monkeypatch
-):
+def test_large_file_starts_to_reach_the_disk_early(tmp_path, monkeypatch):
     told = []
     advise = os.posix_fadvise
     monkeypatch.setattr(
@@ -151,15 +147,13 @@ def test_the_disk_begins_with_a_large_file_before_its_end_and_nothing_is_lost_by
 def test_what_is_no_regular_file_is_never_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path(os.devnull)):
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="regular file"):
             WholeFile(path, tmp_path / "temporary")
     assert os.listdir(tmp_path) == ["pipe"]
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_only_what_is_to_be_durable_waits_for_the_disk_before_it_has_its_name(
-    durable, tmp_path, monkeypatch
-):
+def test_only_durable_files_wait_for_the_disk(durable, tmp_path, monkeypatch):
     moments = []
     monkeypatch.setattr(
         os,
@@ -188,7 +182,7 @@ STEPS = st.tuples(
 
 @patch.object(atomic_files, "BLOCK_BYTES", mmap.PAGESIZE)
 @given(steps=st.lists(STEPS, max_size=255))
-def test_a_direct_file_has_what_one_in_memory_has_whatever_is_done_to_it(steps):
+def test_direct_file_equals_a_buffer_after_any_operations(steps):
     with tempfile.NamedTemporaryFile() as named:
         with DirectFile(Path(named.name), "w") as file, io.BytesIO() as expected:
             for number, (what, size) in enumerate(steps):
@@ -209,9 +203,7 @@ def test_a_direct_file_has_what_one_in_memory_has_whatever_is_done_to_it(steps):
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_whole_blocks_of_a_direct_file_pass_the_page_cache_where_the_file_system_lets_them(
-    tmp_path, monkeypatch, refused
-):
+def test_direct_file_bypasses_the_page_cache(tmp_path, monkeypatch, refused):
     asked = list[bool]()
     real = fcntl.fcntl
 
@@ -231,7 +223,7 @@ def test_whole_blocks_of_a_direct_file_pass_the_page_cache_where_the_file_system
     assert asked == [True, False] * 2
 
 
-def test_nothing_is_left_of_a_direct_file_where_the_disk_takes_no_more(tmp_path):
+def test_direct_file_on_a_full_disk_leaves_nothing(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES + 5, limits[1]))
     try:

@@ -56,7 +56,7 @@ def test_a_secret_is_given_to_who_needs_it_alone(monkeypatch, name, need):
     assert name not in child_environment(EVERYTHING & ~need)
 
 
-def test_a_section_with_secrets_is_given_to_who_needs_all_of_them(monkeypatch):
+def test_section_with_secrets_needs_all_of_their_scopes(monkeypatch):
     monkeypatch.setenv("CAF_SOURCES", '{"a": {"bucket": "b", "secret_access_key": "s"}}')
     assert "CAF_SOURCES" in child_environment(Need.SETTINGS | Need.S3)
     assert "CAF_SOURCES" not in child_environment(Need.SETTINGS)
@@ -219,9 +219,7 @@ def test_what_the_demo_starts_has_no_secret_of_the_user(tmp_path, environment):
 
 
 @pytest.mark.thorough
-def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(
-    tmp_path, environment, filled
-):
+def test_only_processes_that_run_our_code_have_keys(tmp_path, environment, filled):
     source = f"CAF_SOURCES__{filled.name.upper()}__"
     place = {
         "AWS_ENDPOINT_URL": filled.endpoint,

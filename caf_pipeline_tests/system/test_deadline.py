@@ -19,11 +19,11 @@ def test_an_answer_and_an_error_come_back():
     assert deadline.ask("a server", lambda: 8) == 8
 
 
-def test_what_hangs_is_left_behind_and_not_asked_again_before_it_ends():
+def test_hanging_request_is_abandoned_and_not_repeated():
     ended, given_back = threading.Event(), threading.Event()
-    with pytest.raises(Overdue, match=r"the server did not answer within 0\.05 s"):
+    with pytest.raises(Overdue, match=r"the server .* 0\.05 s"):
         Deadline(0.05).ask("the server", lambda: ended.wait(LONG), late=given_back.set)
-    with pytest.raises(Overdue, match="the server has not answered an earlier question yet"):
+    with pytest.raises(Overdue, match=r"the server .* earlier"):
         Deadline(LONG).ask("the server", lambda: 1)
     assert Deadline(LONG).ask("another server", lambda: 1) == 1
     assert not given_back.is_set()
@@ -37,7 +37,7 @@ def test_what_hangs_is_left_behind_and_not_asked_again_before_it_ends():
     assert Deadline(LONG).ask("the server", lambda: 2) == 2
 
 
-def test_questions_of_two_ticks_at_once_do_not_count_as_overdue():
+def test_concurrent_ticks_do_not_count_as_overdue():
     asked, ended = threading.Event(), threading.Event()
 
     def first():

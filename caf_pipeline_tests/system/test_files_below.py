@@ -16,15 +16,15 @@ from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.ordinary_user import ordinary_user
 
 
-def test_a_folder_that_may_not_be_written_is_told_before_anything_is_read(tmp_path):
+def test_unwritable_folder_fails_before_anything_is_read(tmp_path):
     tmp_path.chmod(0o555)
-    denied = pytest.raises(StagingError, match=r"cannot be written to: Permission denied\.")
+    denied = pytest.raises(StagingError, match="Permission denied")
     with FilesBelow(tmp_path, force=True) as files, ordinary_user(), denied:
         files.own()
     assert not list(tmp_path.iterdir())
 
 
-def test_what_may_not_be_read_is_no_reason_to_try_another_name(tmp_path):
+def test_unreadable_file_is_not_a_refused_name(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "mine").write_bytes(b"1")
     (tmp_path / "mine").chmod(0)
@@ -40,7 +40,7 @@ def test_what_may_not_be_read_is_no_reason_to_try_another_name(tmp_path):
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["with links", "without links"])
-def test_a_file_that_appears_while_another_is_filled_is_not_replaced(tmp_path, monkeypatch, links):
+def test_file_that_appears_meanwhile_is_not_replaced(tmp_path, monkeypatch, links):
     def no_link(*_, **__):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -108,9 +108,7 @@ def bodies(members, large=WRITE_BYTES):
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("way", ["at once", "in Python", "without links"])
-def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(
-    tmp_path, monkeypatch, way, force
-):
+def test_members_are_written_and_failed_members_are_reported(tmp_path, monkeypatch, way, force):
     def no_link(*_, **__):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -133,8 +131,8 @@ def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(
     }
     assert {key for key, why in told.items() if why} == refused
     assert list(told) == list(members)
-    assert ("exists already" in told["a/7"]) is not force
-    assert "a folder has its path" in told["3"]
+    assert ("exists" in told["a/7"]) is not force
+    assert "folder" in told["3"]
     assert "is not a folder" in told["c/1"]
     expected = {key: body for key, body in members.items() if key not in refused}
     found = tree(tmp_path)
@@ -143,16 +141,16 @@ def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(
     assert counted == sum(map(len, expected.values()))
 
 
-def test_a_full_disk_ends_it_with_one_sentence_and_every_file_that_is_there_is_whole(small_disk):
+def test_full_disk_stops_and_leaves_only_complete_files(small_disk):
     members = {f"{number}": os.urandom(16_384) for number in range(1 << 10)}
-    with pytest.raises(StagingError, match=r"cannot be written to .*: No space left on device"):
+    with pytest.raises(StagingError, match="No space left"):
         written(small_disk, bodies(members))
     found = tree(small_disk)
     assert found
     assert found.items() < members.items()
 
 
-def test_members_that_are_too_large_for_a_quota_are_told_one_by_one(tmp_path):
+def test_members_above_a_quota_are_reported_one_by_one(tmp_path):
     members = {f"{number}": bytes(8192 if number % 3 else 4096) for number in range(40)}
     with files_of_at_most(4096):
         told, _ = written(tmp_path, bodies(members))
@@ -162,7 +160,7 @@ def test_members_that_are_too_large_for_a_quota_are_told_one_by_one(tmp_path):
     assert tree(tmp_path) == {key: body for key, body in members.items() if len(body) == 4096}
 
 
-def test_a_member_is_asked_for_only_when_the_one_before_was_taken_to_its_end(tmp_path):
+def test_next_member_is_requested_after_the_previous_is_exhausted(tmp_path):
     taken = []
 
     def streamed(name):
@@ -178,9 +176,7 @@ def test_a_member_is_asked_for_only_when_the_one_before_was_taken_to_its_end(tmp
     assert set(written(tmp_path, asked())[0].values()) == {""}
 
 
-def test_a_folder_is_looked_through_once_for_what_a_killed_process_left_however_often_one_comes_back(  # noqa: E501
-    tmp_path, monkeypatch
-):
+def test_each_folder_is_searched_once_for_leftovers(tmp_path, monkeypatch):
     inner = tmp_path / "folder" / "inner"
     inner.mkdir(parents=True)
     left = [folder / ".caf-0123456789abcdef.partial" for folder in (tmp_path, inner.parent, inner)]
@@ -203,9 +199,7 @@ def test_a_folder_is_looked_through_once_for_what_a_killed_process_left_however_
     )
 
 
-def test_files_of_its_own_in_the_folder_itself_are_left_however_many_folders_were_looked_through(
-    tmp_path, monkeypatch
-):
+def test_own_unfinished_files_in_the_root_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(files_below, "_SWEPT_KEPT", 2)
     with FilesBelow(tmp_path, force=False) as files:
         files.own()

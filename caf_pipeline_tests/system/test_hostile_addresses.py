@@ -91,7 +91,7 @@ NOT_PUBLIC = {
 @pytest.mark.parametrize(
     "address", NOT_PUBLIC, ids=lambda address: f"{address} {NOT_PUBLIC[address]}"
 )
-def test_an_address_of_this_machine_its_network_or_nobody_is_not_public(address):
+def test_private_and_reserved_addresses_are_not_public(address):
     assert not is_public(address)
 
 
@@ -168,7 +168,7 @@ def test_nothing_that_a_provider_is_asked_reaches_this_machine(name):
         ASKED[name](ProviderClient(script.url))
 
 
-def test_a_provider_on_this_machine_is_asked_where_the_settings_permit_it():
+def test_local_provider_is_used_if_settings_allow_it():
     with scripted(answer(200, '{"version":"1"}')) as script:
         assert ProviderClient(script.url, may_be_private=True).version() == "1"
 
@@ -194,7 +194,7 @@ def resolving(monkeypatch, *answers):
     return looked_up
 
 
-def test_a_name_that_stands_for_this_machine_is_not_connected_to(monkeypatch):
+def test_name_of_this_machine_is_not_connected_to(monkeypatch):
     looked_up = resolving(monkeypatch, ["127.0.0.1", "::1"])
     with trap() as (_, port), pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1, ::1"):
         ask(parse_address(f"http://provider.example:{port}"), "/version")
@@ -219,7 +219,7 @@ def connected(monkeypatch):
     return reached
 
 
-def test_a_name_is_looked_up_once_for_a_connection_and_not_again(monkeypatch, connected):
+def test_name_is_resolved_once_for_a_connection(monkeypatch, connected):
     looked_up = resolving(monkeypatch, [PUBLIC], ["127.0.0.1"])
     with trap() as (_, port), pytest.raises(StoreUnreachable, match="reached"):
         ask(parse_address(f"http://provider.example:{port}"), "/version")
@@ -227,7 +227,7 @@ def test_a_name_is_looked_up_once_for_a_connection_and_not_again(monkeypatch, co
     assert connected == [PUBLIC]
 
 
-def test_of_several_addresses_only_public_ones_are_tried_and_not_all(monkeypatch, connected):
+def test_only_some_public_addresses_are_tried(monkeypatch, connected):
     many = [f"1.1.1.{number}" for number in range(9)]
     resolving(monkeypatch, ["127.0.0.1", *many, "10.0.0.1"])
     with trap() as (_, port), pytest.raises(StoreUnreachable, match="reached"):
@@ -386,9 +386,7 @@ def test_a_redirect_to_the_named_host_itself_is_followed(status):
 @pytest.mark.parametrize(
     "host", ["127.0.0.2", "localhost.example", "[::ffff:127.0.0.2]", "2130706434", "0.0.0.0"]
 )
-def test_a_redirect_to_another_address_of_this_machine_is_not_followed(
-    host, monkeypatch, no_waiting
-):
+def test_redirect_to_another_private_address_is_not_followed(host, monkeypatch, no_waiting):
     resolving(monkeypatch, ["127.0.0.3"])
     with (
         trap() as (_, port),
@@ -398,9 +396,7 @@ def test_a_redirect_to_another_address_of_this_machine_is_not_followed(
         read_all(script.url)
 
 
-def test_a_public_host_does_not_lead_here_even_where_its_own_name_does(
-    monkeypatch, connected, no_waiting
-):
+def test_public_host_does_not_redirect_to_this_machine(monkeypatch, connected, no_waiting):
     """The named host is public at first; asked again, its name stands for this machine."""
     looked_up = resolving(monkeypatch, [PUBLIC], ["127.0.0.1"])
     with trap() as (_, port), open_ranges(f"http://site.example:{port}/") as source:
@@ -416,7 +412,7 @@ def test_a_public_host_does_not_lead_here_even_where_its_own_name_does(
     "location",
     ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://x", "//", "http://", "http://[::1"],
 )
-def test_a_redirect_to_what_is_no_web_address_is_one_sentence(location, no_waiting):
+def test_redirect_to_an_invalid_url_is_one_sentence(location, no_waiting):
     with scripted(leading_to(location)) as script, pytest.raises(CafError):
         read_all(script.url)
 
@@ -481,9 +477,7 @@ def test_no_redirect_of_an_s3_server_is_followed(status, name, scripted_s3):
 @LEFT_OPEN
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
-def test_no_redirect_of_an_s3_server_is_followed_for_an_s3_address(
-    status, scripted_s3, monkeypatch, no_waiting
-):
+def test_redirects_of_s3_servers_are_not_followed(status, scripted_s3, monkeypatch, no_waiting):
     monkeypatch.setenv("AWS_ENDPOINT_URL", scripted_s3.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")

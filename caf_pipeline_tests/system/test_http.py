@@ -67,7 +67,7 @@ def test_a_proxy_may_be_where_no_server_may_be(monkeypatch):
         assert get("http://site.example/", permit=refuse).status_code == 200
 
 
-def test_a_guard_decides_by_the_addresses_before_anything_is_connected_to():
+def test_addresses_are_checked_before_connecting():
     with scripted(answer(200)) as script:
         with pytest.raises(Refused) as caught:
             get(script.url, permit=refuse)
@@ -97,7 +97,7 @@ def test_silence_ends_an_exchange_before_its_time():
         get(script.url, Limit(600, silence=0.1))
 
 
-def test_a_check_ends_a_body_that_the_server_does_not_read():
+def test_check_ends_a_request_that_the_server_does_not_read():
     looks = itertools.count()
 
     def check():
@@ -119,7 +119,7 @@ def test_a_check_ends_a_body_that_the_server_does_not_read():
         left.set()
 
 
-def test_an_answer_before_the_end_of_a_body_is_taken_and_the_rest_is_not_sent():
+def test_early_answer_stops_the_request_body():
     sent = itertools.count()
 
     def refuses(request, sock):

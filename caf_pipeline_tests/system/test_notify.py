@@ -90,7 +90,7 @@ def _trusted(certificate, monkeypatch):
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("security", ["tls", "starttls"])
-def test_an_email_and_its_login_go_by_tls_to_a_server_that_is_trusted(mail, security):
+def test_email_and_login_are_sent_by_tls(mail, security):
     with mail(security) as server:
         send(server, security)
     assert "A text" in server.got
@@ -101,14 +101,14 @@ def test_an_email_and_its_login_go_by_tls_to_a_server_that_is_trusted(mail, secu
 
 
 @pytest.mark.parametrize("security", ["tls", "starttls"])
-def test_a_server_whose_certificate_nobody_knows_gets_neither_login_nor_text(mail, security):
+def test_untrusted_server_receives_neither_login_nor_text(mail, security):
     with mail(security) as server, pytest.raises(AlertNotSent, match="certificate"):
         send(server, security)
     assert not any(line.startswith(("AUTH", "MAIL", "A text")) for line in server.got)
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_where_somebody_took_the_offer_of_tls_away_nothing_is_sent(mail):
+def test_nothing_is_sent_if_starttls_is_not_offered(mail):
     with mail("none") as server, pytest.raises(AlertNotSent, match="STARTTLS"):
         send(server, "starttls")
     assert not any(line.startswith(("AUTH", "MAIL", "A text")) for line in server.got)

@@ -106,7 +106,7 @@ def test_a_wrong_endpoint_is_not_blamed_on_the_objects_address(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "user:a-password@host")
     with pytest.raises(
         UsageError,
-        match="the address of the bucket's server cannot be used: it must begin with http",
+        match="http",
     ) as refused:
         open_ranges("s3://archive/key").__enter__()
     assert "AWS_ENDPOINT_URL" in refused.value.hint
@@ -127,23 +127,23 @@ def test_one_member_behind_a_url_takes_two_requests():
         assert site.requests == ["bytes=-65536", "bytes=5-100004"]
 
 
-def test_a_large_file_of_a_server_without_ranges_is_refused_without_being_taken(monkeypatch):
+def test_large_file_on_a_server_without_ranges_is_refused(monkeypatch):
     monkeypatch.setattr(ranges, "MAX_WHOLE_BYTES", 1000)
     with (
         serving(Site(CONTENT, knows_ranges=False)) as site,
         open_ranges(site.url) as source,
-        pytest.raises(ArchiveError, match="whole file"),
+        pytest.raises(ArchiveError, match="support ranges"),
     ):
         source.read_suffix(10)
 
 
-def test_a_large_file_is_read_by_place_where_the_server_knows_no_suffixes(monkeypatch):
+def test_large_file_is_readable_without_suffix_ranges(monkeypatch):
     monkeypatch.setattr(ranges, "MAX_WHOLE_BYTES", 1000)
     with serving(Site(CONTENT, knows_suffixes=False)) as site:
         check_ranges(site.url, CONTENT)
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_refused():
+def test_file_replaced_during_reading_is_refused():
     with serving(Site(CONTENT)) as site, open_ranges(site.url) as source:
         source.read_suffix(10)
         site.etag = '"2"'
@@ -151,7 +151,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused():
             source.read(0, 10)
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_refused(s3):
+def test_object_replaced_during_reading_is_refused(s3):
     s3.put_object(Bucket="archive", Key="changing", Body=b"one")
     with open_ranges("s3://archive/changing") as source:
         source.read_suffix(10)
@@ -232,18 +232,18 @@ def test_an_address_that_cannot_be_one_is_refused(address):
         open_ranges(address)
 
 
-def test_a_pipe_and_a_folder_are_refused_and_not_waited_for(tmp_path):
+def test_pipe_and_folder_are_refused_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "missing"):
         with pytest.raises(ArchiveError):
             open_ranges(str(path))
 
 
-def test_a_local_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
+def test_local_file_truncated_during_reading_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(CONTENT)
     with open_ranges(str(tmp_path / "file")) as source:
         os.truncate(tmp_path / "file", 10)
-        with pytest.raises(ArchiveError, match="cut off"):
+        with pytest.raises(ArchiveError, match="truncated"):
             source.read(0, 100)
 
 
@@ -267,9 +267,9 @@ def test_a_range_of_a_local_file_is_appended_to_another(tmp_path, monkeypatch, k
     assert (tmp_path / "to").read_bytes() == b"before" + (CONTENT * 3)[7:-9] + b"after"
 
 
-def test_a_range_of_a_local_file_that_was_cut_off_is_an_error(tmp_path):
+def test_range_of_a_truncated_local_file_is_an_error(tmp_path):
     (tmp_path / "from").write_bytes(CONTENT)
-    cut_off = pytest.raises(ArchiveError, match="cut off")
+    cut_off = pytest.raises(ArchiveError, match="truncated")
     with (
         open_ranges(str(tmp_path / "from")) as source,
         (tmp_path / "to").open("wb") as file,

@@ -51,7 +51,7 @@ def test_bodies_come_back_to_back_with_the_digest_of_each(tmp_path_factory, read
 
 @READERS
 @pytest.mark.parametrize("change", ["longer", "shorter", "touched", "gone", "folder", "pipe"])
-def test_reading_ends_before_a_file_that_is_not_as_it_was_found(tmp_path, read, change):
+def test_reading_stops_before_a_changed_file(tmp_path, read, change):
     paths, sizes, modified_ns = columns(tmp_path, [b"one", b"two", b"three"])
     if change in ("longer", "shorter"):
         sizes[1] += 1 if change == "shorter" else -1
@@ -91,7 +91,7 @@ def test_a_path_that_is_no_text_is_read(tmp_path, read):
 
 @READERS
 @pytest.mark.parametrize("modified_ns", [-(10**18), 0, 2**63 + 10**9], ids=["1938", "1970", "2262"])
-def test_a_time_that_a_file_system_holds_is_one_that_can_be_compared(tmp_path, read, modified_ns):
+def test_mtimes_of_the_file_system_can_be_compared(tmp_path, read, modified_ns):
     paths, sizes, _ = columns(tmp_path, [b"body"])
     os.utime(paths[0], ns=(0, modified_ns))
     held = os.stat(paths[0]).st_mtime_ns  # a file system that ends earlier may hold another one
@@ -102,9 +102,7 @@ def test_a_time_that_a_file_system_holds_is_one_that_can_be_compared(tmp_path, r
 @LISTERS
 @settings(max_examples=60)
 @given(entries=st.dictionaries(NAMES, st.none() | st.binary(max_size=40), max_size=8))
-def test_all_in_a_folder_comes_in_the_order_of_the_paths_below_with_size_and_time_of_files(
-    tmp_path_factory, list_in, entries
-):
+def test_folder_is_listed_in_path_order_with_sizes_and_mtimes(tmp_path_factory, list_in, entries):
     folder = tmp_path_factory.mktemp("files")
     for name, body in entries.items():
         if body is None:
@@ -155,9 +153,7 @@ def test_what_is_not_plainly_a_file_has_no_size(tmp_path, list_in):
 
 @LISTERS
 @pytest.mark.parametrize("modified_ns", [-(10**18), 2**63 + 10**9], ids=["1938", "2262"])
-def test_a_time_is_the_one_that_the_file_system_holds_or_the_file_is_looked_at_singly(
-    tmp_path, list_in, modified_ns
-):
+def test_mtime_is_exact_or_the_file_is_examined_alone(tmp_path, list_in, modified_ns):
     (tmp_path / "file").write_bytes(b"")
     os.utime(tmp_path / "file", ns=(0, modified_ns))
     held = os.stat(tmp_path / "file").st_mtime_ns
@@ -165,7 +161,7 @@ def test_a_time_is_the_one_that_the_file_system_holds_or_the_file_is_looked_at_s
 
 
 @LISTERS
-def test_a_folder_of_many_files_is_listed_whole_and_in_order(tmp_path, list_in):
+def test_large_folder_is_listed_completely_in_order(tmp_path, list_in):
     names = sorted(f"{number:04}" for number in range(1001))
     for name in names:
         (tmp_path / name).write_bytes(name.encode() * int(name))
@@ -178,9 +174,7 @@ def test_a_folder_of_many_files_is_listed_whole_and_in_order(tmp_path, list_in):
 @pytest.mark.parametrize(
     ("name", "error"), [("missing", FileNotFoundError), ("file", NotADirectoryError)]
 )
-def test_why_a_folder_cannot_be_listed_is_said_in_the_words_of_the_system(
-    tmp_path, list_in, name, error
-):
+def test_unlistable_folder_raises_the_systems_error(tmp_path, list_in, name, error):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(error) as refused:
         list_in(str(tmp_path / name))
@@ -232,9 +226,7 @@ def test_files_are_there_with_their_bytes_under_one_name_each(
         "a folder away",
     ],
 )
-def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(
-    tmp_path, write_with, what, place
-):
+def test_failed_file_does_not_affect_the_others(tmp_path, write_with, what, place):
     taken = {"too long": "n" * 300, "NUL": "a\0b", "a folder away": "gone/name"}.get(
         what, f"{place}"
     )
@@ -264,7 +256,7 @@ def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(
 
 
 @WRITERS
-def test_of_a_file_for_which_there_is_no_room_nothing_is_left(tmp_path, write_with):
+def test_file_without_room_leaves_nothing_behind(tmp_path, write_with):
     files = {f"{number}": bytes(8192 if number % 3 else 4096) for number in range(40)}
     with files_of_at_most(4096):
         assert write_into(tmp_path, write_with, files) == [

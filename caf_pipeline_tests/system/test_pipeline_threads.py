@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from caf_pipeline.system import ahead
-from caf_pipeline.system.ahead import use_behind
+from caf_pipeline.system import pipeline_threads
+from caf_pipeline.system.pipeline_threads import consume_concurrently
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 
 def test_every_use_is_given_every_piece_in_order():
     one, other = list[int](), list[int]()
-    use_behind(iter(range(100)), one.append, other.append)
+    consume_concurrently(iter(range(100)), one.append, other.append)
     assert one == other == list(range(100))
 
 
@@ -27,7 +27,7 @@ def test_a_piece_is_made_while_the_one_before_is_used():
     def use(piece):
         assert piece or is_made.wait(PATIENCE_SECONDS)
 
-    use_behind(pieces(), use)
+    consume_concurrently(pieces(), use)
 
 
 def test_a_use_that_fails_ends_them_all():
@@ -39,7 +39,7 @@ def test_a_use_that_fails_ends_them_all():
             raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        use_behind(itertools.count(), use, other.append)
+        consume_concurrently(itertools.count(), use, other.append)
     assert tried == [0, 1, 2, 3]
     assert other == list(range(len(other)))
 
@@ -51,11 +51,11 @@ def test_pieces_that_break_off_are_used_up_to_there():
 
     used = list[int]()
     with pytest.raises(ConnectionError):
-        use_behind(pieces(), used.append)
+        consume_concurrently(pieces(), used.append)
     assert used == [1, 2]
 
 
-def test_a_thread_that_cannot_start_leaves_none_that_waits_for_pieces(monkeypatch):
+def test_failed_thread_start_leaves_no_waiting_thread(monkeypatch):
     class Second(threading.Thread):
         left = 1
 
@@ -65,13 +65,13 @@ def test_a_thread_that_cannot_start_leaves_none_that_waits_for_pieces(monkeypatc
             Second.left -= 1
             super().start()
 
-    monkeypatch.setattr(ahead, "Thread", Second)
+    monkeypatch.setattr(pipeline_threads, "Thread", Second)
     with pytest.raises(RuntimeError, match="new thread"):
-        use_behind(iter(range(100)), id, id)
+        consume_concurrently(iter(range(100)), id, id)
     assert "behind" not in [each.name for each in threading.enumerate()]
 
 
-def test_an_interrupt_waits_for_the_piece_in_use_alone_and_an_exit_for_none(monkeypatch):
+def test_interrupt_waits_only_for_the_current_piece(monkeypatch):
     is_left = threading.Event()
 
     class Left(threading.Thread):
@@ -80,7 +80,7 @@ def test_an_interrupt_waits_for_the_piece_in_use_alone_and_an_exit_for_none(monk
             super().join(timeout)
 
     def pieces():
-        yield from range(ahead.PIECES_BEHIND)
+        yield from range(pipeline_threads.BACKLOG_PIECES)
         raise KeyboardInterrupt
 
     def use(piece):
@@ -88,7 +88,7 @@ def test_an_interrupt_waits_for_the_piece_in_use_alone_and_an_exit_for_none(monk
         assert is_left.wait(PATIENCE_SECONDS)
 
     used = list[tuple[int, bool]]()
-    monkeypatch.setattr(ahead, "Thread", Left)
+    monkeypatch.setattr(pipeline_threads, "Thread", Left)
     with pytest.raises(KeyboardInterrupt):
-        use_behind(pieces(), use)
+        consume_concurrently(pieces(), use)
     assert used in ([], [(0, True)])
