@@ -3,9 +3,14 @@
     CafError                       1   some of the work failed
     ├── UsageError                 2   arguments that exclude each other
     ├── SettingsError              3   caf.toml or the environment
-    │   └── MnemonicRefused            no valid mnemonic, or other users can read its file
+    │   ├── MnemonicRefused            no valid mnemonic, or other users can read its file
+    │   └── KeyRefused                 no valid age key, or keys that cannot be used together
     ├── ArchiveError               4   a CAF file, or a file of another format
     │   ├── MalformedArchive           breaks a rule of its format
+    │   │   ├── DamagedHeader              an age header breaks the format
+    │   │   ├── ForgedHeader               the MAC of an age header is wrong
+    │   │   └── DamagedPayload             a segment of an age file is not authentic
+    │   ├── NoMatchingIdentity         no identity opens an age file
     │   ├── ArchiveLimitReached        the member or the archive is too large
     │   ├── MemberRefused              wrong length, duplicate key, or a key that is not UTF-8
     │   └── MemberNotFound             no member with this key
@@ -140,6 +145,10 @@ class MnemonicRefused(SettingsError):
     """There is no mnemonic, it is invalid, or other users can read its file."""
 
 
+class KeyRefused(SettingsError):
+    """The text is not an age key, or the keys exclude each other. The message has no secret."""
+
+
 class ArchiveError(CafError):
     """A failure of one CAF file, or of one file of another format."""
 
@@ -148,6 +157,22 @@ class ArchiveError(CafError):
 
 class MalformedArchive(ArchiveError):
     """The file breaks a rule of its format."""
+
+
+class DamagedHeader(MalformedArchive):
+    """The header of an age file breaks the format."""
+
+
+class ForgedHeader(MalformedArchive):
+    """The header of an age file was changed: its MAC is wrong."""
+
+
+class DamagedPayload(MalformedArchive):
+    """A segment of an age file is changed, truncated, or at another place."""
+
+
+class NoMatchingIdentity(ArchiveError):
+    """No identity opens the age file."""
 
 
 class ArchiveLimitReached(ArchiveError):
