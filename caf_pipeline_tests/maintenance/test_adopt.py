@@ -105,9 +105,7 @@ def body_of(context, key) -> bytes:
 
 @pytest.mark.parametrize("proof_type", [0, 3])
 @pytest.mark.parametrize("vector", sampled(WRITTEN, every=3), ids=lambda one: one["name"])
-def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(
-    open_context, vector, proof_type
-):
+def test_files_of_gocaf_and_the_worker_are_adopted(open_context, vector, proof_type):
     path = VECTORS / vector["file"]
     content = path.read_bytes()
     members = {
@@ -134,9 +132,7 @@ def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(
     )
 
 
-def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(
-    open_context, tmp_path
-):
+def test_adoption_inventory_outlives_later_inventories(open_context, tmp_path):
     context = open_context({"a": b"1", "b": b"2"})
     files = [
         post(context, write(tmp_path / key, {key: body}))
@@ -150,9 +146,7 @@ def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(
 
 
 @pytest.mark.thorough
-def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(
-    open_context, tmp_path
-):
+def test_excluded_members_have_reasons_and_are_planned(open_context, tmp_path):
     members = {
         name: name.encode() * 9
         for name in ("same", "gone", "flipped", "longer", "parts", "ours", "n" * 1025)
@@ -199,9 +193,7 @@ def test_an_inventory_that_is_damaged_adopts_nothing(open_context, tmp_path):
     assert not rows_of(context.ledger)["file_locations"]
 
 
-def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(
-    open_context, tmp_path
-):
+def test_object_in_two_files_is_adopted_once(open_context, tmp_path):
     members = {f"key-{number}": os.urandom(500) for number in range(4)}
     context = open_context(members)
     first = post(
@@ -248,9 +240,7 @@ def test_parts_of_keys_that_the_worker_adds_are_left_out(open_context, tmp_path)
     assert (body_of(context, "a/b"), body_of(context, "c")) == (b"1", b"2")
 
 
-def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_it_plans(
-    open_context, tmp_path
-):
+def test_lost_ledger_with_adopted_files_asks_the_store_first(open_context, tmp_path):
     context = open_context({"a": b"1", "b": b"2"})
     adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
     packed = write(tmp_path / "packed.caf", {"b": b"2"})
@@ -259,7 +249,7 @@ def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_i
         planning.cut_plan(context, inventories.latest_snapshot(context))
 
 
-def test_members_that_share_bytes_with_one_before_them_are_left_out(open_context, tmp_path):
+def test_members_that_share_bytes_are_excluded(open_context, tmp_path):
     index = b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},"b":{"start_byte":2,"end_byte":4}}}'  # noqa: E501
     path = tmp_path / "a.caf"
     path.write_bytes(b"1234" + index + len(index).to_bytes(4, "little"))
@@ -268,7 +258,7 @@ def test_members_that_share_bytes_with_one_before_them_are_left_out(open_context
     assert (done.rows, done.left_out) == (1, {LeftOut.OVERLAPPING: 1})
 
 
-def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open_context, tmp_path):
+def test_duplicate_key_in_an_index_is_reported(open_context, tmp_path):
     context = open_context({"a": b"12", "b": b"3"})
     twice = b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},"b":{"start_byte":2,"end_byte":3},"a":'  # noqa: E501
     (tmp_path / "twice.caf").write_bytes(
@@ -281,9 +271,7 @@ def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open
     assert (body_of(context, "a"), body_of(context, "b")) == (b"12", b"3")
 
 
-def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(
-    open_context, tmp_path
-):
+def test_foreign_or_invalid_file_is_refused_without_changes(open_context, tmp_path):
     context = open_context({"a": b"1"})
     path = write(tmp_path / "a.caf", {"a": b"1"})
     (missing,) = adopt(context, path)
@@ -310,9 +298,7 @@ def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_chang
     assert context.ledger.chunks.list() == []
 
 
-def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(
-    open_context, tmp_path, monkeypatch
-):
+def test_failed_adoption_leaves_nothing_and_can_be_repeated(open_context, tmp_path, monkeypatch):
     context = open_context({"a": b"1"})
     path = post(context, write(tmp_path / "a.caf", {"a": b"1"}))
     empty = rows_of(context.ledger)
@@ -328,9 +314,7 @@ def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done
     assert [one.kind for one in adopt_from_chain(context, Terms())] == ["adopted"]
 
 
-def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(
-    open_context, tmp_path
-):
+def test_adopted_chunk_is_never_safe_but_proven_and_repaired(open_context, tmp_path):
     context = open_context({"a": b"1" * 50_000, "b": b"2"})
     (done,) = adopt(
         context, post(context, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"}))
@@ -354,9 +338,7 @@ def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaire
         repair_chunk(context, done.chunk)
 
 
-def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(
-    open_context, tmp_path
-):
+def test_rewritten_adopted_object_is_archived_with_headers(open_context, tmp_path):
     context = open_context({"a": b"1"})
     adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
     later = dataclasses.replace(

@@ -105,9 +105,7 @@ def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
     assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (found.began, 0)
 
 
-def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(
-    context, store, names
-):
+def test_unlisted_chunk_is_looked_at_first_and_damaged(context, store, names):
     for _ in prove_oldest(context, 9):
         pass  # the last one is now the one that was looked at last
     store.forget(posting(context, names[-1]))
@@ -118,9 +116,7 @@ def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_
     assert suspected(context) == []
 
 
-def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_left(
-    context, store, names
-):
+def test_lost_copy_makes_a_chunk_suspect(context, store, names):
     store.required_copies = 2
     store.unlisted = {"bert"}
     look_in_bulk(context)
@@ -129,9 +125,7 @@ def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_l
     assert suspected(context) == []
 
 
-def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_not_does_not(
-    context, store, names, database
-):
+def test_only_a_stale_proof_makes_a_chunk_suspect(context, store, names, database):
     store.height, store.proven = (
         1050,
         {"bert": 850},
@@ -145,9 +139,7 @@ def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_no
     assert {copy.windows for name in names for copy in context.ledger.replicas.list(name)} == {0}
 
 
-def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(
-    context, store, names
-):
+def test_copy_without_any_proof_makes_a_chunk_suspect(context, store, names):
     whole, lacking = store.proof_pages, posting(context, names[0]).merkle_root
 
     def without(provider):
@@ -159,7 +151,7 @@ def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(
     assert suspected(context) == names[:1]
 
 
-def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store, names, database):
+def test_complete_later_listing_clears_suspicion(context, store, names, database):
     posts, store.posts = store.posts, {}  # a node that lists nothing
     found = look_in_bulk(context)
     assert (found.suspected_chunks, suspected(context), states(context)) == (
@@ -178,9 +170,7 @@ def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store
 # -----------------------------------------------------------------------------------------
 
 
-def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(
-    context, store, names, database
-):
+def test_broken_listing_makes_no_chunk_suspect(context, store, names, database):
     whole = store.file_pages
 
     def broken(archive_id):
@@ -198,7 +188,7 @@ def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(
     assert look_in_bulk(context) is None  # others must not all read at once what one could not
 
 
-def test_proofs_that_break_off_leave_what_the_whole_list_of_files_said(context, store, names):
+def test_broken_proofs_keep_the_result_of_the_files(context, store, names):
     store.forget(posting(context, names[0]))
 
     def broken(provider):
@@ -209,7 +199,7 @@ def test_proofs_that_break_off_leave_what_the_whole_list_of_files_said(context, 
     assert suspected(context) == names[:1]
 
 
-def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspected(context, store):
+def test_chunk_located_during_the_listing_is_not_suspect(context, store):
     first, second, third = [chunk.name for chunk in plan(context).chunks][:3]
     archive_chunk(context, first)
     archive_chunk(context, second)
@@ -229,7 +219,7 @@ def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspec
     assert suspected(context) == [second]
 
 
-def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, names, monkeypatch):
+def test_pages_beyond_the_limit_are_reported(context, store, names, monkeypatch):
     monkeypatch.setattr(chain_listing, "PROVIDER_PAGES", 1)
     found = look_in_bulk(context)
     assert found.left_out == [
@@ -239,9 +229,7 @@ def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, n
     assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (None, 0)
 
 
-def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(
-    context, store, names, database, monkeypatch
-):
+def test_truncated_file_listing_proves_no_absence(context, store, names, database, monkeypatch):
     monkeypatch.setattr(chain_listing, "FILE_PAGES", 1)
     found = look_in_bulk(context)
     assert (found.listed, found.suspected, found.left_out) == (1, set(), ["files after 1 page"])
@@ -257,9 +245,7 @@ def test_a_store_without_lists_has_no_pass(context, store, names):
 # ------------------------------------------------------------------------------------------
 
 
-def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_minutes_only(
-    context, store, names, database
-):
+def test_one_listing_an_hour_serves_all_sources(context, store, names, database):
     store.forget(posting(context, names[0]))
     look_in_bulk(context)
     other = replace(context, source="another", holder=this_process("run-2"))
@@ -288,9 +274,7 @@ def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
         assert look_in_bulk(context) is None
 
 
-def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected_ones_nor_the_rest(
-    context, store, names
-):
+def test_unavailable_suspects_do_not_block_other_chunks(context, store, names):
     unanswered, gone, *others = names
     assert len(others) >= 2
     asked, root = store.read, posting(context, unanswered).merkle_root
@@ -313,9 +297,7 @@ def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected
     assert gone not in suspected(context)
 
 
-def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(
-    context, store, names, ledger, database
-):
+def test_a_quarter_of_looks_is_for_other_chunks(context, store, names, ledger, database):
     first, *others = names
     began, _ = ledger.chain_listings.located_copies()
     ledger.chain_listings.suspect(began, [ledger.chunks.get(name).caf_file_id for name in others])
@@ -403,7 +385,7 @@ def on_jackal(tmp_path, ledger, database):
 
 
 @pytest.mark.parametrize(("count", "pages"), [(300, 4), (600, 8)])
-def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, count, pages):
+def test_requests_grow_with_pages_not_with_chunks(on_jackal, count, pages):
     context, node = on_jackal(count)
     found = look_in_bulk(context)
     assert (found.listed, found.copies, found.suspected, found.pages) == (
@@ -417,7 +399,7 @@ def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, c
     assert len(node.asked) <= 2 * pages + 5  # each page after a look at how far the node is
 
 
-def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(on_jackal):
+def test_node_falling_behind_cuts_the_listing_off(on_jackal):
     context, node = on_jackal(600)
     context.store.chain._nodes._attempts = 1
     first = node.answers[f"files/note/caf_pipeline/{node.archive_id}"]
@@ -432,7 +414,7 @@ def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(o
     assert suspected(context) == []
 
 
-def test_the_doctor_asks_by_pages_too_and_one_by_one_only_for_what_the_list_does_not_have(
+def test_doctor_lists_pages_and_asks_for_missing_chunks_alone(
     on_jackal,
 ):
     context, node = on_jackal(300)

@@ -124,9 +124,7 @@ def test_a_source_in_good_order_gives_no_finding(context):
 
 
 @pytest.mark.parametrize("what", ["chunk", "plan/src", "account/jackal-1/jkl1x"])
-def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(
-    name, told_then_mended, database_url, ledger, what
-):
+def test_lease_of_a_killed_process_is_released(name, told_then_mended, database_url, ledger, what):
     what = f"chunk/{name}" if what == "chunk" else what
     killed("lease", database_url, what, LONG)
     (dead,) = ledger.leases.list()
@@ -136,7 +134,7 @@ def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(
         assert lease.epoch > dead.epoch
 
 
-def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(
+def test_expired_lease_of_another_machine_is_released(
     context, told_then_mended, database_url, ledger
 ):
     with ledger.leases.hold(
@@ -149,9 +147,7 @@ def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("paused", [False, True])
-def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(
-    context, database_url, ledger, paused
-):
+def test_lease_of_a_live_or_paused_process_stays(context, database_url, ledger, paused):
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
         if paused:
             holder.send_signal(signal.SIGSTOP)
@@ -184,7 +180,7 @@ def test_files_of_a_withdrawn_chunk_are_removed(context, name, told_then_mended)
 
 
 @pytest.mark.thorough
-def test_what_a_killed_run_left_of_a_located_chunk_is_removed(
+def test_leftovers_of_a_located_chunk_are_removed(
     context, name, told_then_mended, tmp_path, database_url
 ):
     run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
@@ -201,9 +197,7 @@ def test_what_a_killed_run_left_of_a_located_chunk_is_removed(
     assert names(context.staging()) == []
 
 
-def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(
-    context, name, told_then_mended
-):
+def test_leftovers_of_a_sealed_chunk_are_removed_except_its_file(context, name, told_then_mended):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     before = names(context.staging())
     left = [
@@ -233,7 +227,7 @@ def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, datab
     every_object_reads_back(context)
 
 
-def test_files_that_are_not_ours_are_told_and_left(context, name):
+def test_foreign_files_are_reported_and_stay(context, name):
     touch(context.staging(), "notes.txt", "other-00000000-00001.1.part")
     (context.staging() / "folder").mkdir()
     told = [one for one in examined(context) if one.kind is Kind.STAGED]
@@ -241,9 +235,7 @@ def test_files_that_are_not_ours_are_told_and_left(context, name):
     assert [one.name for one in told] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
 
 
-def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(
-    context, told_then_mended
-):
+def test_packing_of_an_unknown_chunk_is_removed(context, told_then_mended):
     whole = [
         "src-00000000-00001.caf",
         "src-00000000-00002.1.packed",
@@ -258,14 +250,14 @@ def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sea
 
 
 @pytest.mark.thorough
-def test_what_a_live_run_holds_in_staging_is_left(context, name, database_url):
+def test_staging_files_of_a_live_run_stay(context, name, database_url):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     with started("lease", database_url, f"chunk/{name}", LONG):
         touch(context.staging(), f"{name}.1.part")
         assert found(context, told=True) == []
 
 
-def test_a_run_between_two_steps_is_left_what_it_has(context, name, monkeypatch):
+def test_files_of_a_run_between_steps_stay(context, name, monkeypatch):
     archive_chunk(context, name, until=chunk_steps.load_locations)
     touch(context.staging(), f"{name}.packed.json")
 
@@ -277,9 +269,7 @@ def test_a_run_between_two_steps_is_left_what_it_has(context, name, monkeypatch)
 
 
 @pytest.mark.thorough
-def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(
-    context, name, database_url
-):
+def test_run_that_begins_during_the_repair_keeps_its_files(context, name, database_url):
     chunk_steps.withdraw(context, name)
     touch(context.staging(), f"{name}.1.part")
     (finding,) = examined(context)
@@ -288,7 +278,7 @@ def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(
     assert names(context.staging()) == [f"{name}.1.part"]
 
 
-def test_a_reservation_of_which_nothing_is_there_is_given_back(context, name, told_then_mended):
+def test_reservation_without_files_is_released(context, name, told_then_mended):
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.staging.reserve(lease, name, str(context.staging()), 1000, 0)
     told_then_mended((Kind.RESERVATION, name))
@@ -307,7 +297,7 @@ def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
 
 
 @pytest.mark.thorough
-def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(
+def test_leftovers_of_a_killed_inventory_are_removed(
     context, told_then_mended, tmp_path, database_url
 ):
     with started("inventory", database_url, str(tmp_path)) as inventory:
@@ -320,7 +310,7 @@ def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(
     assert names(context.inventories()) == []
 
 
-def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(context, monkeypatch):
+def test_resumable_listing_stays_until_it_is_too_old(context, monkeypatch):
     def broken(**_):
         yield context.objects.objects()[
             :2
@@ -337,16 +327,14 @@ def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(co
     assert found(context) == [(Kind.LEFTOVER, str(path))]
 
 
-def test_where_a_live_query_spills_is_left(context, name):
+def test_spill_folder_of_a_live_query_stays(context, name):
     path = context.inventories() / "any.parquet"
     with Query(path, DEFAULT_BUDGET, functions={}, macros=[]):
         assert [each for each in names(context.inventories()) if each.startswith(".caf-spill-")]
         assert found(context) == []
 
 
-def test_what_killed_plans_left_is_removed_and_registered_plans_stay(
-    context, name, told_then_mended
-):
+def test_leftovers_of_killed_plans_are_removed(context, name, told_then_mended):
     before = names(context.plans())
     left = [context.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
     for folder in left:
@@ -356,7 +344,7 @@ def test_what_killed_plans_left_is_removed_and_registered_plans_stay(
 
 
 @pytest.mark.parametrize("name_of_it", [".restoring-x", ".adopting-x", ".searching-x"])
-def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(
+def test_leftovers_of_killed_rebuilds_and_searches_are_removed(
     context, told_then_mended, name_of_it
 ):
     left = context.staging() / name_of_it
@@ -367,7 +355,7 @@ def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(
     assert names(context.staging()) == []
 
 
-def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(
+def test_plans_of_a_lost_ledger_stay_while_posts_may_exist(
     context,
     tmp_path,
     new_ledger,
@@ -389,7 +377,7 @@ def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them
     assert names(context.plans()) == before
 
 
-def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, new_ledger):
+def test_first_copy_stays_after_ordering_a_second(context, tmp_path, new_ledger):
     (name,) = archive_everything(context)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.moves.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
@@ -418,9 +406,7 @@ def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkey
 
 
 @pytest.mark.thorough
-def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(
-    context, name, told_then_mended, database_url
-):
+def test_half_copy_in_a_folder_store_is_removed(context, name, told_then_mended, database_url):
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunks = context.store.folder / "chunks"
     left = chunks / f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc"
@@ -436,9 +422,7 @@ def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(
 # ------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(
-    context, name, told_then_mended, database_url
-):
+def test_rows_of_unknown_chunks_are_removed(context, name, told_then_mended, database_url):
     archive_chunk(context, name)
     sql(
         database_url,
@@ -469,9 +453,7 @@ def test_claims_of_a_chunk_that_claims_nothing_are_ended(
     assert settled(context.ledger, [("stray", "v")]) == set()
 
 
-def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(
-    context, name, tmp_path, database_url
-):
+def test_rows_of_lost_chunks_stay_as_history(context, name, tmp_path, database_url):
     archive_chunk(context, name)
     for state in (S.DAMAGED, S.WITHDRAWN):
         with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
@@ -483,7 +465,7 @@ def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(
         assert everything(tmp_path, database_url)["file_locations"] == before
 
 
-def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, database_url):
+def test_chunk_with_too_few_locations_is_reported(context, name, database_url):
     archive_chunk(context, name)
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
     (told,) = examined(context)
@@ -491,9 +473,7 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, databa
     assert told.found == "59 locations of 60 members"
 
 
-def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(
-    context, name, told_then_mended, database_url
-):
+def test_outdated_kept_locations_are_removed(context, name, told_then_mended, database_url):
     archive_chunk(context, name)
     assert account_for(context, take_inventory(context)).holds
     lie = "etag = 'other'"
@@ -507,9 +487,7 @@ def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(
-    context, name, told_then_mended
-):
+def test_unlisted_located_chunk_becomes_damaged(context, name, told_then_mended):
     archive_chunk(context, name)
     for path in (context.store.folder / "chunks").iterdir():
         path.unlink()
@@ -520,14 +498,14 @@ def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(
     assert (told.kind, told.actor) == (Kind.COPIES, Actor.OPERATOR)
 
 
-def test_a_chunk_that_is_parked_is_told_with_how_to_go_on(context, name):
+def test_parked_chunk_is_reported_with_a_hint(context, name):
     chunk_steps.park(context, name, "five runs failed")
     (told,) = examined(context)
     assert (told.actor, told.found) == (Actor.OPERATOR, "parked: five runs failed")
     assert f"caf unpark {name}" in told.remedy
 
 
-def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(context, name):
+def test_planned_chunks_are_reported_in_one_line(context, name):
     (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.CHUNK, "src", Actor.RUN)
 
@@ -541,7 +519,7 @@ def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(context, nam
         chunk_steps.verify_stored,
     ],
 )
-def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(context, name, step):
+def test_abandoned_run_is_reported_with_its_next_step(context, name, step):
     archive_chunk(context, name, until=step)
     (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.CHUNK, name, Actor.RUN)
@@ -604,9 +582,7 @@ def wrecked(context, name, database_url):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
-def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(
-    wrecked, context, tmp_path, database_url, fatal
-):
+def test_killed_doctor_is_completed_by_the_next(wrecked, context, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
     doctor.join(PATIENCE_SECONDS)
     assert doctor.exitcode == -signal.SIGKILL
@@ -615,9 +591,7 @@ def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_righ
 
 
 @pytest.mark.thorough
-def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(
-    wrecked, context, tmp_path, database_url
-):
+def test_concurrent_doctors_do_no_harm(wrecked, context, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:
         doctor.join(PATIENCE_SECONDS)

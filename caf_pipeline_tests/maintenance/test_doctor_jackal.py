@@ -106,7 +106,7 @@ def ends_right(network, context, name):
 
 
 @pytest.mark.thorough
-def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
+def test_signed_transaction_of_a_killed_run_is_paid_once(
     killed_at, context, name, network, unchanged
 ):
     killed_at("commit")
@@ -123,9 +123,7 @@ def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
 
 
 @pytest.mark.thorough
-def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(
-    killed_at, context, database_url
-):
+def test_transaction_of_a_live_run_is_left_alone(killed_at, context, database_url):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
     with started("lease", database_url, f"account/{signed.account}", LONG):
@@ -135,7 +133,7 @@ def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(
 
 
 @pytest.mark.thorough
-def test_a_transaction_of_another_wallet_is_told(killed_at, context, database_url):
+def test_transaction_of_another_wallet_is_reported(killed_at, context, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
@@ -148,7 +146,7 @@ def test_a_transaction_of_another_wallet_is_told(killed_at, context, database_ur
 
 
 @pytest.mark.thorough
-def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(
+def test_unreachable_chain_does_not_stop_other_repairs(
     killed_at, context, name, network, database_url
 ):
     killed_at("commit")
@@ -172,9 +170,7 @@ def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(
     ends_right(network, context, name)
 
 
-def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_next_run(
-    killed_at, context, name, network
-):
+def test_unrecorded_post_is_reported_and_finished_later(killed_at, context, name, network):
     killed_at("record_posting", before=True)
     mended(context)
     told = by_kind(context)
@@ -211,9 +207,7 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(
 
 
 @pytest.mark.thorough
-def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
-    context, name, network
-):
+def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, network):
     archive_chunk(context, name, until=chunk_steps.post_file)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.moves.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
@@ -232,9 +226,7 @@ def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
     assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
 
 
-def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(
-    context, name, network
-):
+def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network):
     archive_chunk(context, name)
     words = "legal winner thank year wave sausage worth useful legal winner thank yellow"
     with httpx.Client() as client:
@@ -247,7 +239,7 @@ def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_tol
 
 
 @pytest.mark.thorough
-def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becomes_damaged(
+def test_chunk_with_too_few_listed_copies_becomes_damaged(
     context, name, network, tmp_path, database_url
 ):
     archive_chunk(context, name)
@@ -263,7 +255,7 @@ def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becom
 
 
 @pytest.mark.thorough
-def test_a_located_chunk_that_is_kept_in_staging_is_no_leftover(context):
+def test_kept_staged_chunk_is_no_leftover(context):
     (name,) = archive_everything(context)
     assert chunk_steps.staged_path(context, name).exists()
     assert found(context, told=True) == []

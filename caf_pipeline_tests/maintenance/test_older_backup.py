@@ -141,7 +141,7 @@ def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_pa
     everything_reads_back(context)
 
 
-def test_a_preview_warns_of_posts_that_the_ledger_does_not_know(in_a_folder, tmp_path):
+def test_preview_warns_of_unknown_posts(in_a_folder, tmp_path):
     a_chunk_archived_since(in_a_folder, tmp_path)
     preview = preview_plan(in_a_folder, inventories.take_inventory(in_a_folder))
     assert "caf doctor" in preview.warning
@@ -157,7 +157,7 @@ def test_planned_chunk_is_not_packed_before_the_doctor_came(context, tmp_path):
     assert context.ledger.rebuilds.unknown_posts("src") == 0
 
 
-def test_new_archive_archives_again_what_the_ledger_does_not_know(context, tmp_path):
+def test_new_archive_archives_unknown_objects_again(context, tmp_path):
     name = a_chunk_archived_since(context, tmp_path)
     planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
     archive_chunk(context, name)
@@ -193,7 +193,7 @@ def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypat
     everything_reads_back(context)
 
 
-def test_a_sequence_that_is_a_lie_is_looked_at_and_forgotten(context, monkeypatch):
+def test_false_sequence_is_checked_and_forgotten(context, monkeypatch):
     archive_everything(context)
     log = context.ledger.transactions(context.holder)
     account = context.store.poster.account
@@ -205,7 +205,7 @@ def test_a_sequence_that_is_a_lie_is_looked_at_and_forgotten(context, monkeypatc
     assert not log.explains(account, context.archive_id, 2)
 
 
-def test_a_liar_cannot_have_its_file_taken_for_a_chunk(in_folders, tmp_path):
+def test_file_of_a_liar_is_not_taken_for_a_chunk(in_folders, tmp_path):
     context = in_folders
     name = a_chunk_archived_since(context, tmp_path)
     posting = next(iter(context.store.posts.values()))

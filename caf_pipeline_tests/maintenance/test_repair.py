@@ -62,7 +62,7 @@ def ends_right(context, name):
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
-def test_a_chunk_is_repaired_from_what_staging_still_has(context, store):
+def test_chunk_is_repaired_from_staging(context, store):
     store.hold = 3600
     (name,) = archive_everything(context)
     damage(context, name, *EVERYBODY)
@@ -80,7 +80,7 @@ def test_a_chunk_is_repaired_from_another_provider(context, name):
     assert list(context.staging().iterdir()) == []
 
 
-def test_a_chunk_is_packed_again_from_its_source_where_nobody_has_it_right(context, name):
+def test_chunk_without_right_copies_is_packed_again(context, name):
     damage(context, name, *EVERYBODY)
     assert repair_chunk(context, name).origin == "source"
     ends_right(context, name)
@@ -96,7 +96,7 @@ def test_a_staged_file_with_another_root_is_not_taken(context, store):
     ends_right(context, name)
 
 
-def test_a_provider_whose_bytes_differ_between_the_samples_is_not_believed(tmp_path, ledger, store):
+def test_provider_with_wrong_bytes_between_samples_is_not_used(tmp_path, ledger, store):
     context = a_run_context(
         tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB"
     )
@@ -127,9 +127,7 @@ def test_a_chunk_that_is_right_needs_nothing(context, name):
     assert (report.origin, report.chunk.state) == ("none needed", ChunkState.LOCATED)
 
 
-def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_stays_damaged(
-    context, store, name
-):
+def test_unproven_damaged_chunk_stays_damaged(context, store, name):
     store.window, store.now = 4, 9
     assert "not proven since window 4" in prove_chunk(context, name).chunk.reason
     store.window, store.unverified = 9, {"anna", "bert", "carl"}  # dropped, and joined again
@@ -141,9 +139,7 @@ def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_sta
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(
-    tmp_path, ledger, store
-):
+def test_small_damaged_file_is_located_after_a_full_read(tmp_path, ledger, store):
     context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     (name,) = archive_everything(context)
     store.unverified, store.now, store.window = {*EVERYBODY}, 4, 4
@@ -152,7 +148,7 @@ def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_damaged_chunk_that_has_become_right_by_itself_is_located_again(context, store, name):
+def test_recovered_chunk_is_located_again(context, store, name):
     store.unlisted = {"bert"}
     prove_chunk(context, name)
     store.unlisted = set()
@@ -160,7 +156,7 @@ def test_a_damaged_chunk_that_has_become_right_by_itself_is_located_again(contex
     ends_right(context, name)
 
 
-def test_a_chunk_whose_post_is_gone_is_posted_again_and_the_report_says_so(context, store, name):
+def test_chunk_without_a_post_is_posted_again(context, store, name):
     before = posting(context, name)
     store.forget(before)
     prove_chunk(context, name)
@@ -173,7 +169,7 @@ def test_a_chunk_whose_post_is_gone_is_posted_again_and_the_report_says_so(conte
     ends_right(context, name)
 
 
-def test_a_repair_that_failed_after_its_post_does_not_post_again(context, store, name):
+def test_failed_repair_does_not_post_twice(context, store, name):
     store.forget(posting(context, name))
     prove_chunk(context, name)
     store.away = {"anna"}
@@ -186,7 +182,7 @@ def test_a_repair_that_failed_after_its_post_does_not_post_again(context, store,
     ends_right(context, name)
 
 
-def test_a_chunk_whose_bytes_are_nowhere_stays_damaged_and_says_what_was_tried(context, name):
+def test_chunk_without_any_bytes_stays_damaged(context, name):
     damage(context, name, *EVERYBODY)
     context.objects.unavailable["key-003"] = (SkipReason.CHANGED, -1)
     with pytest.raises(StoreError, match=r"not in staging; .*objects have changed"):
@@ -195,7 +191,7 @@ def test_a_chunk_whose_bytes_are_nowhere_stays_damaged_and_says_what_was_tried(c
     assert list(context.staging().iterdir()) == []
 
 
-def test_providers_that_do_not_answer_are_no_reason_to_store_anything_again(context, store, name):
+def test_silent_providers_cause_no_repair(context, store, name):
     store.away = {"anna"}
     with pytest.raises(StoreUnreachable, match="anna does not answer"):
         repair_chunk(context, name)
@@ -264,9 +260,7 @@ def break_off(patch, context, fatal):
 
 
 @pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1), every=5))
-def test_a_repair_that_breaks_off_at_any_moment_is_finished_by_the_next(
-    context, store, name, monkeypatch, fatal
-):
+def test_interrupted_repair_is_finished_by_the_next(context, store, name, monkeypatch, fatal):
     store.forget(posting(context, name))
     prove_chunk(context, name)
     with monkeypatch.context() as patch:

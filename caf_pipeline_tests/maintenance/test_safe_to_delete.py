@@ -170,7 +170,7 @@ def flip_between_samples(context, name, *providers) -> None:
 # ------------------------------------------------------------------------------------------
 
 
-def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_path, proven):
+def test_objects_are_safe_after_two_proofs_and_a_full_read(context, tmp_path, proven):
     answer = Answer(context, tmp_path)
     assert answer.keys == sorted(BODIES)
     assert {bucket for bucket, *_ in answer.listed} == {"b"}
@@ -183,9 +183,7 @@ def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_p
 
 
 @pytest.mark.thorough
-def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(
-    context, tmp_path, proven, monkeypatch
-):
+def test_list_inventory_outlives_later_inventories(context, tmp_path, proven, monkeypatch):
     recheck = deletion.recheck
 
     def recheck_slowly(*args):
@@ -228,7 +226,7 @@ def test_a_source_without_objects_has_nothing_to_delete(context, tmp_path, prove
 # ---------------------------------------------------------------------------------------
 
 
-def test_what_is_proven_in_one_window_waits_for_the_next(context, store, tmp_path, names):
+def test_one_proof_window_is_not_enough(context, store, tmp_path, names):
     store.window = store.now = 4
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
@@ -251,9 +249,7 @@ def test_two_windows_count_only_if_they_follow_each_other(
     assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
-def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(
-    context, store, tmp_path, proven
-):
+def test_unverified_proof_window_does_not_count(context, store, tmp_path, proven):
     store.unverified = {"bert"}
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
@@ -261,9 +257,7 @@ def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(
 
 
 @pytest.mark.thorough
-def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(
-    context, store, tmp_path, proven
-):
+def test_two_windows_count_for_one_more_window(context, store, tmp_path, proven):
     assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unverified = {"anna", "bert", "carl"}
     store.window = store.now = store.now + 1
@@ -274,9 +268,7 @@ def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
-def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(
-    context, store, tmp_path, names
-):
+def test_missing_current_window_is_reported_with_its_end(context, store, tmp_path, names):
     store.window, store.now = 4, 5
     details = Answer(context, tmp_path).details
     assert details == {
@@ -286,9 +278,7 @@ def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_wh
 
 
 @pytest.mark.thorough
-def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(
-    context, store, tmp_path, proven
-):
+def test_full_read_of_a_lost_copy_is_repeated_from_another(context, store, tmp_path, proven):
     store.required_copies = 2
     assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unlisted = {"anna"}
@@ -309,9 +299,7 @@ def small(tmp_path, ledger, store):
     return context, name
 
 
-def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(
-    small, store, tmp_path
-):
+def test_small_file_needs_full_reads_in_two_windows(small, store, tmp_path):
     context, _ = small
     store.window = store.now = 3
     answer = Answer(context, tmp_path)
@@ -325,9 +313,7 @@ def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_
     assert Answer(context, tmp_path).keys == ["key"]
 
 
-def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(
-    small, store, tmp_path
-):
+def test_small_file_with_one_unread_copy_is_not_safe(small, store, tmp_path):
     context, _ = small
     store.window = store.now = 3
     Answer(context, tmp_path)
@@ -338,7 +324,7 @@ def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_n
     assert Answer(context, tmp_path).keys == ["key"]
 
 
-def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp_path):
+def test_every_look_at_a_small_file_finds_wrong_bytes(small, store, tmp_path):
     context, name = small
     store.window = store.now = 3
     assert prove_chunk(context, name).verdict == "unverified"
@@ -387,7 +373,7 @@ def test_without_reading_back_nothing_new_is_safe(context, tmp_path, proven):
 
 
 @pytest.mark.thorough
-def test_an_object_replaced_by_one_of_the_same_size_is_changed(context, tmp_path, proven):
+def test_replaced_object_of_equal_size_is_changed(context, tmp_path, proven):
     context.objects.bodies["key-007"] = bytes(len(BODIES["key-007"]))
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key-007": "changed"}
@@ -395,9 +381,7 @@ def test_an_object_replaced_by_one_of_the_same_size_is_changed(context, tmp_path
 
 
 @pytest.mark.usefixtures("proven")
-def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(
-    context, ledger, store, tmp_path
-):
+def test_rewritten_object_is_compared_despite_a_filter(context, ledger, store, tmp_path):
     class WrittenAgain(MemorySource):
         def object(self, key):
             return replace(
@@ -446,9 +430,7 @@ def test_other_bytes_with_the_same_etag_are_safe_once_archived(
 
 
 @pytest.mark.thorough
-def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(
-    context, tmp_path, proven
-):
+def test_later_object_is_not_planned_then_claimed(context, tmp_path, proven):
     context.objects.bodies["new"] = b"n"
     assert Answer(context, tmp_path).reasons == {"new": "not_planned"}
     (chunk,) = plan(context).chunks
@@ -458,7 +440,7 @@ def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(
 
 
 @pytest.mark.thorough
-def test_a_skipped_object_has_its_reason(context, tmp_path, store):
+def test_skipped_object_has_its_reason(context, tmp_path, store):
     context.objects.unavailable["key-003"] = (SkipReason.COLD_STORAGE, 0)
     archive_everything(context)
     pass_window(context, store)
@@ -473,7 +455,7 @@ def test_a_skipped_object_has_its_reason(context, tmp_path, store):
     )
 
 
-def test_an_object_that_the_source_no_longer_has_is_told_as_gone(context, tmp_path, proven):
+def test_deleted_object_is_reported_as_gone(context, tmp_path, proven):
     del context.objects.bodies["key-001"]
     found = Answer(context, tmp_path).found
     assert (found.gone, list(found.gone_examples), found.everything_is_safe) == (
@@ -483,9 +465,7 @@ def test_an_object_that_the_source_no_longer_has_is_told_as_gone(context, tmp_pa
     )
 
 
-def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(
-    context, store, tmp_path, proven
-):
+def test_chunk_without_answers_affects_only_its_objects(context, store, tmp_path, proven):
     Answer(context, tmp_path)
     root = posting(context, proven[0]).merkle_root
     original = store.read
@@ -503,7 +483,7 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
+def test_chunk_held_by_another_run_is_skipped(tmp_path, database, store):
     from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
@@ -518,9 +498,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1"])
-def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(
-    context, tmp_path, proven, database, change
-):
+def test_wrong_row_is_detected_by_a_full_read(context, tmp_path, proven, database, change):
     tamper(database, change)
     answer = Answer(context, tmp_path)
     chunk = context.ledger.lookup.locate("src", "key-000").chunk
@@ -534,9 +512,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(
     "change",
     ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"],
 )
-def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(
-    context, tmp_path, proven, database, change
-):
+def test_row_changed_after_the_full_read_is_detected(context, tmp_path, proven, database, change):
     assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)
     answer = Answer(context, tmp_path)
@@ -546,9 +522,7 @@ def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manife
 
 
 @pytest.mark.thorough
-def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(
-    context, tmp_path, proven, database
-):
+def test_row_with_a_newer_identity_is_not_safe(context, tmp_path, proven, database):
     context.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
     assert Answer(context, tmp_path).reasons == {"key-000": "changed"}
     now = context.objects.object("key-000")
@@ -557,7 +531,7 @@ def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(
 
 
 @pytest.mark.thorough
-def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(
+def test_wrong_manifest_is_read_from_the_next_provider(
     context, store, tmp_path, proven, monkeypatch
 ):
     Answer(context, tmp_path)
@@ -592,9 +566,7 @@ def large(tmp_path, ledger, store, monkeypatch):
     return context, name
 
 
-def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_provider_is_asked(
-    large, tmp_path
-):
+def test_full_read_finds_bytes_that_samples_miss(large, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
     assert prove_chunk(context, name).proven
@@ -607,7 +579,7 @@ def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_
     assert any("anna" in sentence for sentence in answer.told)
 
 
-def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_path):
+def test_samples_do_not_override_a_full_read(large, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -615,9 +587,7 @@ def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
 
 
-def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(
-    large, store, tmp_path
-):
+def test_repaired_chunk_needs_new_windows_and_a_full_read(large, store, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -630,9 +600,7 @@ def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(
     assert Answer(context, tmp_path).found.everything_is_safe
 
 
-def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(
-    context, store, tmp_path, proven
-):
+def test_copy_that_fails_a_repair_is_proven_again(context, store, tmp_path, proven):
     store.file("anna", posting(context, proven[0])).write_bytes(
         b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes
     )
@@ -644,7 +612,7 @@ def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(
+def test_chunk_added_during_export_is_not_read_without_rows(
     context, store, tmp_path, proven, monkeypatch
 ):
     original = context.ledger.exports.located
@@ -665,9 +633,7 @@ def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_the
     )
 
 
-def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(
-    large, store, tmp_path, monkeypatch
-):
+def test_repair_that_keeps_the_wrong_byte_fails(large, store, tmp_path, monkeypatch):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -677,14 +643,14 @@ def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(
     assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
-def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, store, tmp_path):
+def test_silent_provider_is_passed_over_without_damage(large, store, tmp_path):
     context, name = large
     store.away = {"anna"}
     assert Answer(context, tmp_path).found.everything_is_safe
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
+def test_unreadable_chunk_is_not_read_back(large, store, tmp_path, monkeypatch):
     context, _ = large
     monkeypatch.setattr(
         assessment,
@@ -709,7 +675,7 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
+def test_progress_adds_up_to_the_bytes_read(context, tmp_path, proven):
     done, totals = [], []
 
     class Bar:
@@ -799,7 +765,7 @@ def test_the_list_and_the_report_are_two_files(context, tmp_path, proven):
     assert not (tmp_path / "list.csv").exists()
 
 
-def test_an_old_list_goes_where_nothing_is_safe_any_more(context, store, tmp_path, proven):
+def test_list_is_removed_when_nothing_is_safe(context, store, tmp_path, proven):
     Answer(context, tmp_path)
     store.unlisted = {"bert"}
     assert Answer(context, tmp_path).listed == []
@@ -843,9 +809,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(
     leaves(context, tmp_path, LeaseLost)
 
 
-def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(
-    context, tmp_path, proven, monkeypatch
-):
+def test_chunk_damaged_during_the_listing_is_not_safe(context, tmp_path, proven, monkeypatch):
     original = context.objects.list_pages
 
     def listing(**named):
@@ -861,9 +825,7 @@ def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(
     )
 
 
-def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(
-    context, tmp_path, proven, monkeypatch
-):
+def test_chunk_damaged_during_the_write_ends_it(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
 
     def batches(self, **named):
@@ -981,7 +943,7 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(
 
 
 @pytest.mark.thorough
-def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, new_bucket, tmp_path):
+def test_new_version_excludes_the_old_one(on_jackal, network, new_bucket, tmp_path):
     new_bucket.put("null", b"before versions")
     new_bucket.keep_versions()
     for key in ("kept", "replaced", "deleted"):
@@ -1002,9 +964,7 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
 
 
 @pytest.mark.thorough
-def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(
-    on_jackal, network, new_bucket, tmp_path
-):
+def test_changed_headers_are_unsafe_until_archived_again(on_jackal, network, new_bucket, tmp_path):
     sha256 = {"ChecksumAlgorithm": "SHA256"}
     for key in ("same", "rewritten", "changed"):
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
@@ -1111,7 +1071,7 @@ def test_only_requests_that_change_nothing_are_sent_to_sources():
         assert asked <= ASKED_OF_SOURCES | NO_REQUESTS | WRITES.get(name, set()), name
 
 
-def test_what_writes_into_buckets_is_for_restores_alone():
+def test_bucket_writer_is_for_restores_only():
     importers = {
         path.name
         for path in PACKAGE.rglob("*.py")

@@ -114,9 +114,7 @@ def test_nothing_of_this_project_is_there(elsewhere):
 
 
 @pytest.mark.thorough
-def test_every_object_is_listed_fetched_and_found_right_at_every_provider(
-    archived, elsewhere, tmp_path
-):
+def test_every_object_is_verified_at_every_provider(archived, elsewhere, tmp_path):
     context, address = archived
     said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
     assert said[-1] == "everything is right"
