@@ -32,7 +32,7 @@ from caf_pipeline.errors import NotLocated, UsageError, with_hint
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
-from caf_pipeline.retrieval.reader import Found, write_whole
+from caf_pipeline.retrieval.reader import ArchivedObject, write_whole
 from caf_pipeline.settings import CONFIG_VARIABLE, Settings, load_settings
 from caf_pipeline.wiring import open_archive
 
@@ -47,7 +47,7 @@ class OpenedFile(io.BufferedReader):
     `filecache` keep whole files.
     """
 
-    def __init__(self, path: str, found: Found) -> None:
+    def __init__(self, path: str, found: ArchivedObject) -> None:
         """Prepare to read; nothing is asked for yet."""
         super().__init__(found.open(), BLOCK_BYTES)
         self.path = path

@@ -26,7 +26,7 @@ from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline_tests.cli.test_pipeline import KEYS
-from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
+from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything

@@ -99,7 +99,8 @@ def check(  # noqa: PLR0917 - the command line's options
         opened_reader(settings, lookup, source) as store,
         object_progress(f"checking {source}") as advance,
     ):
-        listed = _counted(list_objects(lookup, source, prefix, wanted=wanted_status(current)), sums)
+        located = list_objects(lookup, source, prefix, include=wanted_status(current))
+        listed = _counted(located, sums)
 
         def take(one: CheckedObject) -> None:
             _take(sums, one, json)

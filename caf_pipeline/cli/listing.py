@@ -115,7 +115,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     empty, older = True, 0
     with _opened(source) as lookup:
         entries: Iterator[Location | str] = listed(
-            lookup, source, prefix, wanted=wanted_status(current), as_of=moment
+            lookup, source, prefix, include=wanted_status(current), as_of=moment
         )
         for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
@@ -207,7 +207,7 @@ def find(  # noqa: PLR0917 - the command line's options
 
     with _opened(source) as lookup:
         for one in list_objects(
-            lookup, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment
+            lookup, source, re.split(r"[*?]", pattern, maxsplit=1)[0], include=wanted, as_of=moment
         ):
             _print_entry(one, long, json)
 
@@ -239,7 +239,7 @@ def du(  # noqa: PLR0917 - the command line's options
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as lookup:
-        found = list_objects(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
+        found = list_objects(lookup, source, prefix, include=wanted_status(current), as_of=moment)
         for below, members in groupby(found, lambda one: common_prefix(prefix, one.row.key)):
             objects = size_bytes = 0
             for one in members:

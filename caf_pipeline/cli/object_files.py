@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from caf_pipeline.cli.cotar import OpenedCotar, opened_cotar
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
-from caf_pipeline.retrieval.reader import Found, fetch
+from caf_pipeline.retrieval.reader import ArchivedObject, fetch
 from caf_pipeline.settings import load_settings
 
 
@@ -24,6 +24,6 @@ def opened_object(source: str, key: str) -> Iterator[ObjectRanges]:
         yield ObjectRanges(fetch(lookup, store, source, key))
 
 
-def opened_tar(found: Found) -> AbstractContextManager[OpenedCotar]:
+def opened_tar(found: ArchivedObject) -> AbstractContextManager[OpenedCotar]:
     """Open an object that is a .tar.co. Raises as `opened_cotar`."""
     return opened_cotar(ObjectRanges(found))

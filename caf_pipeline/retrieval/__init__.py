@@ -1,6 +1,4 @@
-"""Stored bytes given back: what there is, one object by one look-up and one range read, many by
-few, what a stored file says.
+"""Reads archived objects back: looks them up, lists them, reads one or many, and restores them.
 
-Other programs come in by `archive`. Reading whole chunks to compare them is
-`maintenance.full_read`.
+Other programs use `archive.Archive`. `maintenance.full_read` reads whole chunks to compare them.
 """

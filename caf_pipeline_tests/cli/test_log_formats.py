@@ -12,7 +12,14 @@ import pytest
 from caf_pipeline.cli import main
 from caf_pipeline.formats.chunkio import LogWriter
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
-from caf_pipeline_tests.formats.test_clps import WHOLE, built, files, frame, range_index, wrapped
+from caf_pipeline_tests.support.clps_archives import (
+    WHOLE,
+    built,
+    files,
+    frame,
+    range_index,
+    wrapped,
+)
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.range_server import Site, serving
 from caf_pipeline_tests.support.s3_server import make_bucket
