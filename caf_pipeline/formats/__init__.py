@@ -1,6 +1,5 @@
-"""Other file formats, pure like `caf`.
+"""Other file formats: ChunkIO logs, clp-s archives, tar archives, and their cotar index.
 
-ChunkIO, in which the packing journal is written; the metadata of clp-s archives; tar archives, and
-cotar, the index of one. Reading and writing files of these formats at a place is `cli`, what a
-journal's entries mean is `packing.journal`.
+Like `caf`, this package does no I/O. `cli` reads and writes files of these formats, and
+`packing.journal` defines the entries of a journal.
 """
