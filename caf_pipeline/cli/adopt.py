@@ -23,7 +23,7 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.maintenance import adopt as steps
-from caf_pipeline.maintenance.adopt import FileAdoption, Terms
+from caf_pipeline.maintenance.adopt import AdoptionOptions, FileAdoption
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import UnaskedObjects
@@ -113,7 +113,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
         progress("reading", None) as advance,
     ):
         for one in _adoptions(
-            context, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)
+            context, files or (), steps.AdoptionOptions(strip, dry_run, tell, advance, lenient)
         ):
             kinds[one.kind] += 1
             rows += one.rows
@@ -132,7 +132,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
 
 
 def _adoptions(
-    context: RunContext, files: list[Path] | tuple[()], terms: Terms
+    context: RunContext, files: list[Path] | tuple[()], terms: AdoptionOptions
 ) -> Iterator[FileAdoption]:
     return (
         steps.adopt_files(context, files, terms)

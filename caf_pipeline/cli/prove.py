@@ -19,7 +19,7 @@ from caf_pipeline.cli.terminal import (
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.maintenance.chain_listing import look_in_bulk
+from caf_pipeline.maintenance.chain_listing import check_chain_listing
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
 from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
 from caf_pipeline.run_context import RunContext
@@ -70,7 +70,7 @@ def prove(
         "proven": [],
     }
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
-        if (in_bulk := look_in_bulk(context)) is not None:
+        if (in_bulk := check_chain_listing(context)) is not None:
             note(in_bulk.described())
         try:
             for report in prove_oldest(context, limit or settings.jackal.prove_per_run):

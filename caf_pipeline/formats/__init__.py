@@ -1,5 +1,1 @@
-"""Other file formats: ChunkIO logs, clp-s archives, tar archives, and their cotar index.
-
-Like `caf`, this package does no I/O. `cli` reads and writes files of these formats, and
-`packing.journal` defines the entries of a journal.
-"""
+"""Other file formats, without I/O: ChunkIO, clp-s, tar, and the cotar index of a tar."""

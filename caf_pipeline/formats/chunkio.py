@@ -1,16 +1,14 @@
 """ChunkIO: an append-only log whose undamaged entries are found after any crash or damage.
 
-A chunk of ChunkIO is called *entry* here, since a chunk is something else in this project. An entry
-has 16 bytes of `user_data` and any content. In the file it is a header of 40 bytes and the content.
-At each multiple of 65,536 it is interrupted by a *meter* of 16 bytes, which names the entry that is
-written there, so that a reader can resume after damage. At position 0 the file's header replaces
-the meter. Integers and hashes are little-endian. The hash is SipHash-2-4 with a fixed key: it
-detects damage, but does not protect against forgery.
+An *entry* (ChunkIO's chunk) has 16 bytes of `user_data` and any content. In the file it is a header
+of 40 bytes and the content. At each multiple of 65,536 it is interrupted by a *meter* of 16 bytes,
+which names the entry, so that a reader can resume after damage. At position 0 the file's header
+replaces the meter. Integers and hashes are little-endian. SipHash-2-4 with a fixed key detects
+damage, but no forgery.
 
-The reader returns the entries that the original finds by scanning forward with `begin + 1`, and
-look-ups choose among them. The original's backward walks also return entries that were never
-written, and miss others. Salvage additionally tries every position at which an entry may begin. It
-may therefore take logs that are stored as contents for entries.
+The reader returns the entries that the original finds by scanning forward. The original's backward
+walks miss entries, and return some that were never written. Salvage tries every position, so that
+it may take logs inside of contents for entries.
 
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
@@ -52,9 +50,8 @@ _PIECE_BYTES: Final = 4 * BLOCK_BYTES  # of a content; larger pieces measured no
 _HASHED_FILE_SIZES: Final = 4
 """A scan hashes contents of at most this many times the file's size.
 
-A writer leaves overlapping entries only if one was torn. A scan without any meters therefore hashes
-about the file's size. A forged file could claim overlapping contents from every block and make the
-scan quadratic. A check and a salvage hash as much again.
+A scan without any meters hashes the file once. A forged file could claim overlapping contents from
+every block and make the scan quadratic.
 """
 
 _SALVAGED_BLOCKS: Final = 16  # searched at a time, 1 MiB
@@ -67,12 +64,7 @@ Read = Callable[[int, int], Buffer]
 class LogEntry:
     """An entry with a valid header. Its content may be damaged or missing.
 
-    Attributes:
-        begin: Position that names the entry. At a multiple of 65,536 its bytes start behind the
-            meter.
-        end: Position behind its last byte, where the next entry begins unless there is padding.
-        user_data: 16 bytes.
-        content_size_bytes: Size according to the header.
+    `begin` names the entry. `end` is the next entry's begin, unless there is padding.
     """
 
     begin: int
@@ -85,11 +77,7 @@ class LogEntry:
 class LogDamage:
     """Bytes `[begin, end)` of a log that a writer would not leave.
 
-    Attributes:
-        begin: First position.
-        end: Exclusive end.
-        what: "file header", "meter", "content" (of the entry that begins there), or "no entry" for
-            bytes that belong to no entry.
+    `what` is "file header", "meter", "content", or "no entry" for bytes that belong to no entry.
     """
 
     begin: int
@@ -102,12 +90,9 @@ class SalvagedEntry:
     """An entry that was located by the hash of its header alone.
 
     Attributes:
-        entry: The entry.
-        content_hash: Hash of the content according to the header.
         reachable: True if `LogReader.entries` yields it, too.
-        content_right: True if its content is complete and has this hash.
-        inside: Begin of the entry with a right content that contains this entry, as when a log is
-            stored in a log; else None.
+        content_right: True if its content is complete and has its hash.
+        inside: Begin of the right entry whose content contains this entry; else None.
     """
 
     entry: LogEntry
@@ -120,9 +105,8 @@ class SalvagedEntry:
 class LogWriter:
     """Produces the bytes to append to a log, equal to those of the original writer.
 
-    `position` is the file's size after appending everything that was returned. To continue a closed
-    or torn file, create a new writer at its size: its first entry begins at the next multiple of
-    65,536, behind zeros.
+    To continue a closed or torn file, create a new writer at its size: its first entry begins at
+    the next multiple of 65,536, behind zeros.
     """
 
     def __init__(self, position: int = 0) -> None:
@@ -143,8 +127,7 @@ class LogWriter:
         """Return the bytes of one entry: padding after a torn write, meters, header and content.
 
         Raises:
-            UsageError: The user data does not have 16 bytes, the content has more than
-                2,147,483,591 bytes, or the entry ends past 2**63 - 1. The writer is unchanged.
+            UsageError: A size or the end of the entry exceeds its limit. The writer is unchanged.
         """
         view = memoryview(content)
         _check_sizes(user_data, view.nbytes)
@@ -159,13 +142,7 @@ class LogWriter:
         content_hash: bytes,
         content: Iterable[memoryview],
     ) -> Iterator[Buffer]:
-        """Yield the bytes of an entry whose content comes in pieces and has a known hash.
-
-        `position` advances immediately.
-
-        Raises:
-            UsageError: As `entry`.
-        """
+        """Yield the bytes of an entry with a known hash. `position` advances immediately."""
         _check_sizes(user_data, content_size_bytes)
         before, (begin, end) = self._position, self._end_of(content_size_bytes)
         self._position, self._torn = end, False
@@ -176,7 +153,6 @@ class LogWriter:
         )
 
     def _end_of(self, content_size_bytes: int) -> tuple[int, int]:
-        """Return begin and end of the next entry."""
         begin = -(-self._position // BLOCK_BYTES) * BLOCK_BYTES if self._torn else self._position
         end = end_of(begin, content_size_bytes)
         if end > MAX_POSITION:
@@ -190,9 +166,9 @@ class LogWriter:
 class LogReader:
     """Reads the entries of a log in any condition.
 
-    Every call reads the file again, so that the result depends on the file alone. Memory holds two
-    blocks, the positions that the meters name (less than 1/500 of the file's size), and the
-    requested content. No byte at or past `size_bytes` is read. Only errors of `read` are raised.
+    Every call reads the file again. Memory holds two blocks, the positions that the meters name
+    (less than 1/500 of the file's size), and the requested content. Only errors of `read` are
+    raised.
     """
 
     def __init__(self, read: Read, size_bytes: int) -> None:
@@ -201,11 +177,10 @@ class LogReader:
         self._size_bytes = size_bytes
 
     def entries(self) -> Iterator[LogEntry]:
-        """Yield every reachable entry, ordered by begin.
+        """Yield every reachable entry, ordered by begin, in linear time even for a forged file.
 
         Chains of entries start at position 0 and at the entry that each valid meter names. A chain
-        continues at the end of an entry. It ends at an invalid header, or at an entry that may not
-        have been written completely. The time is linear in the file's size, even for a forged file.
+        ends at an invalid header, or at an entry that may be incomplete.
         """
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
@@ -218,10 +193,7 @@ class LogReader:
         return next(iter(deque(self._between(start, end), maxlen=1)), None)
 
     def middle(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the entry in `[start, end)` that begins nearest to the middle of the range.
-
-        The range is cut to the file. Of two such entries the first is returned; None without any.
-        """
+        """Return the entry that begins nearest to the middle of the range, or None."""
         twice = max(start, 0) + min(end, self._size_bytes)
         return min(
             self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None
@@ -235,9 +207,8 @@ class LogReader:
     def check(self) -> Iterator[LogEntry | LogDamage]:
         """Read every byte of the log, and yield the entries and all damage.
 
-        An unfinished write at the end is reported as bytes of no entry. A log that was cut off at
-        the end of an entry, or in which zeros replace everything before a multiple of 65,536, looks
-        intact. Time and memory are those of `entries`, with all contents read.
+        An unfinished write at the end is reported as bytes of no entry. Entries that are missing at
+        the end cannot be detected, nor zeros that replace all before a multiple of 65,536.
         """
         header = (
             bytes(self._read(0, min(METER_BYTES, self._size_bytes))) if self._size_bytes else b""
@@ -251,17 +222,22 @@ class LogReader:
                 yield from self._no_entry(covered, entry.begin)
             yield entry
             if budget.allows(entry) and _content_is(digest, self._read, entry):
-                yield from self._wrong_meters(entry)
+                meter = _meter(entry.begin)
+                # The file's header is at 0.
+                first = max(-(-entry.begin // BLOCK_BYTES), 1) * BLOCK_BYTES
+                for line in range(first, entry.end, BLOCK_BYTES):
+                    if bytes(self._read(line, line + METER_BYTES)) != meter:
+                        yield LogDamage(line, line + METER_BYTES, "meter")
             else:
                 yield LogDamage(entry.begin, min(entry.end, self._size_bytes), "content")
             covered = max(covered, min(entry.end, self._size_bytes))
         yield from self._no_entry(covered, self._size_bytes)
 
     def salvage(self) -> Iterator[SalvagedEntry]:
-        """Yield every entry with a valid header, reachable or not, ordered by begin.
+        """Yield every entry with a valid header, ordered by begin, in 20 MB and linear time.
 
-        Memory is 20 MB, and the time is linear in the file's size: contents of at most four times
-        that size are hashed. Further entries, which no writer leaves, do not count as right.
+        Contents of at most four times the file's size are hashed. Further contents do not count as
+        right.
         """
         reachable = _Scan(self._read, self._size_bytes).entries()
         next_reached = next(reachable, None)
@@ -282,10 +258,7 @@ class LogReader:
         return _payload(self._read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES)
 
     def copy_content(self, entry: LogEntry, into: IO[bytes]) -> bool:
-        """Write an entry's content to a file and return whether it is complete and verified.
-
-        Otherwise, discard what was written. Returns False if the file does not have the entry.
-        """
+        """Write an entry's content to a file and return whether it is complete and verified."""
         if not is_begin(entry.begin) or entry.end > self._size_bytes:
             return False
         located = _header_at(self._read, entry.begin, self._size_bytes)
@@ -308,20 +281,12 @@ class LogReader:
                 yield entry
 
     def _no_entry(self, start: int, end: int) -> Iterator[LogDamage]:
-        """Yield the bytes between entries as damage, unless they are padding."""
         is_padding = end % BLOCK_BYTES == 0 and end - start < BLOCK_BYTES and end < self._size_bytes
         if start < end and not (is_padding and not any(bytes(self._read(start, end)))):
             yield LogDamage(start, end, "no entry")
 
-    def _wrong_meters(self, entry: LogEntry) -> Iterator[LogDamage]:
-        meter = _meter(entry.begin)
-        first = max(-(-entry.begin // BLOCK_BYTES), 1) * BLOCK_BYTES  # the file's header is at 0
-        for line in range(first, entry.end, BLOCK_BYTES):
-            if bytes(self._read(line, line + METER_BYTES)) != meter:
-                yield LogDamage(line, line + METER_BYTES, "meter")
-
     def _headers(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Yield the valid headers at any legal begin, by searching the file without its meters."""
+        """Search the file without its meters for valid headers."""
         before, run_at = b"", 0  # the end of what was searched, and its offset in the run
         for start in range(0, self._size_bytes, _SALVAGED_BLOCKS * BLOCK_BYTES):
             data = memoryview(
@@ -341,12 +306,10 @@ class LogReader:
 
 
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yield the data of a content of raw DEFLATE, as the original's buffered writer writes it.
-
-    An empty content is empty data. Pieces have at most 1 MiB, however well the data is compressed.
+    """Yield the data of a raw DEFLATE content in pieces of at most 1 MiB.
 
     Raises:
-        MalformedArchive: The content is something else, or continues behind the DEFLATE data.
+        MalformedArchive: The content is something else, or continues behind the data.
     """
     inflater, empty = zlib.decompressobj(wbits=-zlib.MAX_WBITS), True
     for piece in pieces:
@@ -382,7 +345,7 @@ def end_of(begin: int, content_size_bytes: int) -> int:
 
 
 class _Scan:
-    """One pass over the entries, which shares no state with other passes."""
+    """One pass, which shares no state with others."""
 
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
@@ -392,10 +355,7 @@ class _Scan:
         self._budget = _HashBudget(size_bytes)
 
     def entries(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Yield the reachable entries, each with the hash of its content.
-
-        All chains are followed together, so that each position is visited once, in order.
-        """
+        """Yield reachable entries with the hashes of their contents; visit each position once."""
         self._read_meters()
         waiting = sorted({0, *self._named} - {_NO_BEGIN})  # a sorted list is a heap
         last = _NO_BEGIN
@@ -443,8 +403,6 @@ class _Scan:
 
 
 class _HashBudget:
-    """The bytes of contents that may still be hashed."""
-
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._remaining_bytes = _HASHED_FILE_SIZES * size_bytes
@@ -458,7 +416,6 @@ class _HashBudget:
 
 
 def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes] | None:
-    """Return the entry at a legal begin and the hash of its content, or None."""
     header_end = end_of(begin, 0)
     if header_end > size_bytes:
         return None
@@ -469,7 +426,6 @@ def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes
 
 
 def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
-    """Return the entry with this header and the hash of its content, or None."""
     user_data, content_size_bytes, content_digest, header_digest = _HEADER.unpack(header)
     if (
         content_size_bytes > MAX_CONTENT_BYTES
@@ -485,10 +441,7 @@ def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
 
 
 def _possible_headers(run: bytes) -> Iterator[int]:
-    """Yield the offsets of possible headers: a size below 2**31, and a hash other than 0.
-
-    A run of zeros has the hash 0.
-    """
+    """Yield the offsets with a size below 2**31 and a hash other than 0, as a run of zeros has."""
     count = len(run) - HEADER_BYTES + 1
     if count <= 0:
         return
@@ -504,7 +457,7 @@ def _possible_headers(run: bytes) -> Iterator[int]:
 
 
 def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | None = None) -> bool:
-    """Return whether the content of an entry in the file has this hash; optionally copy it."""
+    """Hash the content of an entry, and optionally copy it."""
     running = siphash24(key=_KEY)
     missing_bytes = entry.content_size_bytes
     for piece in _payload(read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES):
@@ -516,10 +469,7 @@ def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | No
 
 
 def _payload(read: Read, start: int, end: int, piece_bytes: int) -> Iterator[memoryview]:
-    """Yield the bytes in `[start, end)` without the meters, in reads that end at `piece_bytes`.
-
-    Ends early if `read` returns too little.
-    """
+    """Yield the bytes in `[start, end)` without the meters; ends early if the file does."""
     position = start
     while position < end:
         stop = min(end, (position // piece_bytes + 1) * piece_bytes)
@@ -537,7 +487,6 @@ def _payload(read: Read, start: int, end: int, piece_bytes: int) -> Iterator[mem
 
 
 def _with_meters(begin: int, payload: Iterable[memoryview]) -> Iterator[Buffer]:
-    """Yield the payload from `begin` on, with its meters."""
     position = begin
     for part in payload:
         offset = 0

@@ -1,13 +1,9 @@
 """Metadata of clp-s single-file archives. Records are neither read nor written.
 
 An archive has a header of 64 bytes, the metadata (packets in a zstd stream), and seven sections
-with the records. Header and metadata are at the beginning, so that two range reads return the input
-files with their records, the timestamp keys with their first and last times, and the sections.
-Integers are little-endian. Versions 0.3 to 0.5 are equal here. Like clp-s, this module refuses no
-other version.
-
-It accepts what clp-s 0.12.1b0 accepts, and refuses what clp-s calls corrupt. In addition, it limits
-the size of inflated data.
+with the records. Two range reads at the beginning return inputs, times and sections. Integers are
+little-endian. Like clp-s 0.12.1b0, this module accepts all versions and refuses what is corrupt. In
+addition, it limits the size of inflated data.
 
 Source: github.com/y-scope/clp; archives of three of its versions, and damaged ones with its
 verdict, in the tests.
@@ -30,10 +26,7 @@ FIRST_READ_BYTES: Final = 64 << 10
 """Bytes to read first: the header, and the metadata of an archive with some thousand inputs."""
 
 MAX_METADATA_BYTES: Final = 64 << 20
-"""Size limit of the compressed metadata, and of each packet that is kept.
-
-The metadata of 10,000 inputs have 104,385 bytes compressed and 1.4 MB inflated.
-"""
+"""Size limit of the compressed metadata, and of a packet; 10,000 inputs have 104,385 bytes."""
 
 MAX_INFLATED_BYTES: Final = 256 << 20
 MAX_ITEMS: Final = 1_000_000
@@ -86,14 +79,9 @@ Decoded = TypeVar("Decoded")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first 64 bytes.
+    """The first 64 bytes. `uncompressed_size` counts the bytes given to clp-s.
 
-    Attributes:
-        version: Major, minor and patch version of the format.
-        uncompressed_size: Bytes that clp-s compressed.
-        total_size: Size of the archive. The file may be larger; this is not checked.
-        metadata_size: Compressed size of the metadata.
-        compression: 0, zstd.
+    `total_size` is not checked: the file may be larger.
     """
 
     version: tuple[int, int, int]
@@ -121,8 +109,7 @@ class Section:
 class TimeRange:
     """The first and last time of a timestamp key; None if the archive does not have them.
 
-    With encoding 1, times are milliseconds since 1970. With encoding 2 they are floating-point
-    numbers in an unknown unit: version 0.4.1 mixes seconds and milliseconds.
+    Encoding 1 is milliseconds since 1970. Encoding 2 mixes units.
     """
 
     key: str
@@ -148,10 +135,7 @@ class Times(NamedTuple):
 
 
 class InputRange(msgspec.Struct, frozen=True, gc=False):
-    """The records `[s, e)` of an input file or a part of it, and its fields `f`.
-
-    A file that was given twice has two ranges of the same name. An empty file has an empty range.
-    """
+    """The records `[s, e)` of an input file or a part of it, and its fields `f`."""
 
     s: int
     e: int
@@ -161,24 +145,14 @@ class InputRange(msgspec.Struct, frozen=True, gc=False):
     def fields(self) -> Mapping[str, object]:
         """The fields that are text, integers, finite numbers, booleans or None.
 
-        Text that is not UTF-8 has lone surrogates. clp-s writes `_filename`, `_file_split_number`
-        and `_archive_creator_id`.
+        Text that is not UTF-8 has lone surrogates.
         """
         return _fields_of(self.f)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMetadata:
-    """The contents of header and metadata.
-
-    Attributes:
-        header: The first 64 bytes.
-        num_segments: 1, or None if unknown.
-        sections: Sections by position.
-        time_ranges: One for each timestamp key in a record.
-        patterns: Formats of timestamps.
-        inputs: Input files; None if clp-s did not keep the order of records.
-    """
+    """Header and metadata. `inputs` is None if clp-s did not keep the order of records."""
 
     header: Header
     num_segments: int | None
@@ -205,10 +179,7 @@ class ArchiveMetadata:
 def read_metadata(
     first: Buffer, file_size: int, read: Callable[[int, int], Buffer], *, name: str
 ) -> ArchiveMetadata:
-    """Read header and metadata, with at most one further range read.
-
-    Memory is at most 500 MB for any file. For a file of clp-s, it is a few times the inflated
-    metadata.
+    """Read header and metadata, with at most one further range read, in at most 500 MB.
 
     Args:
         first: The first FIRST_READ_BYTES of the file, or all of a shorter file.
@@ -256,14 +227,8 @@ def begins_as_archive(first: Buffer) -> bool:
 def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | None:
     """Read the first and last time of all records, cheaply for any file; None if unknown.
 
-    At most 1 MiB is read in two ranges, and 4 MiB are inflated. Inputs and sections are ignored.
-
-    Args:
-        file_size: Size of the file in bytes.
-        read: Returns the bytes between two positions, the second exclusive.
-
-    Raises:
-        ArchiveError: As `read_metadata`, without the file's name, or if the metadata are larger.
+    At most 1 MiB is read in two ranges, and 4 MiB are inflated. Raises as `read_metadata`, without
+    the file's name.
     """
     header = _parse_header(bytes(read(0, min(HEADER_BYTES, file_size))))
     if header.metadata_end > file_size:
@@ -326,8 +291,6 @@ def _parse_header(first: bytes) -> Header:
 
 
 class _Inflated:
-    """A zstd stream of one or more frames with a size limit, read from its beginning."""
-
     def __init__(self, compressed: memoryview, limit_bytes: int = MAX_INFLATED_BYTES) -> None:
         self._stream = pa.input_stream(pa.py_buffer(compressed), compression="zstd")
         self._limit_bytes = self._remaining_bytes = limit_bytes
@@ -377,7 +340,7 @@ class _ArchiveInfo(msgspec.Struct):
 
 
 class _Packets:
-    """The packets of the metadata. A repeated packet adds to the earlier one, as in clp-s."""
+    """A repeated packet adds to the earlier one, as in clp-s."""
 
     def __init__(self, inflated: _Inflated, max_items: int = MAX_ITEMS) -> None:
         self._inflated = inflated
@@ -427,7 +390,7 @@ class _Packets:
         )
 
     def _timestamp_dictionary(self, _: int) -> None:
-        """Read the packet without its size, which clp-s ignores, too."""
+        """Ignore the packet's size, as clp-s does."""
         inflated = self._inflated
         for _ in range(self._count(inflated.u64())):
             key = self._text()
@@ -488,7 +451,7 @@ class _Packets:
 
 
 def _times(ranges: Sequence[TimeRange]) -> Times | None:
-    """Return the span of all ranges; None if any of them is unknown or invalid."""
+    """Return the span of all ranges; None if any is unknown."""
     spans = [
         Times(int(entry.begin), int(entry.end))
         for entry in ranges
@@ -502,7 +465,6 @@ def _times(ranges: Sequence[TimeRange]) -> Times | None:
 
 
 def _sections(files: Sequence[_FileEntry], header: Header, file_size: int) -> Iterator[Section]:
-    """Yield the sections. Each ends where the next begins, and the last at the header's total."""
     if tuple(entry.n for entry in files if entry.n in SECTIONS) != SECTIONS:
         raise MalformedArchive(f"the sections are not {', '.join(SECTIONS)}.")
     begins = [header.metadata_end + entry.o for entry in files]
@@ -535,7 +497,6 @@ def _fields_of(raw: msgspec.Raw) -> Mapping[str, object]:
 
 
 def _scalar(raw: msgspec.Raw) -> object:
-    """Return a text, number, boolean or None; or ... for another value."""
     view = memoryview(raw)
     before = 1 if view[0] & 0xE0 == 0xA0 else _MSGPACK_STRINGS.get(view[0])
     if before:

@@ -1,18 +1,15 @@
-"""cotar, version 2: an index that locates a file of a tar archive by name, without reading the tar.
+"""cotar, version 2: an index that locates a file of a tar archive by name.
 
     0 … 8          header: "COT", the version (1 byte), the number of slots S (4)
     8 … 8+16·S     slots: hash of the name (8), first block of 512 bytes (4), size (4)
     … +8           the header again
 
 Integers are little-endian. An empty slot has 16 zero bytes. A name is in the slot of its hash
-modulo S, or in the next free slot after it, wrapping around the end. The index is a file of its own
-(`.tar.index`), or follows its tar (`.tar.co`).
+modulo S, or in the next free slot, wrapping around. The index is a file of its own (`.tar.index`),
+or follows its tar (`.tar.co`). It has neither names nor checksums, so that a reader must check the
+tar header, too.
 
-The index has neither names nor checksums. A reader must therefore also check the tar header before
-the file.
-
-Source: github.com/linz/cotar at 365c6a5; vectors of @cotar/core and @cotar/builder 6.0.1 in the
-tests.
+Source: github.com/linz/cotar at 365c6a5; vectors of @cotar 6.0.1 in the tests.
 """
 
 import struct
@@ -60,12 +57,7 @@ class Slot(NamedTuple):
 
 
 class CotarIndex:
-    """An open index. A look-up takes at most one read, unless the table is unusually full.
-
-    Attributes:
-        slot_count: Number of slots in the header.
-        size_bytes: Size of the index with both headers.
-    """
+    """An open index. A look-up takes at most one read, unless the table is unusually full."""
 
     def __init__(
         self,
@@ -88,13 +80,7 @@ class CotarIndex:
 
     @classmethod
     def open_embedded(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
-        """Open the index at the end of a file.
-
-        Args:
-            read: Reads the file.
-            tail: The last `SUFFIX_BYTES` of the file, or all of it.
-            size_bytes: Size of the file.
-            name: Name of the file for messages.
+        """Open the index at the end of a file; `tail` is its last `SUFFIX_BYTES`, or all of it.
 
         Raises:
             MalformedArchive: There is no index of version 2, or its size is wrong.
@@ -120,8 +106,6 @@ class CotarIndex:
     @classmethod
     def open_separate(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
         """Open an index in a file of its own. Its last header may be damaged or missing.
-
-        The arguments are those of `open_embedded`.
 
         Raises:
             MalformedArchive: The file is no index of version 2, or its size is wrong.
@@ -159,13 +143,9 @@ class CotarIndex:
         return index
 
     def find(self, name: bytes) -> Slot | None:
-        """Return the place of a file, or None if the index does not have the name.
+        """Return the place of a file, or None; raises MalformedArchive if that place is damaged.
 
-        The original builder decodes names as Latin-1 and hashes them in UTF-8. Such names are
-        found, too.
-
-        Raises:
-            MalformedArchive: The index is damaged at the place of the name.
+        Names that the original builder decoded as Latin-1 are found, too.
         """
         slot = self._find(hash_of(name))
         if slot is None and not name.isascii():
@@ -180,11 +160,7 @@ class CotarIndex:
         return slot
 
     def hold(self) -> None:
-        """Read the whole index into memory, by one read, so that look-ups need none.
-
-        Raises:
-            MalformedArchive: The index is larger than 1 GiB.
-        """
+        """Read the whole index into memory; raises MalformedArchive if it is larger than 1 GiB."""
         first_byte = self._first_slot - HEADER_BYTES
         if self.size_bytes > _MAX_HELD_BYTES:
             raise MalformedArchive(
@@ -196,21 +172,12 @@ class CotarIndex:
             self._tail_start = first_byte
 
     def has_both_headers(self) -> bool:
-        """Return whether equal headers are before and behind the slots.
-
-        An index without its last header may still be usable.
-
-        Raises:
-            MalformedArchive: There are two headers, and they differ.
-        """
+        """Return whether equal headers are before and behind the slots; raises if they differ."""
         self._compare_headers()
         return bool(self._headers_agree) and self._has_last_header
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the used slots in the order of the table, in reads of `SUFFIX_BYTES`.
-
-        This includes slots that have lost their hash.
-        """
+        """Yield the used slots in the order of the table, in reads of `SUFFIX_BYTES`."""
         slots_per_read = SUFFIX_BYTES // SLOT_BYTES
         for first in range(0, self.slot_count, slots_per_read):
             count = min(slots_per_read, self.slot_count - first)
@@ -244,11 +211,7 @@ class CotarIndex:
         return None
 
     def _compare_headers(self) -> None:
-        """Compare the header before the slots, unless that was done.
-
-        The original never does. If no header is there, the slots still count as good: the tar's own
-        header is checked, too.
-        """
+        """Read the header before the slots. A missing one is no error: the tar has headers, too."""
         if self._headers_agree is None:
             head = bytes(self._bytes(self._first_slot - HEADER_BYTES, self._first_slot))
             self._headers_agree = head == HEADER.pack(b"COT", VERSION, self.slot_count)

@@ -1,9 +1,8 @@
 """Builds the cotar index of a tar archive's files, like the original builder.
 
-`cotar` reads the index without this module, since loading numpy takes longer than most look-ups.
+It is not in `cotar`, since loading numpy takes longer than most look-ups.
 
-Source: github.com/linz/cotar at 365c6a5, packages/builder; vectors of @cotar/builder 6.0.1 in the
-tests.
+Source: github.com/linz/cotar at 365c6a5, packages/builder; vectors of 6.0.1 in the tests.
 """
 
 import math
@@ -26,12 +25,10 @@ _Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def index_of(files: Sequence[FileRange]) -> bytes:
-    """Return the index of a tar's files.
-
-    It equals that of the original builder, if the original recognizes the same files.
+    """Return the index of a tar's files, equal to that of the original builder.
 
     Raises:
-        MemberRefused: The format cannot index a file. The message names it.
+        MemberRefused: The format cannot index a file.
     """
     for file in files:
         require_fits(file)
@@ -84,7 +81,6 @@ def require_fits(file: FileRange) -> None:
 
 
 def _hashes(names: Sequence[bytes]) -> _Hashes:
-    """Return the hash of each name, computed together for names of equal length."""
     hashes = np.empty(len(names), np.uint64)
     by_length: dict[int, list[int]] = {}
     for number, name in enumerate(names):
@@ -104,11 +100,10 @@ def _hashes(names: Sequence[bytes]) -> _Hashes:
 def _placement(
     hashes: _Hashes, starts: _Hashes, slot_count: int
 ) -> tuple[_Numbers, _Numbers] | None:
-    """Return the order of the files and their slots; None if a file is too far from its slot.
+    """Return the order of the files and their slots; None if one is too far from its own.
 
-    The original puts files into the first free slot from that of their hash on, in the order of
-    that slot, the block and the hash. Each file is therefore in its own slot, or right behind the
-    file before. Files that pass the end of the table fill its free slots.
+    The original puts files into the first free slot from their own on, ordered by that slot, block
+    and hash. Files that pass the end of the table fill its free slots.
     """
     home = (hashes % np.uint64(slot_count)).astype(np.int64)
     order = np.lexsort((hashes, starts, home))

@@ -1,10 +1,8 @@
 """Tar archives: locates the bytes of each file, and writes headers.
 
-It reads every variant in use: v7, ustar, GNU (long names, base-256 numbers, sparse files), and PAX
-(local and global records). Only headers are read. An archive that is cut off, or that has a header
-with a wrong checksum, is refused as a whole.
-
-Python's `tarfile` takes 5 s for 100,000 members, and returns names as text instead of bytes.
+It reads v7, ustar, GNU (long names, base-256 numbers, sparse files), and PAX (local and global
+records), but only headers. Archives that are cut off or damaged are refused. Python's `tarfile`
+takes 5 s for 100,000 members, and returns names as text instead of bytes.
 
 Source: POSIX.1-2024, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's manual,
 "Basic Tar Format" and "Storing Sparse Files".
@@ -50,13 +48,8 @@ If only headers are read, each start is behind the end before.
 class TarMember(NamedTuple):
     """A member of a tar archive.
 
-    Attributes:
-        name: Name in the archive.
-        kind: Type letter of the header: `0` for a regular file, `S` for a sparse file, of any
-            variant.
-        start_byte: Position of its body.
-        size_bytes: Size of its body; 0 if the kind has none.
-        link: Target of a hard link, as a name in the archive, or of a symbolic link.
+    `kind` is the type letter of the header: `0` for a regular file, `S` for a sparse file, of any
+    variant. `link` is the target of a hard or symbolic link.
     """
 
     name: bytes
@@ -78,10 +71,7 @@ class FileRange(NamedTuple):
 
 
 def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator[TarMember]:
-    """Yield the members of an archive in order, with bounded memory.
-
-    The archive ends at two blocks of zeros or at its end. If `ignore_zeros` is set, zeros do not
-    end it, so that concatenated archives can be read.
+    """Yield the members of an archive in order, with bounded memory, up to two blocks of zeros.
 
     Raises:
         MalformedArchive: A checksum or number is invalid, or a body or header is cut off.
@@ -144,7 +134,6 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
 def _described(
     block: bytes, letter: bytes, length: int, records: Mapping[bytes, bytes], position: int
 ) -> tuple[bytes, str, int, bytes]:
-    """Return a member's name, kind, size and link from its header and earlier records."""
     name, link = block[:100].partition(b"\0")[0], block[157:257].partition(b"\0")[0]
     if block[257:263] == _USTAR and (prefix := block[345:500].partition(b"\0")[0]):
         name = prefix + b"/" + name
@@ -193,7 +182,7 @@ def pax_size_in(headers: bytes) -> int | None:
 
 
 class _Window:
-    """A window of the archive that moves forward and reads each byte at most once."""
+    """Reads each byte at most once, moving forward."""
 
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read, self._size_bytes = read, size_bytes
@@ -211,17 +200,12 @@ class _Window:
 
 
 def _sum_of(block: bytes) -> int:
-    """Return the sum of a header's bytes, with spaces for the checksum itself.
-
-    Adler-32 of up to 256 bytes contains their sum, which is below its modulus. It takes a twentieth
-    of the time of `sum`.
-    """
+    """Adler-32 of up to 256 bytes contains their sum, in a twentieth of the time of `sum`."""
     text = block[:148] + b"        " + block[156:]
     return (adler32(text[:256]) & 0xFFFF) + (adler32(text[256:]) & 0xFFFF) - 2
 
 
 def _number(field: bytes, what: str, position: int) -> int:
-    """Parse octal digits, or GNU's base-256 number."""
     if _FULL.fullmatch(field):
         return int(field[:-1], 8)
     if field[0] & 0x80:
@@ -289,12 +273,9 @@ def _require_whole(name: bytes, start_byte: int, length: int, size_bytes: int) -
 
 @dataclass(frozen=True, slots=True)
 class TarFiles:
-    """The files of an archive, as they are after extracting all of it.
+    """The files of an archive, of each name the last member, and counts of other members.
 
-    Attributes:
-        files: Files in the order of the archive, of each name the last member. A name occurs twice
-            if hard links give it the same bytes again.
-        left_out: Number of members that are not files, by kind.
+    A name occurs twice if hard links give it the same bytes again.
     """
 
     files: list[FileRange]
@@ -320,11 +301,8 @@ _Target = tuple[int, int] | bytes | str
 def files_of(members: Iterable[TarMember]) -> TarFiles:
     """Return the regular files among members, with hard links resolved.
 
-    A link refers to the last file of its name before it, or else to the file behind it. A link to a
-    member that is left out is left out, too.
-
-    Raises:
-        MalformedArchive: The target of a hard link does not exist.
+    A link refers to the last file of its name before it, or else to the file behind it. Raises
+    MalformedArchive if its target does not exist.
     """
     entries: list[tuple[bytes, _Target]] = []
     latest: dict[bytes, _Target] = {}
@@ -364,7 +342,7 @@ def _resolve(
     latest: Mapping[bytes, _Target],
     ends: dict[bytes, tuple[int, int] | str],
 ) -> tuple[int, int] | str:
-    """Follow links to their end. `ends` caches it for each link, so that chains are walked once."""
+    """Follow links to their end. The cache `ends` avoids walking a chain twice."""
     links = []
     while isinstance(target, bytes):
         links.append(target)
@@ -385,9 +363,8 @@ def _resolve(
 def header(name: bytes, size_bytes: int) -> bytes:
     """Return the header of a regular file: a ustar block, with PAX records if it needs them.
 
-    Owner and time are 0, the mode is 644. ustar holds ASCII names without NUL of up to 100 bytes,
-    or 256 bytes if a `/` splits them suitably, and sizes below 8 GiB. An empty name stays empty:
-    an empty PAX record would mean "no name".
+    Owner and time are 0, the mode is 644. An empty name stays empty: an empty PAX record would mean
+    "no name".
 
     Raises:
         MemberRefused: The name has more than 1 MiB, which `walk` would refuse.

@@ -79,8 +79,7 @@ class Archive:
     def close(self) -> None:
         """Close the archive's connections and every file that `open` returned.
 
-        Afterwards the archive and these files refuse to read. Do not read from the results of
-        `find` either: they would open new connections.
+        Do not read from results of `find` afterwards: they would open new connections.
         """
         self._is_closed = True
         with self._lock:
@@ -234,8 +233,6 @@ def _read_whole(archived: ArchivedObject) -> bytes:
 
 
 class _LocationCache:
-    """Caches locations for `LOOKUP_SECONDS`. Keys that are not archived are not cached."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._locations: OrderedDict[tuple[str, str], tuple[float, Location]] = OrderedDict()

@@ -50,10 +50,7 @@ class AsyncArchive:
     async def find(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> ArchivedObject:
-        """Look up one object; see `Archive.find`.
-
-        The methods of the result wait for providers: run them with `asyncio.to_thread`.
-        """
+        """Look up one object. Run the methods of the result with `asyncio.to_thread`."""
         return await asyncio.to_thread(self.archive.find, source, key, version, as_of=as_of)
 
     async def save(
@@ -65,10 +62,7 @@ class AsyncArchive:
     async def open(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> io.BufferedReader:
-        """Open an object as a seekable binary file; see `Archive.open`.
-
-        The methods of the file wait for providers: run them with `asyncio.to_thread`.
-        """
+        """Open an object as a file. Run the methods of the file with `asyncio.to_thread`."""
         return await asyncio.to_thread(self.archive.open, source, key, version, as_of=as_of)
 
     async def read(

@@ -44,14 +44,11 @@ class ObjectRead:
 
     Attributes:
         number: Position of the request, counted from 0.
-        key: Key of the object.
-        location: Location of the object; None if it is not archived.
-        start_byte: Start of the range in the object.
-        end_byte: End of the range, exclusive.
+        location: None if the object is not archived.
+        start_byte, end_byte: The range in the object, the end exclusive.
         compared: True if the bytes were verified by the SHA-256 in the ledger.
-        error: Why the bytes could not be read; None if they could.
-        content: The bytes, empty after an error.
-        failed: Errors of providers that failed and were replaced by others.
+        error: Why the bytes could not be read.
+        failed: Errors of providers that were replaced by others.
     """
 
     number: int
@@ -74,8 +71,6 @@ class ObjectRead:
 
 @dataclass(frozen=True)
 class _Part:
-    """One request: `[start_byte, end_byte)` of an object. Its properties are used many times."""
-
     number: int
     location: Location
     start_byte: int
@@ -125,8 +120,6 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Bytes of a chunk that are read together, and the parts that they contain."""
-
     start_byte: int
     end_byte: int
     parts: Sequence[_Part]
@@ -142,12 +135,9 @@ def read_many(
 ) -> Generator[ObjectRead, None, None]:
     """Read objects and ranges in an order that suits the store.
 
-    Keys are looked up 1,000 at a time. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart
-    share a request. Requests go in the order of their offsets, and to several chunks concurrently.
-    Bytes are verified as by `ObjectFile`, so that a range of an object of up to 8 MiB is verified,
-    too. An object that cannot be read does not stop the others: its result has an `error`.
-
-    Memory: 16 requests of 8 MiB with their results, or the largest single request.
+    Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart share a request. Several chunks are
+    read concurrently. Bytes are verified as by `ObjectFile`. Memory: 16 requests of 8 MiB with
+    their results, or the largest single request.
 
     Raises:
         LedgerError: The ledger did not answer, or refused the query.
@@ -159,10 +149,9 @@ def read_many(
 
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
-    """Read whole objects whose locations are known.
+    """Read whole objects whose locations are known; `number` is the position in `locations`.
 
-    Yields results as `read_many` does; `number` is the position in `locations`. If providers do not
-    answer a shared request, each of its objects is retried alone.
+    If providers do not answer a shared request, each of its objects is retried alone.
     """
 
     def retry(read: ObjectRead) -> ObjectRead:
@@ -194,7 +183,7 @@ def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
 
 
 def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
-    """Yield the results of requests. Requests too large to hold several in memory run alone."""
+    """Requests too large to hold several in memory run alone."""
 
     def get_small(
         request: _Request | ObjectRead,
@@ -213,7 +202,6 @@ def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iter
 def _looked_up(
     lookup: LocationLookups, source: str, requests: Iterable[ReadRequest]
 ) -> Iterator[_Request | ObjectRead]:
-    """Yield what to read, and the results that need no reading."""
     numbered = enumerate(requests)
     while page := list(islice(numbered, LOOKUP_KEYS)):
         ranges = [(number, *_key_and_range(request)) for number, request in page]
@@ -255,7 +243,6 @@ def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
 
 
 def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
-    """Yield the requests for ranges of one chunk, in the order of their offsets."""
     start_byte = end_byte = 0
     merged: list[_Part] = []
     for part in sorted(parts, key=lambda part: part.span):
@@ -274,10 +261,7 @@ def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
 
 
 def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
-    """Return the results of a request.
-
-    If a provider returns a wrong object, none of its unverifiable bytes are used.
-    """
+    """If a provider returns a wrong object, none of its unverifiable bytes are used."""
     first, last = request.parts[0].location, request.parts[-1].location
     located = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
     holders = RangeHolders(located, store, f"{first.row.key}' to '{last.row.key}")
@@ -321,12 +305,7 @@ def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
 
 
 def _read_available(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafError | None]:
-    """Read a range as far as possible.
-
-    Returns:
-        The bytes, the position from which each failed provider was replaced, and the error that
-        ended the reading.
-    """
+    """Return the bytes, where each failed provider was replaced, and the error at the end."""
     body, replaced = bytearray(), dict.fromkeys(holders.failed, 0)
     try:
         for piece in holders.pieces(0, holders.size_bytes):

@@ -1,7 +1,4 @@
-"""Reads archived objects back and verifies their SHA-256, without keeping or writing anything.
-
-`maintenance.full_read` compares whole chunks with their Merkle root instead.
-"""
+"""Reads archived objects back and verifies them, without keeping or writing anything."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,13 +22,9 @@ BATCH_OBJECTS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CheckedObject:
-    """The result of reading one object back.
+    """The result for an object. A transient `error` does not mean that its bytes are wrong.
 
-    Attributes:
-        location: Location of the object.
-        error: Why the object cannot be read; None if it was read and verified. A transient error
-            does not mean that the bytes are wrong.
-        failed: Errors of providers that failed and were replaced by others.
+    `failed` has the errors of providers that were replaced by others.
     """
 
     location: Location

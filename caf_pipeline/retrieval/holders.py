@@ -48,16 +48,7 @@ class RangeHolders:
         self._contributors: set[str] = set()
 
     def pieces(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield bytes of the range in pieces of at most 1 MiB, not verified.
-
-        Args:
-            start_byte: Position in the range.
-            end_byte: End position in the range, exclusive.
-
-        Raises:
-            ObjectMissing, IntegrityError, StoreUnreachable: Every provider failed before the last
-                byte. `copy` describes the classes.
-        """
+        """Yield bytes of the range in pieces of at most 1 MiB, not verified. Raises as `copy`."""
         posting, offset = self._range.posting, self._range.start_byte
         position = start_byte
         self._look_up_holders()
@@ -108,12 +99,10 @@ class RangeHolders:
     def copy(self, write: Callable[[bytes], object], begin_again: Callable[[], None]) -> None:
         """Pass the whole range to `write` and verify it.
 
-        `begin_again` is called when all that was written is void. It is the last call before an
-        error.
+        `begin_again` is called when all that was written is void, and before each error.
 
         Raises:
-            IntegrityError: The providers that have the range return other bytes. The message names
-                them.
+            IntegrityError: The providers that have the range return other bytes.
             ObjectMissing: No provider has the range.
             StoreUnreachable: No provider that answered has the right bytes, and one did not answer.
         """
@@ -150,10 +139,7 @@ class RangeHolders:
 
 
 def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
-    """Return the error for something that no provider returned correctly.
-
-    Its class says whether a retry can help. `failed` has the error of each provider.
-    """
+    """Return the error by the error of each provider. Its class says whether a retry can help."""
     errors = failed.values()
     if not errors:
         return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")
@@ -167,11 +153,7 @@ def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
 
 
 def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
-    """Return the ranges of an object in order, without a request.
-
-    Raises:
-        IntegrityError: The ranges do not add up to the object's size.
-    """
+    """Return the ranges of an object. Raises IntegrityError if they do not add up to its size."""
     key = location.row.key
     ranges = [RangeHolders(located, store, key) for located in location.ranges]
     if (total := sum(part.size_bytes for part in ranges)) != location.size_bytes:

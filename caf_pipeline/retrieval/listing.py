@@ -141,10 +141,7 @@ def list_named_versions(
 
 
 def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
-    """Return how many objects below a prefix are not archived yet, and how many were skipped.
-
-    No listing contains them.
-    """
+    """Return how many objects below a prefix are not archived yet, and how many were skipped."""
     try:
         raw = prefix.encode("utf-8", "surrogateescape")  # as in names from the operating system
     except UnicodeEncodeError:
@@ -155,8 +152,6 @@ def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tup
 
 
 class _Pages:
-    """The keys of a source that begin with a prefix, in pages."""
-
     def __init__(self, lookup: LocationLookups, source: str, prefix: str) -> None:
         self._lookup = lookup
         self._source = source

@@ -109,11 +109,8 @@ class Period:
 class SearchedLog:
     """A searched object.
 
-    Attributes:
-        location: Location of the object.
-        matches: Matches as clp-s prints them, without the end of the line. Iterating raises
-            CafError if the object cannot be searched, or not to its end.
-        has_no_times: True if the period was ignored because the object has no times.
+    Iterating `matches` raises CafError if the object cannot be searched, or not to its end.
+    `has_no_times` is True if the period was ignored because the object has no times.
     """
 
     location: Location
@@ -136,13 +133,9 @@ def find_clp_s() -> Path:
 
 
 class LogSearch:
-    """One search, as a context manager.
+    """One search, as a context manager that kills its processes and deletes its files.
 
-    At the end, its processes are killed and its files are deleted.
-
-    Attributes:
-        listed: Objects below the prefix so far.
-        not_recorded: Objects whose header was read, because the ledger has no times of their chunk.
+    `not_recorded` counts objects whose header was read because the ledger has no times.
     """
 
     def __init__(
@@ -154,18 +147,7 @@ class LogSearch:
         ignore_case: bool = False,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        """Prepare to search.
-
-        Args:
-            query: Query in the language of clp-s.
-            staging: Folder for a private temporary folder.
-            period: Which records to search.
-            ignore_case: Match letters in either case.
-            silent_seconds: Seconds that clp-s may search one object without a match or an end.
-
-        Raises:
-            SettingsError: clp-s is not installed.
-        """
+        """Prepare to search; `silent_seconds` is the timeout for a match. Raises SettingsError."""
         self.listed = self.not_recorded = 0
         self._clp_s = find_clp_s()
         # clp-s would parse a leading '-' as an option. A space before a query means nothing.
@@ -228,10 +210,7 @@ class LogSearch:
         """Yield each log below a prefix that may have records of the period, in key order.
 
         Several logs are fetched and searched concurrently. Read the matches of each log before you
-        take the next one. An error that concerns one object is raised by its `matches`.
-
-        Raises:
-            LedgerError: The ledger did not answer, or refused the query.
+        take the next one. Errors of one object are raised by its `matches`.
         """
 
         def begin(candidate: tuple[Location, bool]) -> SearchedLog | None:
@@ -252,7 +231,7 @@ class LogSearch:
     def _candidates(
         self, lookup: LocationLookups, source: str, prefix: str
     ) -> Iterator[tuple[Location, bool]]:
-        """Yield the objects that may be logs of the period, and whether that is certain."""
+        """Yield possible logs of the period, and whether the ledger confirms them."""
         listed = list_objects(lookup, source, prefix)
         while page := list(islice(listed, PAGE_KEYS)):
             recorded = lookup.chunks_with_log_times({location.chunk for location in page})
@@ -267,7 +246,6 @@ class LogSearch:
                     yield location, True
 
     def _may_match(self, archived: ArchivedObject) -> bool:
-        """Return whether an object is a log, by its header, and may have records of the period."""
         ranges = ObjectRanges(archived)
         first, size_bytes = ranges.read_prefix(FIRST_READ_BYTES)
         if not begins_as_archive(first):
@@ -284,7 +262,6 @@ class LogSearch:
         return times is None or self._period.meets(*times)
 
     def _start(self, archived: ArchivedObject) -> SearchedLog:
-        """Fetch an object and start its search."""
         location = archived.location
         with self._lock:
             self._require_running()
@@ -319,7 +296,7 @@ class LogSearch:
             raise StagingError("the search is over")
 
     def _run(self, *arguments: str) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
-        """Start clp-s. Returns its process and the file of its stderr, which `_end` closes."""
+        """Start clp-s. `_end` closes the returned file of its stderr."""
         with self._lock:
             self._require_running()
             stderr = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `_end` closes it
@@ -403,7 +380,7 @@ class LogSearch:
         stderr.close()
 
     def _require_query(self) -> None:
-        """Raise UsageError if clp-s refuses the query, by a search of a missing archive."""
+        """Search a missing archive: clp-s parses the query first."""
         missing = str(self._folder / "missing")
         try:
             process, stderr = self._run(*self._flags, "--", missing, self._query)
@@ -452,7 +429,6 @@ def _tail(stderr: IO[bytes]) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the line of stderr that explains a failure."""
     for pattern in (_THROWN, _ERROR):
         if reasons := pattern.findall(text):
             return str(reasons[-1]).strip()

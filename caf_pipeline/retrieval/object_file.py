@@ -120,7 +120,19 @@ class ObjectFile(io.RawIOBase):
         if not len(view) or self._position >= self.location.size_bytes:
             return 0
         if not self._block_at <= self._position < self._block_at + len(self._block):
-            self._read_block(len(view))
+            at = self._position
+            if at in self._starts:
+                self._stream = self._verified_pieces(self._ranges[self._starts.index(at)])
+            if self._stream:
+                try:
+                    block = next(self._stream)
+                except CafError as error:
+                    self._error = error
+                    raise
+            else:
+                end = min(at + max(len(view), BLOCK_BYTES), self.location.size_bytes)
+                block = b"".join(pieces_between(self._ranges, at, end))
+            self._block, self._block_at = memoryview(block), at
         piece = self._block[self._position - self._block_at :][: len(view)]
         view[: len(piece)] = piece
         self._position += len(piece)
@@ -136,24 +148,8 @@ class ObjectFile(io.RawIOBase):
         if self.closed:
             raise ValueError("the object is closed")
 
-    def _read_block(self, size_bytes: int) -> None:
-        """Read a block that begins at the position, which is before the end."""
-        at = self._position
-        if at in self._starts:
-            self._stream = self._verified_pieces(self._ranges[self._starts.index(at)])
-        if self._stream:
-            try:
-                block = next(self._stream)
-            except CafError as error:
-                self._error = error
-                raise
-        else:
-            end = min(at + max(size_bytes, BLOCK_BYTES), self.location.size_bytes)
-            block = b"".join(pieces_between(self._ranges, at, end))
-        self._block, self._block_at = memoryview(block), at
-
     def _verified_pieces(self, part: RangeHolders) -> Iterator[bytes]:
-        """Yield a range as it arrives. The last piece is held back until all is verified."""
+        """Yield a range, but hold back its last piece until all is verified."""
         digest, last_piece = hashlib.sha256(), b""
         pending, self._pending = self._pending, True
         for piece in part.pieces(0, part.size_bytes):

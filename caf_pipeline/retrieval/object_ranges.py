@@ -1,7 +1,4 @@
-"""`ObjectRanges`: an archived object for code that reads a file by ranges.
-
-Each range is one range read of the chunk, without the read-ahead of `object_file.ObjectFile`.
-"""
+"""`ObjectRanges`: an archived object for code that reads a file by ranges."""
 
 import io
 from collections.abc import Iterator
@@ -13,13 +10,10 @@ from caf_pipeline.system.ranges import FileRanges
 
 
 class ObjectRanges(FileRanges):
-    """Ranges of an archived object.
+    """Ranges of an archived object, without read-ahead.
 
-    An object of up to 8 MiB is read and verified as a whole first. Ranges of a larger object are
-    not verified: only their length is certain.
-
-    Methods raise ObjectMissing, StoreUnreachable and IntegrityError besides the errors of
-    `FileRanges`.
+    An object of up to 8 MiB is read and verified first. Larger objects are not verified. Methods
+    also raise ObjectMissing, StoreUnreachable and IntegrityError.
     """
 
     def __init__(self, archived: ArchivedObject) -> None:

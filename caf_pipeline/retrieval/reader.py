@@ -36,11 +36,7 @@ VERSIONS_NAMED: Final = 10
 class ArchivedObject:
     """A located object, which can be read.
 
-    Attributes:
-        location: The object's row and chunk.
-        store: The store that has the chunk.
-        folder: Folder for a large object while it is verified. The default is the system's
-            folder for temporary files.
+    A large object is verified in a temporary file in `folder`, by default the system's.
     """
 
     location: Location
@@ -128,19 +124,11 @@ def fetch(
 ) -> ArchivedObject:
     """Look up one object, without reading its bytes.
 
-    Args:
-        lookup: The ledger's look-ups.
-        store: The store that has the chunks.
-        source: Name of the source.
-        key: Key of the object.
-        object_version: Version id, or object version. The default is the current version.
-        as_of: Return the version that was modified last before or at this time, or that an
-            inventory up to this time found to be current.
-        folder: See `ArchivedObject`.
+    `as_of` chooses the version that was modified last before or at this time, or that an inventory
+    up to this time found to be current.
 
     Raises:
-        NotLocated: The ledger has no location. The error gives the reason if it is known, or names
-            the newest archived versions.
+        NotLocated: There is no location. The error gives the reason, or names archived versions.
         UsageError: Both a version and a time are given.
     """
     if object_version is not None and as_of:
@@ -200,7 +188,6 @@ def no_source(lookup: LocationLookups, source: str) -> NotLocated | None:
 
 
 def _priority(record: NotArchived) -> int:
-    """Order the reasons: a chunk in progress, then a skip, a lost chunk, and a past skip."""
     if record.chunk is None:
         return 3 if record.is_over else 1
     return 0 if record.state in CLAIMING else 2
@@ -240,23 +227,16 @@ def _explained(record: NotArchived, what: str, source: str) -> NotLocated:
 
 
 def save(archived: ArchivedObject, path: Path) -> None:
-    """Write an object to `path`, which appears only when the object is complete and verified.
-
-    Raises:
-        CafError: An error of `ArchivedObject.write_to`. Nothing is written.
-        UsageError: The path cannot be written.
-    """
+    """Write an object to `path`, which appears only when the object is complete and verified."""
     write_whole(path, archived.write_to)
 
 
 def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Let `fill` write a file that appears at `path` only when it is complete.
 
-    If `path` is a link, its target is written. A pipe, or a device such as
-    /dev/null, receives the complete bytes and stays what it is.
+    The target of a link is written. A pipe or a device receives the complete bytes.
 
     Raises:
-        CafError: An error of `fill`. Nothing is written.
         UsageError: The path cannot be written.
         BrokenPipeError: The reader of a pipe has closed it.
     """

@@ -79,22 +79,20 @@ class Reference:
 def write_references(
     locations: Iterable[Location], store: ChunkReader, path: Path
 ) -> ReferenceSums:
-    """Write references to a JSON or Parquet file, by its suffix.
+    """Write references to a JSON or Parquet file, by its suffix; it appears when it is complete.
 
-    The file appears when it is complete. If `path` is a link, its target is written. The URL of a
-    chunk is that of its best provider that returned an object of it correctly just now. Memory does
-    not grow with the number of objects.
+    The URL of a chunk is that of its best provider that just returned an object of it correctly.
+    Memory does not grow with the number of objects.
 
     Raises:
-        StoreUnreachable: No provider of some chunk answers now.
-        ObjectMissing: No provider has some chunk.
-        IntegrityError: The providers of some chunk return other bytes.
+        StoreError, IntegrityError: No provider returns an object of some chunk.
         StagingError: The file cannot be written.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):
-        if path.suffix == ".parquet":
-            references = _references(locations, store, sums)
+        is_parquet = path.suffix == ".parquet"
+        references = _references(locations, store, sums, has_parts=is_parquet)
+        if is_parquet:
             batches = (
                 pa.RecordBatch.from_pylist(
                     [{name: getattr(row, name) for name in SCHEMA.names} for row in rows], SCHEMA
@@ -103,28 +101,22 @@ def write_references(
             )
             write_whole(batches, file, SCHEMA, durable=True)
         else:
-            _write_json(_references(_unsplit(locations, sums), store, sums), file)
+            _write_json(references, file)
     return sums
 
 
-def _unsplit(locations: Iterable[Location], sums: ReferenceSums) -> Iterator[Location]:
-    """Yield the objects that one reference can name, and count the others."""
-    for location in locations:
-        if len(location.ranges) == 1:
-            sums.end_in_slash += location.row.key.endswith("/")
-            yield location
-        else:
-            sums.objects += 1
-            sums.in_parts += 1
-
-
 def _references(
-    locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums
+    locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums, *, has_parts: bool
 ) -> Iterator[Reference]:
     urls: dict[PostRecord, str] = {}
     for location in locations:
         row, ranges = location.row, location.ranges
         sums.objects += 1
+        if not has_parts:
+            if len(ranges) > 1:
+                sums.in_parts += 1
+                continue
+            sums.end_in_slash += row.key.endswith("/")
         for part, located in enumerate(ranges):
             url = urls.get(located.posting)
             if url is None:

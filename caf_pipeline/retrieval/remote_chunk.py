@@ -51,10 +51,7 @@ PIECE_BYTES: Final = 4 << 20
 """Bytes read from a copy at a time. Two pieces are in memory."""
 
 JUDGED_BYTES: Final = 64 << 20
-"""Objects of up to this size in total are read whole, in memory, to find which copy is wrong.
-
-This is an eighth of a percent of a chunk.
-"""
+"""Objects of up to this size in total are read to find which copy is wrong."""
 
 ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
 """Size of a Merkle root by proof type."""
@@ -79,12 +76,12 @@ class CopiesDiffer(IntegrityError):
 
 
 class AgreedSource:
-    """A stored file as a `caf.RangeSource` that reads each range from all copies and compares them.
+    """A `caf.RangeSource` that reads each range of a stored file from all copies and compares them.
 
     Attributes:
         providers: Providers that answered every read so far.
-        silent: Why other providers did not answer, by provider.
-        wrong: Why a copy is wrong, by provider. It is not read again.
+        silent: Why other providers did not answer.
+        wrong: Why copies are wrong. They are not read again.
     """
 
     def __init__(
@@ -95,10 +92,7 @@ class AgreedSource:
         *,
         proof_type: int | None = None,
     ) -> None:
-        """Read these copies.
-
-        If `proof_type` is given, copies that differ are read whole to find which are wrong.
-        """
+        """If `proof_type` is given, copies that differ are read whole to find which are wrong."""
         self.providers = list(dict.fromkeys(providers))
         self.silent: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
@@ -118,7 +112,7 @@ class AgreedSource:
         """Return the bytes of a range.
 
         Raises:
-            CopiesDiffer: The copies differ. The message names the providers.
+            CopiesDiffer: The copies differ.
             StoreUnreachable: No provider answers now.
             StoredChunkMissing: No provider has the bytes.
         """
@@ -164,12 +158,7 @@ class AgreedSource:
         return first
 
     def prove(self, proof_type: int) -> None:
-        """Read one copy whole and verify its Merkle root, and thereby all ranges read before.
-
-        Raises:
-            IntegrityError: No copy has the root, or the ranges read before differ from the copy.
-            StoreUnreachable, StoredChunkMissing: No copy can be read whole.
-        """
+        """Read one copy whole and verify its Merkle root, and thereby all ranges read before."""
         for provider in list(self.providers):
             tree, position = MerkleTree(proof_type), 0
             digests = [hashlib.sha256() for _ in self._read]
@@ -211,7 +200,7 @@ class AgreedSource:
 
     @contextmanager
     def _excluding_failures(self, provider: str) -> Iterator[None]:
-        """Exclude a provider that fails from further reads. Errors of the chain are raised."""
+        """Do not ask a provider again that fails. Errors of the chain are raised."""
         try:
             yield
         except NoChainAnswer:
@@ -222,11 +211,7 @@ class AgreedSource:
             self._permanent = self._permanent and error.permanent
 
     def _exclude_wrong_copies(self, proof_type: int) -> bool:
-        """Read each copy whole and exclude those that do not match the Merkle root.
-
-        Returns:
-            Whether copies remain and some were excluded.
-        """
+        """Return whether copies remain and some were excluded."""
         before = len(self.wrong)
         for provider in list(self.providers):
             tree = MerkleTree(proof_type)
@@ -241,15 +226,9 @@ class AgreedSource:
         return bool(self.providers) and len(self.wrong) > before
 
     def judge(self, start_byte: int, end_byte: int, parts: Sequence[Mapping[str, Any]]) -> bool:
-        """Exclude copies whose bytes do not match the SHA-256 of these objects.
+        """Exclude copies whose bytes do not match the SHA-256 of these objects of LOCATION_SCHEMA.
 
-        Args:
-            start_byte: Start of a range that contains the objects.
-            end_byte: End of the range, exclusive.
-            parts: Rows of LOCATION_SCHEMA.
-
-        Returns:
-            Whether copies remain and some were excluded.
+        Returns whether copies remain and some were excluded.
         """
         before = len(self.wrong)
         for provider in list(self.providers):
@@ -275,11 +254,7 @@ class Head:
 
 
 def read_head(source: AgreedSource, size_bytes: int) -> Head:
-    """Read the first member of a file that may be a chunk, with the errors of `AgreedSource.read`.
-
-    Raises:
-        MalformedArchive: The file is no chunk.
-    """
+    """Read the first member. Raises MalformedArchive if the file is no chunk."""
     if size_bytes <= HEAD_SIZE_BYTES:
         raise MalformedArchive(f"its {size_bytes} bytes are fewer than those of a chunk's head")
     head = source.read(0, HEAD_SIZE_BYTES)
@@ -306,17 +281,10 @@ def read_chunk(
 ) -> RemoteChunk:
     """Read index, manifest and samples of a chunk, and check that they are consistent.
 
-    Args:
-        file: The file that the store lists.
-        copies: The copies that the store lists.
-        source: The file's bytes.
-        head: The head of the chunk.
-        of: Name of the source that the chunk must belong to.
-        spool: Path for the manifest, which stays there.
+    `of` names the expected source. The manifest stays in `spool`.
 
     Raises:
-        MalformedArchive, ArchiveLimitReached: Our packing did not write this file. The message says
-            why.
+        MalformedArchive, ArchiveLimitReached: Our packing did not write this file.
         StagingError: The spool cannot be written.
         StoreError, IntegrityError: As `AgreedSource.read`.
     """
@@ -379,7 +347,7 @@ def read_chunk(
 def _samples(
     source: AgreedSource, posting: PostRecord, manifest: OpenedManifest
 ) -> Sequence[Sample]:
-    """Take the samples. Where copies differ in an object, its SHA-256 shows which are wrong."""
+    """If copies differ in an object, its SHA-256 shows which are wrong."""
     while True:
         try:
             return samples_of(source, posting.stored_size_bytes, posting.merkle_root)
@@ -399,7 +367,6 @@ def _samples(
 
 
 def _open_index(source: AgreedSource, name: str) -> ChunkFile:
-    """Open the index, unless it is larger than any that we write."""
     tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
     if len(tail) >= FOOTER_SIZE_BYTES:
         reason = DEFAULT_LIMITS.reason_against(
@@ -430,7 +397,6 @@ def fetch_manifest(source: RangeSource, member: Member, spool: Path) -> bytes:
 def _plan_counts(
     described: Mapping[str, Any], plan: str, tally: "_Tally"
 ) -> tuple[bytes | None, int | None, int | None]:
-    """Return the hash of the plan, and the objects and bytes it has for the chunk, if recorded."""
     if "plan_sha256" not in described:
         return None, None, None
     sha256, objects, size_bytes = (
@@ -456,7 +422,7 @@ def _plan_counts(
 
 @dataclass(slots=True)
 class _Tally:
-    """Totals and position of the rows so far. Rows are in the order of keys and of bytes."""
+    """Totals and position of the rows so far, which are in the order of keys and bytes."""
 
     limit: int  # start of the manifest
     members: int = 0
@@ -469,11 +435,7 @@ class _Tally:
 
 
 def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
-    """Check each row of a manifest against the index and the rows before it.
-
-    Raises:
-        MalformedArchive: A row is invalid, or the index has another member.
-    """
+    """Check each row against the index and the rows before it."""
     tally = _Tally(limit=chunk_file.manifest_member().start_byte)
     for row in manifest.rows(_CHECKED):
         _check_identity(row, tally)
@@ -495,7 +457,6 @@ def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
 
 
 def _check_identity(row: Mapping[str, Any], tally: _Tally) -> None:
-    """Check that a row names a valid object that no row before it has."""
     key, etag, version_id, size_bytes = (
         row["key"],
         row["etag"],
@@ -556,7 +517,6 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
 
 
 def _member_bytes(row: Mapping[str, Any]) -> int:
-    """Return the size of a row's member: the object, or a valid part of it."""
     size_bytes: int = row["size_bytes"]
     numbers = [row[name] for name in PART_COLUMNS]
     if numbers == [None] * len(numbers):
@@ -580,5 +540,4 @@ def _member_bytes(row: Mapping[str, Any]) -> int:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is text that the database can store."""
     return isinstance(value, str) and "\0" not in value

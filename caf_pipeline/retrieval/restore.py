@@ -36,13 +36,8 @@ class RestoreOutcome(StrEnum):
 class RestoredObject:
     """The result for one object.
 
-    Attributes:
-        location: Location of the object.
-        outcome: EQUAL and DIFFERENT mean that something was there already and was left unchanged.
-        place: Path in the folder, or key in the bucket.
-        error: Why it failed.
-        headers_known: True if its headers and user metadata were restored to a bucket. An adopted
-            file has none.
+    EQUAL and DIFFERENT mean that something was there already and was left unchanged. `place` is a
+    path in the folder or a key in the bucket. `headers_known` is False for adopted files.
     """
 
     location: Location
@@ -87,9 +82,7 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
 class RestoreSums:
     """Counts of the results so far.
 
-    `restored_bytes` and `without_headers` count restored objects only. `not_yet_archived` and
-    `skipped` count objects below the prefix that no listing of the archive has. `older_versions`
-    counts the other archived versions of the listed keys.
+    `not_yet_archived` and `skipped` count objects that no listing of the archive has.
     """
 
     listed: int = 0
@@ -129,10 +122,9 @@ class RestoreSums:
         return any(issubclass(error, kinds) for error in self.errors)
 
     def failure(self, ended: CafError | None, force: str = "--force") -> CafError | None:
-        """Return the error that explains why the restore is incomplete, or None if it is complete.
+        """Return the error that explains why the restore is incomplete, or None.
 
-        This is the error that ended the results, unless some objects need a repair, which no retry
-        can replace. `force` names the option that replaces different files.
+        This is the error that ended the results, unless some objects need a repair.
         """
         if not ended and not self.failed and not self.different:
             return None

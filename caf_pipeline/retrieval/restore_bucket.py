@@ -30,11 +30,7 @@ OBJECTS_AT_ONCE: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An object to restore.
-
-    `headers` is None if they are unknown, as for an adopted file. `read` is None if the bytes were
-    not read yet.
-    """
+    """`headers` is None if they are unknown. `read` is None if the bytes were not read yet."""
 
     location: Location
     headers: ObjectHeaders | None
@@ -65,11 +61,7 @@ class RestoreBucket:
         yield from side_by_side(self._candidates(listed), self._restore, drains=True)
 
     def _candidates(self, listed: Iterable[Location]) -> Iterator[_Candidate]:
-        """Yield each object, in any order.
-
-        One query reads the headers of many objects, and one listing shows which objects do not
-        exist. Small objects that do not exist are read with few requests.
-        """
+        """Yield the objects in any order. Small objects that do not exist are read together."""
         remaining = iter(listed)
         while page := list(islice(remaining, OBJECTS_AT_ONCE)):
             headers = self._lookup.header_sets(
@@ -101,7 +93,7 @@ class RestoreBucket:
             return RestoredObject(location, RestoreOutcome.FAILED, error=error)
 
     def _outcome(self, candidate: _Candidate, place: str) -> RestoreOutcome:
-        """Write an object that does not exist. If another process writes it first, look again."""
+        """If another process writes the object first, compare with that."""
         location, headers = candidate.location, candidate.headers
         for looks in (candidate.may_exist, True):
             existing = self._bucket.find(location.row.key) if looks else None
@@ -128,7 +120,6 @@ class RestoreBucket:
     def _is_equal(
         self, location: Location, headers: ObjectHeaders | None, existing: ObjectThere
     ) -> bool:
-        """Compare size, headers if known, and bytes. Bytes are read unless S3 has their SHA-256."""
         headers = headers or existing.headers
         if not headers.content_type:
             headers = replace(headers, content_type=existing.headers.content_type)
@@ -147,7 +138,7 @@ class RestoreBucket:
         return existing.size_bytes is not None or not (rest or next(pieces, b""))
 
     def _write(self, candidate: _Candidate, *, replaces: bool) -> bool:
-        """Write an object and return whether the bucket verified it. Raises KeyTaken."""
+        """Return whether the bucket verified the object. Raises KeyTaken."""
         location, key = candidate.location, candidate.location.row.key
         headers = candidate.headers or ObjectHeaders()
         if location.size_bytes <= IN_MEMORY_BYTES:

@@ -44,22 +44,18 @@ class RestoreFolder:
     def __init__(
         self, files: FilesBelow | None, store: ChunkReader, *, force: bool, dry_run: bool
     ) -> None:
-        """Use a folder that no other process restores into.
-
-        In a dry run `files` may be None: the folder does not exist.
-        """
+        """Use a folder without other writers; None in a dry run if it does not exist."""
         self._files = files
         self._store = store
         self._force = force
         self._dry_run = dry_run
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """See `RestoreTarget.restore`.
+        """See `RestoreTarget.restore`. Files are named in the order of the listing.
 
-        Files are named in the order of the listing, so that the same key always gets a contested
-        name. Memory: objects of up to `IN_MEMORY_BYTES`, of `BATCH_BYTES` and one more object in
-        total, and the requests for them. Up to twice `LARGE_AT_ONCE` larger objects are in
-        unfinished files before their turn.
+        Memory: objects of `BATCH_BYTES` and one more of `IN_MEMORY_BYTES`, and the requests for
+            them.
+        Up to twice `LARGE_AT_ONCE` larger objects are in unfinished files.
         """
         batch, batch_bytes = list[Location](), 0
         for location in listed:
@@ -74,7 +70,6 @@ class RestoreFolder:
         yield from self._write_batch(batch)
 
     def _existing(self, location: Location) -> RestoredObject | None:
-        """Return the result for an object that must not be written, or None."""
         key = location.row.key
         try:
             names, file = _place(self._files, location) if self._files else (path_of(key), None)
@@ -141,16 +136,12 @@ class RestoreFolder:
 
 
 def _fits_memory(location: Location) -> bool:
-    """Return whether an object is read with its neighbours instead of being fetched to a file."""
+    """Larger objects are fetched to files."""
     return location.size_bytes <= IN_MEMORY_BYTES and not location.parts
 
 
 def _place(files: FilesBelow, location: Location) -> tuple[Sequence[str], IO[bytes] | None]:
-    """Return the names of an object's file, and the file opened if it exists.
-
-    Raises:
-        NotRestored: No file can be there, or the existing file cannot be read.
-    """
+    """Return the names of an object's file, and the open file if it exists."""
     key, names = location.row.key, path_of(location.row.key)
     try:
         return names, files.open(key, _encoded(names))
@@ -176,7 +167,6 @@ def _place(files: FilesBelow, location: Location) -> tuple[Sequence[str], IO[byt
 
 
 def _is_equal(file: IO[bytes], location: Location) -> bool:
-    """Return whether a file has the size and the SHA-256 of an object, or of each of its parts."""
     if os.fstat(file.fileno()).st_size != location.size_bytes:
         return False
     for part in location.ranges:

@@ -21,11 +21,10 @@ def side_by_side(
     *,
     drains: bool = False,
 ) -> Generator[_Result, None, None]:
-    """Yield the result of `work` for each item, in the order of the items.
+    """Yield the result of `work` for each item, in order; at most `2 * threads` are under way.
 
-    At most `2 * threads` items are started and not yielded yet. The results before an error are
-    yielded first. If `drains` is set, the items under way are finished and yielded before the error
-    is raised: each write is then reported, and none happens after the end.
+    The results before an error are yielded first. With `drains`, items under way are finished and
+    yielded before the error is raised, so that each write is reported.
     """
     under_way: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")
@@ -48,10 +47,7 @@ def side_by_side(
 
 
 def take_all(results: Iterable[_Result], take: Callable[[_Result], None]) -> CafError | None:
-    """Call `take` for each result. Return the error that ended them, or None.
-
-    An error before the first result is raised instead.
-    """
+    """Call `take` for each result; return the error at the end, but raise it if it came first."""
     is_empty = True
     try:
         for result in results:

@@ -24,14 +24,14 @@ from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.adopt import (
     TEMPORARY,
     AdoptionKind,
-    Terms,
+    AdoptionOptions,
     adopt_files,
     adopt_from_chain,
     chunk_of_root,
 )
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter
 from caf_pipeline.maintenance.deletion.deletable import Unsafe
-from caf_pipeline.maintenance.doctor.examine import _amiss
+from caf_pipeline.maintenance.doctor.examine import count_mismatch
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
@@ -95,8 +95,8 @@ def post(context, path, proof_type=3, archive_id="another program") -> Path:
     return path
 
 
-def adopt(context, *paths, **terms):
-    return list(adopt_files(context, paths, Terms(**terms)))
+def adopt(context, *paths, **options):
+    return list(adopt_files(context, paths, AdoptionOptions(**options)))
 
 
 def body_of(context, key) -> bytes:
@@ -138,7 +138,7 @@ def test_adoption_inventory_outlives_later_inventories(open_context, tmp_path):
         post(context, write(tmp_path / key, {key: body}))
         for key, body in (("a", b"1"), ("b", b"2"))
     ]
-    with contextlib.closing(adopt_files(context, files, Terms())) as adopting:
+    with contextlib.closing(adopt_files(context, files, AdoptionOptions())) as adopting:
         assert next(adopting).rows == 1
         for _ in range(inventories.WHOLE_KEPT):
             inventories.take_inventory(context)
@@ -164,7 +164,7 @@ def test_excluded_members_have_reasons_and_are_planned(open_context, tmp_path):
     inventories.take_inventory(context)
     told = {}
     (done,) = adopt(
-        context, post(context, write(tmp_path / "a.caf", members)), tell=told.__setitem__
+        context, post(context, write(tmp_path / "a.caf", members)), on_left_out=told.__setitem__
     )
     assert (done.kind, done.members, done.rows) == (AdoptionKind.ADOPTED, 7, 1)
     assert told == {
@@ -220,7 +220,7 @@ def test_object_in_two_files_is_adopted_once(open_context, tmp_path):
         "known",
         "nothing_new",
     ]
-    assert [one.kind for one in adopt_from_chain(context, Terms())].count("known") == 2
+    assert [one.kind for one in adopt_from_chain(context, AdoptionOptions())].count("known") == 2
     assert rows_of(context.ledger) == before
     assert [one for one in rebuild.rebuild(context) if not one.complete] == []
     assert not list(context.staging().glob(f"{TEMPORARY}*"))
@@ -265,9 +265,9 @@ def test_duplicate_key_in_an_index_is_reported(open_context, tmp_path):
         caf_bytes(b"123", twice + b'{"start_byte":0,"end_byte":2}}}')
     )
     path = post(context, tmp_path / "twice.caf")
-    for done in (adopt(context, path), adopt_from_chain(context, Terms())):
+    for done in (adopt(context, path), adopt_from_chain(context, AdoptionOptions())):
         assert ["twice" in str(one.error) for one in done] == [True]
-    assert [one.rows for one in adopt_from_chain(context, Terms(lenient=True))] == [2]
+    assert [one.rows for one in adopt_from_chain(context, AdoptionOptions(lenient=True))] == [2]
     assert (body_of(context, "a"), body_of(context, "b")) == (b"12", b"3")
 
 
@@ -293,7 +293,7 @@ def test_foreign_or_invalid_file_is_refused_without_changes(open_context, tmp_pa
     )
     (wrong,) = adopt(context, path)
     assert "0 of 1 copy" in str(wrong.error)
-    (lied,) = adopt_from_chain(context, Terms())
+    (lied,) = adopt_from_chain(context, AdoptionOptions())
     assert "other bytes than its Merkle root" in str(lied.error)
     assert context.ledger.chunks.list() == []
 
@@ -311,7 +311,7 @@ def test_failed_adoption_leaves_nothing_and_can_be_repeated(open_context, tmp_pa
         with pytest.raises(KeyboardInterrupt):
             adopt(context, path)
     assert rows_of(context.ledger) == empty
-    assert [one.kind for one in adopt_from_chain(context, Terms())] == ["adopted"]
+    assert [one.kind for one in adopt_from_chain(context, AdoptionOptions())] == ["adopted"]
 
 
 def test_adopted_chunk_is_never_safe_but_proven_and_repaired(open_context, tmp_path):
@@ -323,7 +323,7 @@ def test_adopted_chunk_is_never_safe_but_proven_and_repaired(open_context, tmp_p
     assert chunk.adopted
     assert prove_chunk(context, done.chunk).explanation == ""
     assert repair_chunk(context, done.chunk).origin == "none needed"
-    assert [_amiss(rows) for rows in context.ledger.stray_rows.by_chunk("src")] == [None]
+    assert [count_mismatch(rows) for rows in context.ledger.stray_rows.by_chunk("src")] == [None]
     assert context.ledger.lookup.locate("src", "a").row.header_set is None
     folder = tmp_path / "deletion"
     folder.mkdir()

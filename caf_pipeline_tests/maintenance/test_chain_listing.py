@@ -15,7 +15,7 @@ from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease, lists_lease
 from caf_pipeline.maintenance import chain_listing
-from caf_pipeline.maintenance.chain_listing import look_in_bulk
+from caf_pipeline.maintenance.chain_listing import check_chain_listing
 from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.steps import chunk_steps
@@ -94,7 +94,7 @@ def states(context):
 
 
 def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.chunks, found.listed, found.copies) == (len(names), len(names), 3 * len(names))
     assert (found.suspected, found.trouble, found.left_out, suspected(context)) == (
         set(),
@@ -109,7 +109,7 @@ def test_unlisted_chunk_is_looked_at_first_and_damaged(context, store, names):
     for _ in prove_oldest(context, 9):
         pass  # the last one is now the one that was looked at last
     store.forget(posting(context, names[-1]))
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert (suspected(context), states(context)) == ([names[-1]], {ChunkState.LOCATED})
     (report,) = prove_oldest(context, 1)
     assert (report.chunk.name, report.chunk.state) == (names[-1], ChunkState.DAMAGED)
@@ -119,7 +119,7 @@ def test_unlisted_chunk_is_looked_at_first_and_damaged(context, store, names):
 def test_lost_copy_makes_a_chunk_suspect(context, store, names):
     store.required_copies = 2
     store.unlisted = {"bert"}
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == sorted(names)
     assert all(report.proven for report in prove_oldest(context, 9))
     assert suspected(context) == []
@@ -130,11 +130,11 @@ def test_only_a_stale_proof_makes_a_chunk_suspect(context, store, names, databas
         1050,
         {"bert": 850},
     )  # windows begin with the start, a bit more than 100, and have 100 blocks
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == []
     store.proven = {"bert": 750}
     make_due(database)
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == sorted(names)
     assert {copy.windows for name in names for copy in context.ledger.replicas.list(name)} == {0}
 
@@ -147,13 +147,13 @@ def test_copy_without_any_proof_makes_a_chunk_suspect(context, store, names):
         return pages if provider == "bert" else whole(provider)
 
     store.proof_pages = without
-    assert look_in_bulk(context).copies == 3 * len(names) - 1
+    assert check_chain_listing(context).copies == 3 * len(names) - 1
     assert suspected(context) == names[:1]
 
 
 def test_complete_later_listing_clears_suspicion(context, store, names, database):
     posts, store.posts = store.posts, {}  # a node that lists nothing
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.suspected_chunks, suspected(context), states(context)) == (
         len(names),
         sorted(names),
@@ -162,7 +162,7 @@ def test_complete_later_listing_clears_suspicion(context, store, names, database
     store.posts = posts
     assert next(prove_oldest(context, 1)).proven  # the truth is found by the look alone
     make_due(database)
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == []
 
 
@@ -179,13 +179,15 @@ def test_broken_listing_makes_no_chunk_suspect(context, store, names, database):
 
     store.file_pages = broken
     store.unlisted = {"bert"}  # what was read already is as little told
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.trouble, suspected(context)) == ("the node went away", [])
     assert "cut off: the node went away" in found.described()
     assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (None, 0)
     store.unlisted = set()
     assert len(list(prove_oldest(context, 9))) == len(names)
-    assert look_in_bulk(context) is None  # others must not all read at once what one could not
+    assert (
+        check_chain_listing(context) is None
+    )  # others must not all read at once what one could not
 
 
 def test_broken_proofs_keep_the_result_of_the_files(context, store, names):
@@ -195,7 +197,7 @@ def test_broken_proofs_keep_the_result_of_the_files(context, store, names):
         raise StoreUnreachable("the node went away")
 
     store.proof_pages = broken
-    assert look_in_bulk(context).trouble
+    assert check_chain_listing(context).trouble
     assert suspected(context) == names[:1]
 
 
@@ -215,13 +217,13 @@ def test_chunk_located_during_the_listing_is_not_suspect(context, store):
         )
 
     store.file_pages = meanwhile
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == [second]
 
 
 def test_pages_beyond_the_limit_are_reported(context, store, names, monkeypatch):
     monkeypatch.setattr(chain_listing, "PROVIDER_PAGES", 1)
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert found.left_out == [
         f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")
     ]
@@ -231,13 +233,13 @@ def test_pages_beyond_the_limit_are_reported(context, store, names, monkeypatch)
 
 def test_truncated_file_listing_proves_no_absence(context, store, names, database, monkeypatch):
     monkeypatch.setattr(chain_listing, "FILE_PAGES", 1)
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.listed, found.suspected, found.left_out) == (1, set(), ["files after 1 page"])
 
 
 def test_a_store_without_lists_has_no_pass(context, store, names):
     store.height = None
-    assert look_in_bulk(context) is None
+    assert check_chain_listing(context) is None
     assert suspected(context) == []
 
 
@@ -247,9 +249,9 @@ def test_a_store_without_lists_has_no_pass(context, store, names):
 
 def test_one_listing_an_hour_serves_all_sources(context, store, names, database):
     store.forget(posting(context, names[0]))
-    look_in_bulk(context)
+    check_chain_listing(context)
     other = replace(context, source="another", holder=this_process("run-2"))
-    assert look_in_bulk(other) is None
+    assert check_chain_listing(other) is None
     assert suspected(context) == names[:1]
     with connected(database) as connection:
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM chain_listings"
@@ -258,12 +260,12 @@ def test_one_listing_an_hour_serves_all_sources(context, store, names, database)
     assert context.ledger.chain_listings.begin(
         store.name, chain_listing.RETRY_SECONDS
     )  # and its process dies
-    assert look_in_bulk(other) is None
+    assert check_chain_listing(other) is None
     make_due(database)
-    assert look_in_bulk(other).chunks == len(names)
+    assert check_chain_listing(other).chunks == len(names)
     with connected(database) as connection:  # written while the database's clock was a year ahead
         connection.execute("UPDATE chain_listings SET next_at = next_at + interval '1 year'")
-    assert look_in_bulk(other).chunks == len(names)
+    assert check_chain_listing(other).chunks == len(names)
 
 
 def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
@@ -271,7 +273,7 @@ def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
     context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
     archive_everything(context)
     with ledger.leases.hold(lists_lease(store.name), this_process("run-2")):
-        assert look_in_bulk(context) is None
+        assert check_chain_listing(context) is None
 
 
 def test_unavailable_suspects_do_not_block_other_chunks(context, store, names):
@@ -286,7 +288,7 @@ def test_unavailable_suspects_do_not_block_other_chunks(context, store, names):
 
     store.read = read
     posts, store.posts = store.posts, {}
-    look_in_bulk(context)
+    check_chain_listing(context)
     store.posts = posts
     store.forget(posting(context, gone))
     seen = []
@@ -387,7 +389,7 @@ def on_jackal(tmp_path, ledger, database):
 @pytest.mark.parametrize(("count", "pages"), [(300, 4), (600, 8)])
 def test_requests_grow_with_pages_not_with_chunks(on_jackal, count, pages):
     context, node = on_jackal(count)
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.listed, found.copies, found.suspected, found.pages) == (
         count,
         3 * count,
@@ -409,7 +411,7 @@ def test_node_falling_behind_cuts_the_listing_off(on_jackal):
         return first(params)
 
     node.answers[f"files/note/caf_pipeline/{node.archive_id}"] = falls_behind
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert "is at block 50; 100 was seen before" in found.trouble
     assert suspected(context) == []
 

@@ -470,7 +470,7 @@ def test_chunk_with_too_few_locations_is_reported(context, name, database_url):
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
     (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
-    assert told.found == "59 locations of 60 members"
+    assert told.problem == "59 locations of 60 members"
 
 
 def test_outdated_kept_locations_are_removed(context, name, told_then_mended, database_url):
@@ -501,7 +501,7 @@ def test_unlisted_located_chunk_becomes_damaged(context, name, told_then_mended)
 def test_parked_chunk_is_reported_with_a_hint(context, name):
     chunk_steps.park(context, name, "five runs failed")
     (told,) = examined(context)
-    assert (told.actor, told.found) == (Actor.OPERATOR, "parked: five runs failed")
+    assert (told.actor, told.problem) == (Actor.OPERATOR, "parked: five runs failed")
     assert f"caf unpark {name}" in told.remedy
 
 

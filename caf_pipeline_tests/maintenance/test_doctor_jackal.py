@@ -113,7 +113,7 @@ def test_signed_transaction_of_a_killed_run_is_paid_once(
     (signed,) = context.ledger.stray_rows.unsettled()
     told = by_kind(context)[Kind.TRANSACTION]
     assert (told.name, told.actor) == (signed.hash, Actor.DOCTOR)
-    assert f"block {signed.timeout_height} is the last" in told.found
+    assert f"block {signed.timeout_height} is the last" in told.problem
     unchanged(lambda: found(context))
     assert (Kind.TRANSACTION, signed.hash, "settled") in mended(context)
     assert context.ledger.stray_rows.unsettled() == []
@@ -222,7 +222,7 @@ def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, 
     mended(context)
     told = [one for one in examined(context) if one.kind is Kind.FILE]
     assert [one.actor for one in told] == [Actor.NOBODY, Actor.NOBODY]
-    assert any("abandoned" in one.found for one in told)
+    assert any("abandoned" in one.problem for one in told)
     assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
 
 

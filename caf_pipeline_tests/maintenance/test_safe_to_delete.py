@@ -101,7 +101,7 @@ class Answer:
     def __init__(self, context, folder, **options):
         self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
         self.told: list[str] = []
-        reporter = assessment.ProgressReporter(tell=self.told.append)
+        reporter = assessment.ProgressReporter(note=self.told.append)
         self.found = find_deletable(
             context, self.file, report=self.report_file, reporter=reporter, **options
         )
