@@ -1,6 +1,4 @@
-"""ChunkIO: the original's files byte for byte, the right entries from every damaged one, bounded
-work for forged ones.
-"""
+"""ChunkIO: files of the original, damaged files, and bounded work for forged files."""
 
 import hashlib
 import json
@@ -50,9 +48,7 @@ SIZES = (
 )
 ENTRIES = st.tuples(st.just("entry"), st.binary(min_size=16, max_size=16), SIZES)
 STEPS = st.lists(ENTRIES | st.just(("open",)), max_size=12)
-"""A log's making: entries with their user data and content size, and closings with a new writer
-after.
-"""
+"""Steps to write a log: entries with user data and content size, and new writers."""
 
 
 def sip(data) -> bytes:
@@ -76,13 +72,13 @@ def put(file: bytearray, position: int, data: bytes) -> None:
 
 
 def overwrite(file: bytearray, position: int, data: bytes) -> None:
-    """Put `data` there, as much of it as the file has room for."""
+    """Overwrite bytes of the file, without making it longer."""
     data = data[: max(0, len(file) - position)]
     put(file, position, data)
 
 
 def content_of(seed: str, size_bytes: int) -> bytes:
-    """Make a content as the vectors' scripts name it."""
+    """Return a content as the vectors' scripts describe it."""
     if seed.startswith("="):
         return bytes([int(seed[1:], 16)]) * size_bytes
     if seed.startswith("@"):
@@ -105,7 +101,7 @@ def replayed(script: list[str]) -> bytes:
 
 
 def written(steps) -> tuple[bytes, list[tuple[LogEntry, bytes]]]:
-    """Write a log by `steps`; return it with each entry and its content."""
+    """Write a log; return it with its entries and their contents."""
     file, writer, fresh, entries = bytearray(), LogWriter(), True, []
     for number, (what, *rest) in enumerate(steps):
         if what == "open":
@@ -148,9 +144,7 @@ def damaged(case: dict) -> bytes:
 
 
 def forward(real: dict) -> list[dict]:
-    """What the original's forward scan by begin + 1 gave; it agrees with the rules in every vector
-    here.
-    """
+    """Return the entries of the original's forward scan by `begin + 1`."""
     return real["all_walks"] if "all_walks" in real else real["forward_begin_plus_1"]
 
 
@@ -168,12 +162,10 @@ def assert_reads_as(file: bytes, wanted: list[dict]) -> None:
 
 
 def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
-    """Read by the rules alone, byte by byte and with everything in memory."""
+    """Read the log by the rules alone, byte by byte and in memory."""
 
     def payload(place: int, count: int) -> tuple[bytes, int]:
-        """`count` bytes from `place` on, none of a meter, and where they end; fewer where the file
-        ends.
-        """
+        """Return up to `count` bytes from `place` on, without meters, and their end."""
         taken = bytearray()
         while len(taken) < count:
             place += METER_BYTES if place % BLOCK_BYTES == 0 else 0
@@ -181,7 +173,7 @@ def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
             taken += file[place : place + step]
             place += step
             if place > len(file) + 4 * BLOCK_BYTES:
-                break  # far enough out to know that it is not in the file
+                break  # certainly outside of the file
         return bytes(taken), place
 
     def named_at(line: int) -> int | None:
@@ -228,7 +220,7 @@ def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
 
 
 class Counting:
-    """A file that counts what is asked of it and refuses to be asked for more than it has."""
+    """A file that counts reads, and refuses those beyond its end."""
 
     def __init__(self, file: bytes) -> None:
         self.file = file
@@ -340,7 +332,7 @@ def test_a_meter_counts_when_the_file_ends_right_behind_it():
 
 def test_answers_do_not_depend_on_earlier_reads():
     file = bytearray((VECTORS / "many_small.chunkio").read_bytes())
-    put(file, BLOCK_BYTES, meter(456))  # right by its hash, and a lie
+    put(file, BLOCK_BYTES, meter(456))  # a lie with a valid hash
     fresh = reading(bytes(file))
     reader = reader_of(bytes(file))
     assert [(entry, reader.content(entry)) for entry, _ in reversed(fresh)] == [*reversed(fresh)]
@@ -486,14 +478,12 @@ def test_continued_truncated_log_has_all_later_entries(steps, more, data):
     torn = dict(entries[len(whole) : len(whole) + 1])
     assert all(
         content in (None, torn[entry]) for entry, content in before[len(whole) :]
-    )  # right where only zeros were cut off
+    )  # right if only zeros were cut off
 
 
 @given(STEPS.filter(lambda steps: any(step[0] == "entry" for step in steps)), st.data())
 def test_flipped_byte_affects_only_nearby_entries(steps, data):
-    """Lost are, at most, entries of its block and on to the end of the block in which the last
-    entry that began there ends.
-    """
+    """Only entries up to the end of the last entry that begins in the block may be lost."""
     file, entries = written(steps)
     place = data.draw(st.integers(0, len(file) - 1))
     broken = bytearray(file)
@@ -557,9 +547,7 @@ def test_arbitrary_bytes_are_read_without_an_error(junk, offset):
 
 
 def test_lying_meter_hides_no_other_entry():
-    """One that names an entry inside a content, as an attacker would: what is reached without it
-    stays reached.
-    """
+    """Forge a meter that names an entry inside of a content: other entries stay reachable."""
     inner = LogWriter().entry(b"inner entry here", b"false")[METER_BYTES:]
     writer = LogWriter()
     file = bytearray(writer.entry(bytes(16), bytes(44) + inner))
@@ -639,9 +627,7 @@ def test_missing_entry_has_no_content(change):
 
 
 def test_overlapping_contents_are_read_in_linear_time():
-    """Each block's meter names its own header, whose content runs on to the end and whose last
-    meter is gone.
-    """
+    """Let each meter name a header whose content extends to the end, without its last meter."""
     blocks = 200
     file = bytearray(blocks * BLOCK_BYTES + 100)
     claimed = []

@@ -1,6 +1,4 @@
-"""clp-s archives: what clp-s itself says of its own, its verdict on damaged ones, bounded work for
-forged ones.
-"""
+"""clp-s archives: archives of clp-s, damaged archives, and bounded work for forged ones."""
 
 import json
 import struct
@@ -40,7 +38,7 @@ REAL = json.loads((VECTORS / "manifest.json").read_text())
 ODD = json.loads((VECTORS / "corrupt.json").read_text())
 
 READ_AS_METADATA = {"version_0_3_1", "truncate_1696", "packets_no_tsdict"}
-"""What clp-s refuses for its records' sake: the metadata are whole, and nothing in them tells."""
+"""Archives that clp-s refuses because of their records: their metadata are valid."""
 
 
 def opened(file: bytes, first_bytes: int = FIRST_READ_BYTES):
@@ -61,7 +59,7 @@ PLAIN = bytes([len(WHOLE)]) + b"".join(
     struct.pack("<BI", kind, len(payload)) + payload for kind, payload in WHOLE
 )
 
-# What clp-s wrote
+# Archives of clp-s
 
 
 @pytest.mark.parametrize("vector", REAL, ids=lambda v: v["name"])
@@ -415,4 +413,4 @@ def test_memory_is_bounded_for_every_forged_archive():
     done = subprocess.run(
         [sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 400  # MiB, of which making them takes a half
+    assert int(done.stdout) < 400  # MiB, half of which is for making them

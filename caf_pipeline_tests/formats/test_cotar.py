@@ -1,6 +1,4 @@
-"""cotar indexes: the real builder's byte for byte, and an answer or a refusal for every damaged
-one.
-"""
+"""cotar indexes: those of the real builder, and damaged indexes."""
 
 import contextlib
 import gzip
@@ -32,7 +30,7 @@ SAME = [
     "no_eof_blocks",
     "tenk",
 ]
-"""Archives of which the real builder makes the right index."""
+"""Archives that the real builder indexes correctly."""
 
 OTHERS = {
     "no_files": [],
@@ -43,7 +41,7 @@ OTHERS = {
     "pax_longname": [f"{'d' * 60}/{'e' * 60}/file.txt", "short"],
     "pax_global": ["short"],
 }
-"""Archives of which it makes none or a wrong one, and the files that they have."""
+"""Archives that it indexes wrongly or not at all, and their files."""
 
 CUT_OFF = [
     "truncated_data",
@@ -67,7 +65,7 @@ def files_in(tar: bytes):
 
 
 class Counted:
-    """A file that counts the reads behind the first, of its end."""
+    """A file that counts the reads after that of its end."""
 
     def __init__(self, content: bytes):
         self.content, self.reads = content, 0
@@ -127,7 +125,7 @@ def test_names_are_located_as_by_the_real_reader(name, embedded):
     for look in TARS[name]["lookup_external"]["results"]:
         expected = look["index"] and (look["index"]["offset"], look["index"]["size"])
         if expected is None and not look["name"].isascii():
-            continue  # it finds none of these by their names: see the next test
+            continue  # it cannot locate these by name: see the next test
         assert found.find(look["name"].encode()) == expected
 
 

@@ -1,6 +1,4 @@
-"""Tar archives: every variant's members as Python's tarfile finds them, and headers that others
-read.
-"""
+"""Tar archives: members of every variant as tarfile reads them, and written headers."""
 
 import io
 import subprocess
@@ -21,7 +19,7 @@ LONG = "d" * 60 + "/" + "e" * 90 + "/" + "f" * 120
 
 
 def made(members, tar_format=tarfile.PAX_FORMAT, **more) -> bytes:
-    """Return an archive of `(name, body)`, or of TarInfo objects as they are."""
+    """Return an archive of `(name, body)` pairs or TarInfo objects."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tar_format, **more) as tar:
         for member in members:
@@ -43,11 +41,11 @@ def info(name, kind, link="") -> tarfile.TarInfo:
 PAX = info(LONG, tarfile.REGTYPE).tobuf(tarfile.PAX_FORMAT)
 GNU = info("g" * 120, tarfile.REGTYPE).tobuf(tarfile.GNU_FORMAT)
 NAMED_TWICE = PAX[:-512] + GNU[:-512] + PAX[-512:]
-"""A member with a PAX header and, behind it, a long name of GNU."""
+"""Return a member with a PAX header and then a long name of GNU."""
 
 
 def members_of(tar: bytes, **more):
-    """Walk an archive by a reader that cannot go back, and that refuses what is not there."""
+    """Walk an archive with a reader that only moves forward, and refuses missing bytes."""
     read_to = 0
 
     def read(start, end):
@@ -211,7 +209,7 @@ def test_a_checksum_of_signed_bytes_is_right_too():
 
 def test_sparse_file_has_no_range(tmp_path):
     with (tmp_path / "s").open("wb") as file:
-        for position in range(0, 100 << 20, 4 << 20):  # more holes than the header itself holds
+        for position in range(0, 100 << 20, 4 << 20):  # more holes than the header holds
             file.seek(position)
             file.write(b"x")
     (tmp_path / "a").write_bytes(b"1")

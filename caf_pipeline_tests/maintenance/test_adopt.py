@@ -1,6 +1,4 @@
-"""CAF files of other programs, taken over: what becomes of each member, and what all else says of
-such a chunk.
-"""
+"""Adopted CAF files of other programs: their members, and their chunks elsewhere."""
 
 import contextlib
 import dataclasses
@@ -54,7 +52,7 @@ WRITTEN = [
 
 
 class Bucket(MemorySource):
-    """Objects whose ETags are the MD5 of their bytes, except those that a test names."""
+    """Objects whose ETags are the MD5 of their bytes, unless a test sets them."""
 
     def __init__(self, bodies, etags):
         super().__init__(bodies)
@@ -68,7 +66,7 @@ class Bucket(MemorySource):
 
 @pytest.fixture
 def open_context(tmp_path, ledger):
-    """Opens the source on a bucket, whose inventory is taken."""
+    """Return a function that opens the source on a bucket and takes an inventory."""
 
     def make(bodies, **etags):
         context = a_run_context(tmp_path, Bucket(dict(bodies), etags), ledger)
@@ -156,18 +154,18 @@ def test_excluded_members_have_reasons_and_are_planned(open_context, tmp_path):
         "other": b"1",
     }
     md5 = hashlib.md5(members["longer"], usedforsecurity=False).hexdigest()
-    bodies["longer"] += b"!"  # the ETag is that of the member, the size is not
+    bodies["longer"] += b"!"  # with the ETag of the member, but another size
     context = open_context({"ours": members["ours"]})
     archive_everything(context)
     context.objects.bodies |= bodies
     context.objects.etags = {"longer": md5, "parts": "0123456789abcdef0123456789abcdef-2"}
     inventories.take_inventory(context)
-    told = {}
+    reasons = {}
     (done,) = adopt(
-        context, post(context, write(tmp_path / "a.caf", members)), on_left_out=told.__setitem__
+        context, post(context, write(tmp_path / "a.caf", members)), on_left_out=reasons.__setitem__
     )
     assert (done.kind, done.members, done.rows) == (AdoptionKind.ADOPTED, 7, 1)
-    assert told == {
+    assert reasons == {
         "gone": "not_in_inventory",
         "flipped": "other_content",
         "longer": "other_size",
@@ -175,7 +173,7 @@ def test_excluded_members_have_reasons_and_are_planned(open_context, tmp_path):
         "ours": "archived_already",
         "n" * 1025: "unsupported_key",
     }
-    assert done.left_out == dict.fromkeys(told.values(), 1)
+    assert done.left_out == dict.fromkeys(reasons.values(), 1)
     archive_everything(context)
     located = {row["file_path"]: row["chunk"] for row in rows_of(context.ledger)["file_locations"]}
     assert set(located) == {"ours", *bodies}
@@ -245,12 +243,15 @@ def test_lost_ledger_with_adopted_files_asks_the_store_first(open_context, tmp_p
     adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
     packed = write(tmp_path / "packed.caf", {"b": b"2"})
     post(context, packed, archive_id=context.archive_id)
-    with pytest.raises(StoredAlready, match="only adopted files of 'src'"):
+    with pytest.raises(StoredAlready, match="'src'"):
         planning.cut_plan(context, inventories.latest_snapshot(context))
 
 
 def test_members_that_share_bytes_are_excluded(open_context, tmp_path):
-    index = b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},"b":{"start_byte":2,"end_byte":4}}}'  # noqa: E501
+    index = (
+        b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},'
+        b'"b":{"start_byte":2,"end_byte":4}}}'
+    )
     path = tmp_path / "a.caf"
     path.write_bytes(b"1234" + index + len(index).to_bytes(4, "little"))
     context = open_context({"a": b"123", "b": b"34"})
@@ -260,7 +261,10 @@ def test_members_that_share_bytes_are_excluded(open_context, tmp_path):
 
 def test_duplicate_key_in_an_index_is_reported(open_context, tmp_path):
     context = open_context({"a": b"12", "b": b"3"})
-    twice = b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},"b":{"start_byte":2,"end_byte":3},"a":'  # noqa: E501
+    twice = (
+        b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},'
+        b'"b":{"start_byte":2,"end_byte":3},"a":'
+    )
     (tmp_path / "twice.caf").write_bytes(
         caf_bytes(b"123", twice + b'{"start_byte":0,"end_byte":2}}}')
     )
@@ -276,8 +280,7 @@ def test_foreign_or_invalid_file_is_refused_without_changes(open_context, tmp_pa
     path = write(tmp_path / "a.caf", {"a": b"1"})
     (missing,) = adopt(context, path)
     assert isinstance(missing.error, StoreError)
-    assert "is not on the chain" in str(missing.error)
-    assert "nothing was changed" in str(missing.error)
+    assert str(path) in str(missing.error)
     post(context, path)
     flipped = tmp_path / "flipped.caf"
     flipped.write_bytes(b"2" + path.read_bytes()[1:])
@@ -294,7 +297,7 @@ def test_foreign_or_invalid_file_is_refused_without_changes(open_context, tmp_pa
     (wrong,) = adopt(context, path)
     assert "0 of 1 copy" in str(wrong.error)
     (lied,) = adopt_from_chain(context, AdoptionOptions())
-    assert "other bytes than its Merkle root" in str(lied.error)
+    assert isinstance(lied.error, IntegrityError)
     assert context.ledger.chunks.list() == []
 
 
@@ -334,7 +337,7 @@ def test_adopted_chunk_is_never_safe_but_proven_and_repaired(open_context, tmp_p
     assert assessment.reason is Unsafe.ADOPTED
     corrupt(context.store._chunk_path(posting_of(chunk)))
     assert prove_chunk(context, done.chunk).chunk.state is ChunkState.DAMAGED
-    with pytest.raises(StoreError, match="another program made the file"):
+    with pytest.raises(StoreError, match=done.chunk):
         repair_chunk(context, done.chunk)
 
 

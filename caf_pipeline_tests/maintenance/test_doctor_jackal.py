@@ -1,6 +1,4 @@
-"""The doctor on Jackal: what is signed and not settled, posted and not recorded, stored and not
-known, and no longer listed.
-"""
+"""The doctor on Jackal: unsettled transactions, unrecorded posts, unknown and unlisted chunks."""
 
 import itertools
 
@@ -36,14 +34,12 @@ from caf_pipeline_tests.support.run_contexts import (
 )
 
 _numbers = itertools.count(1)
-LONG = "600"  # seconds of a lease that does not run out while a test runs
+LONG = "600"  # seconds of a lease that outlasts a test
 
 
 @pytest.fixture
 def settings(network):
-    """Settings of a source whose bucket, and with it its archive, no other test on this network
-    has.
-    """
+    """Return settings of a source with a bucket and an archive of its own."""
     network.grant(ADDRESS, SPACE)
     source = {"bucket": f"b-{next(_numbers)}", "target_size": "8MiB", "public": True}
     return {"jackal": jackal_settings(network, proof_seconds=20), "sources": {"src": source}}
@@ -66,7 +62,7 @@ def name(context):
 
 @pytest.fixture
 def killed_at(context, name, tmp_path, database_url, settings):
-    """Let a run of the chunk be killed before or after a call to the ledger or its log."""
+    """Kill a run of the chunk before or after a call to the ledger or its log."""
 
     def run(at, *, before=False):
         archive_chunk(context, name, until=chunk_steps.seal_chunk)
@@ -77,7 +73,7 @@ def killed_at(context, name, tmp_path, database_url, settings):
 
 @pytest.fixture
 def unchanged(tmp_path, database_url):
-    """Do something that changes nothing."""
+    """Do nothing that changes anything."""
 
     def check(action):
         before = everything(tmp_path, database_url)
@@ -102,7 +98,7 @@ def ends_right(network, context, name):
     assert len(posts_of(network, context, name)) == 1
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []
 
 
 @pytest.mark.thorough
@@ -111,9 +107,9 @@ def test_signed_transaction_of_a_killed_run_is_paid_once(
 ):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
-    told = by_kind(context)[Kind.TRANSACTION]
-    assert (told.name, told.actor) == (signed.hash, Actor.DOCTOR)
-    assert f"block {signed.timeout_height} is the last" in told.problem
+    finding = by_kind(context)[Kind.TRANSACTION]
+    assert (finding.name, finding.actor) == (signed.hash, Actor.DOCTOR)
+    assert f"block {signed.timeout_height} is the last" in finding.problem
     unchanged(lambda: found(context))
     assert (Kind.TRANSACTION, signed.hash, "settled") in mended(context)
     assert context.ledger.stray_rows.unsettled() == []
@@ -136,13 +132,11 @@ def test_transaction_of_a_live_run_is_left_alone(killed_at, context, database_ur
 def test_transaction_of_another_wallet_is_reported(killed_at, context, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            "SET session_replication_role = replica"
-        )  # its posts name the account, too
+        connection.execute("SET session_replication_role = replica")  # its posts name the account
         connection.execute("UPDATE transactions SET account = 'jackal-1/jkl1other'")
-    told = by_kind(context)[Kind.TRANSACTION]
-    assert (told.actor, told.mend) == (Actor.OPERATOR, None)
-    assert "jackal-1/jkl1other" in told.remedy
+    finding = by_kind(context)[Kind.TRANSACTION]
+    assert (finding.actor, finding.mend) == (Actor.OPERATOR, None)
+    assert "jackal-1/jkl1other" in finding.remedy
 
 
 @pytest.mark.thorough
@@ -161,9 +155,9 @@ def test_unreachable_chain_does_not_stop_other_repairs(
         elif one.mend:
             one.mend()
     assert unsettled == 1
-    told = [one for one in examined(context) if one.kind is Kind.UNSEEN]
-    assert told
-    assert all(isinstance(one.error, StoreUnreachable) for one in told)
+    findings = [one for one in examined(context) if one.kind is Kind.UNSEEN]
+    assert findings
+    assert all(isinstance(one.error, StoreUnreachable) for one in findings)
     assert {kind for kind, _ in found(context)} == {Kind.TRANSACTION}
     network.start()
     assert Kind.TRANSACTION in {kind for kind, _, _ in mended(context)}
@@ -173,9 +167,9 @@ def test_unreachable_chain_does_not_stop_other_repairs(
 def test_unrecorded_post_is_reported_and_finished_later(killed_at, context, name, network):
     killed_at("record_posting", before=True)
     mended(context)
-    told = by_kind(context)
-    assert (told[Kind.FILE].name, told[Kind.FILE].actor) == (name, Actor.RUN)
-    assert (told[Kind.CHUNK].name, told[Kind.CHUNK].actor) == (name, Actor.RUN)
+    findings = by_kind(context)
+    assert (findings[Kind.FILE].name, findings[Kind.FILE].actor) == (name, Actor.RUN)
+    assert (findings[Kind.CHUNK].name, findings[Kind.CHUNK].actor) == (name, Actor.RUN)
     ends_right(network, context, name)
 
 
@@ -201,7 +195,7 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(
         assert everything(tmp_path, database_url) == before
         assert (Kind.FILE, name, f"restored, with {len(located)} locations") in mended(context)
         assert rows(connection) == located
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
@@ -220,10 +214,10 @@ def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, 
             )
         )
     mended(context)
-    told = [one for one in examined(context) if one.kind is Kind.FILE]
-    assert [one.actor for one in told] == [Actor.NOBODY, Actor.NOBODY]
-    assert any("abandoned" in one.problem for one in told)
-    assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
+    findings = [one for one in examined(context) if one.kind is Kind.FILE]
+    assert [one.actor for one in findings] == [Actor.NOBODY, Actor.NOBODY]
+    assert any("abandoned" in one.problem for one in findings)
+    assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in findings)
 
 
 def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network):
@@ -258,4 +252,4 @@ def test_chunk_with_too_few_listed_copies_becomes_damaged(
 def test_kept_staged_chunk_is_no_leftover(context):
     (name,) = archive_everything(context)
     assert chunk_steps.staged_path(context, name).exists()
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []

@@ -1,6 +1,4 @@
-"""Repairs: from where a chunk's bytes come, what is stored again, and what a repair that fails
-leaves.
-"""
+"""Repairs: sources of a chunk's bytes, new posts and uploads, and failed repairs."""
 
 import os
 
@@ -129,9 +127,9 @@ def test_a_chunk_that_is_right_needs_nothing(context, name):
 
 def test_unproven_damaged_chunk_stays_damaged(context, store, name):
     store.window, store.now = 4, 9
-    assert "not proven since window 4" in prove_chunk(context, name).chunk.reason
+    assert "window 4" in prove_chunk(context, name).chunk.reason
     store.window, store.unverified = 9, {"anna", "bert", "carl"}  # dropped, and joined again
-    with pytest.raises(NotProven, match="stays damaged: 0 of 3 copies show a verified proof"):
+    with pytest.raises(NotProven, match="0 of 3 copies"):
         repair_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
     store.unverified = set()
@@ -164,7 +162,7 @@ def test_chunk_without_a_post_is_posted_again(context, store, name):
     assert (report.posted_again, report.origin) == (
         True,
         "provider",
-    )  # who had it once has it still
+    )  # a former provider still has it
     assert posting(context, name).start > before.start
     ends_right(context, name)
 
@@ -185,7 +183,7 @@ def test_failed_repair_does_not_post_twice(context, store, name):
 def test_chunk_without_any_bytes_stays_damaged(context, name):
     damage(context, name, *EVERYBODY)
     context.objects.unavailable["key-003"] = (SkipReason.CHANGED, -1)
-    with pytest.raises(StoreError, match=r"not in staging; .*objects have changed"):
+    with pytest.raises(StoreError, match=name):
         repair_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
     assert list(context.staging().iterdir()) == []
@@ -193,7 +191,7 @@ def test_chunk_without_any_bytes_stays_damaged(context, name):
 
 def test_silent_providers_cause_no_repair(context, store, name):
     store.away = {"anna"}
-    with pytest.raises(StoreUnreachable, match="anna does not answer"):
+    with pytest.raises(StoreUnreachable, match="anna"):
         repair_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
@@ -223,13 +221,11 @@ class BrokenOff(BaseException):
 
 STORE_CALLS = ("copies", "holders", "post", "put")
 MOMENTS = 20
-"""Before and after each of ten calls that a repair of a chunk makes whose post is gone."""
+"""Moments of a repair with a new post: before and after each of ten calls."""
 
 
 def break_off(patch, context, fatal):
-    """Let the repair end before or after the n-th call of something that leaves a trace; return the
-    moments that passed.
-    """
+    """Kill the repair before or after its n-th call; return the moments that passed."""
     moments = []
 
     def pass_moment():
