@@ -350,13 +350,26 @@ class _Scan:
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
-        self._block = lru_cache(maxsize=2)(self._read_block)  # a header spans at most two blocks
+
+        @lru_cache(maxsize=2)  # a header spans at most two blocks
+        def block(number: int) -> bytes:
+            start = number * BLOCK_BYTES
+            return bytes(read(start, min(start + BLOCK_BYTES, size_bytes)))
+
+        self._block = block
         self._named = array("q")  # by meter, from position 0: the begin it names, or _NO_BEGIN
         self._budget = _HashBudget(size_bytes)
 
     def entries(self) -> Iterator[tuple[LogEntry, bytes]]:
         """Yield reachable entries with the hashes of their contents; visit each position once."""
-        self._read_meters()
+        self._named.append(_NO_BEGIN)  # the file's header is no meter
+        for position in range(BLOCK_BYTES, self._size_bytes - METER_BYTES + 1, BLOCK_BYTES):
+            meter = bytes(self._read(position, position + METER_BYTES))
+            if len(meter) < METER_BYTES:
+                break  # the file is shorter than it should be
+            begin, digest = _METER.unpack_from(meter)
+            is_right = begin <= position and is_begin(begin) and _hash(meter[:8]) == digest
+            self._named.append(begin if is_right else _NO_BEGIN)
         waiting = sorted({0, *self._named} - {_NO_BEGIN})  # a sorted list is a heap
         last = _NO_BEGIN
         while waiting:
@@ -374,21 +387,6 @@ class _Scan:
     def _read_in_block(self, start: int, end: int) -> bytes:
         number, offset = divmod(start, BLOCK_BYTES)
         return self._block(number)[offset : offset + end - start]
-
-    def _read_block(self, number: int) -> bytes:
-        start = number * BLOCK_BYTES
-        return bytes(self._read(start, min(start + BLOCK_BYTES, self._size_bytes)))
-
-    def _read_meters(self) -> None:
-        self._named.append(_NO_BEGIN)  # the file's header is no meter
-        for position in range(BLOCK_BYTES, self._size_bytes - METER_BYTES + 1, BLOCK_BYTES):
-            meter = bytes(self._read(position, position + METER_BYTES))
-            if len(meter) < METER_BYTES:
-                # The file is shorter than it should be, so that the next meters are missing, too.
-                return
-            begin, digest = _METER.unpack_from(meter)
-            is_right = begin <= position and is_begin(begin) and _hash(meter[:8]) == digest
-            self._named.append(begin if is_right else _NO_BEGIN)
 
     def _may_step_past(self, entry: LogEntry, digest: bytes) -> bool:
         if entry.end + HEADER_BYTES > self._size_bytes:

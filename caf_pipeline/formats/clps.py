@@ -12,6 +12,7 @@ verdict, in the tests.
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -491,18 +492,16 @@ def _fields_of(raw: msgspec.Raw) -> Mapping[str, object]:
     try:
         return _PLAIN_FIELDS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields: dict[str, object] = {}
         values = _decode(raw, dict[str, msgspec.Raw], "an input of the RangeIndex")
-        plain = ((name, _scalar(value)) for name, value in values.items())
-        return {name: value for name, value in plain if value is not ...}
-
-
-def _scalar(raw: msgspec.Raw) -> object:
-    view = memoryview(raw)
-    before = 1 if view[0] & 0xE0 == 0xA0 else _MSGPACK_STRINGS.get(view[0])
-    if before:
-        return bytes(view[before:]).decode("utf-8", "surrogateescape")
-    try:
-        value = msgspec.msgpack.decode(raw, type=int | float | bool | None)
-    except msgspec.DecodeError:
-        return ...
-    return value if not isinstance(value, float) or math.isfinite(value) else ...
+        for name, value in values.items():
+            view = memoryview(value)
+            before = 1 if view[0] & 0xE0 == 0xA0 else _MSGPACK_STRINGS.get(view[0])
+            if before:
+                fields[name] = bytes(view[before:]).decode("utf-8", "surrogateescape")
+                continue
+            with suppress(msgspec.DecodeError):
+                scalar = msgspec.msgpack.decode(value, type=int | float | bool | None)
+                if not isinstance(scalar, float) or math.isfinite(scalar):
+                    fields[name] = scalar
+        return fields

@@ -1,1 +1,4 @@
-"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, and safe deletion at the source."""
+"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, and safe deletion at the source.
+
+`steps` archives chunks, and `retrieval` reads objects.
+"""

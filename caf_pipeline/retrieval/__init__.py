@@ -1,1 +1,4 @@
-"""Reads archived objects: look-ups, listings, restores, and the public API (`archive.Archive`)."""
+"""Reads archived objects: look-ups, listings, restores, and the public API (`archive.Archive`).
+
+`maintenance` reads whole chunks.
+"""

@@ -170,6 +170,17 @@ class LogSearch:
             UsageError: clp-s refuses the query.
             StagingError: The folder cannot be created.
         """
+
+        def kill_all() -> None:
+            with self._lock:
+                self._is_over = True
+                for process in self._processes:
+                    process.kill()
+            for process in self._processes:
+                process.wait()
+                assert process.stdout
+                process.stdout.close()
+
         with ExitStack() as opened:
             try:
                 self._staging.mkdir(parents=True, exist_ok=True)
@@ -181,7 +192,7 @@ class LogSearch:
             except OSError as error:
                 raise _no_room(self._staging, error) from error
             self._folder = Path(folder)
-            opened.callback(self._kill_all)  # before the folder is deleted
+            opened.callback(kill_all)  # before the folder is deleted
             self._require_query()
             self._closing = opened.pop_all()
         return self
@@ -193,16 +204,6 @@ class LogSearch:
         trace: TracebackType | None,
     ) -> None:
         self._closing.close()
-
-    def _kill_all(self) -> None:
-        with self._lock:
-            self._is_over = True
-            for process in self._processes:
-                process.kill()
-        for process in self._processes:
-            process.wait()
-            assert process.stdout
-            process.stdout.close()
 
     def search(
         self, lookup: LocationLookups, store: ChunkReader, source: str, prefix: str

@@ -101,7 +101,17 @@ def write_references(
             )
             write_whole(batches, file, SCHEMA, durable=True)
         else:
-            _write_json(references, file)
+            with WholeFile(file) as whole:
+                separator = b'{"version":1,"refs":{\n'
+                for reference in references:
+                    # An HTTP range cannot be empty.
+                    target: Any = (
+                        [reference.path, reference.offset, reference.size] if reference.size else ""
+                    )
+                    key = json.dumps(reference.key).encode()
+                    whole.file.write(separator + key + b":" + json.dumps(target).encode())
+                    separator = b",\n"
+                whole.file.write((separator if separator.startswith(b"{") else b"") + b"\n}}\n")
     return sums
 
 
@@ -149,18 +159,3 @@ def _url(located: LocatedRange, store: ChunkReader) -> str:
         except (StoreError, IntegrityError) as error:
             failed[provider] = error
     raise unreadable(f"an object of chunk {located.chunk}", failed)
-
-
-def _write_json(references: Iterable[Reference], path: Path) -> None:
-    with WholeFile(path) as whole:
-        separator = b'{"version":1,"refs":{\n'
-        for reference in references:
-            # An HTTP range cannot be empty.
-            target: Any = (
-                [reference.path, reference.offset, reference.size] if reference.size else ""
-            )
-            whole.file.write(
-                separator + json.dumps(reference.key).encode() + b":" + json.dumps(target).encode()
-            )
-            separator = b",\n"
-        whole.file.write((separator if separator.startswith(b"{") else b"") + b"\n}}\n")

@@ -500,7 +500,26 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
     )
     if not isinstance(member, str):
         raise MalformedArchive(f"its manifest names no member for {key[:60]!r}")
-    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, _member_bytes(row)):
+    size_bytes, part_columns = row["size_bytes"], [row[name] for name in PART_COLUMNS]
+    if part_columns != [None] * len(part_columns):
+        if None in part_columns:
+            raise MalformedArchive(
+                f"its manifest does not describe the part of {key[:60]!r} completely"
+            )
+        part = PartRange(*part_columns)
+        is_valid = (
+            1 <= part.number <= part.count <= MAX_CHUNKS
+            and 0 <= part.start_byte < part.end_byte <= size_bytes
+            and (part.number == 1) == (part.start_byte == 0)
+            and (part.number == part.count) == (part.end_byte == size_bytes)
+        )
+        if not is_valid:
+            raise MalformedArchive(
+                f"its manifest has the impossible part {part.number} of {part.count} of "
+                f"{key[:60]!r}"
+            )
+        size_bytes = part.size_bytes
+    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, size_bytes):
         raise MalformedArchive(misplaced)
     if start_byte < tally.position or end_byte > tally.limit:
         raise MalformedArchive(f"the bytes of {key[:60]!r} overlap those of another member")
@@ -514,29 +533,6 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
     tally.position = end_byte
     tally.members += 1
     tally.member_bytes += end_byte - start_byte
-
-
-def _member_bytes(row: Mapping[str, Any]) -> int:
-    size_bytes: int = row["size_bytes"]
-    numbers = [row[name] for name in PART_COLUMNS]
-    if numbers == [None] * len(numbers):
-        return size_bytes
-    if None in numbers:
-        raise MalformedArchive(
-            f"its manifest does not describe the part of {row['key'][:60]!r} completely"
-        )
-    part = PartRange(*numbers)
-    in_order = 1 <= part.number <= part.count and 0 <= part.start_byte < part.end_byte <= size_bytes
-    ends = (part.number == 1, part.number == part.count) == (
-        part.start_byte == 0,
-        part.end_byte == size_bytes,
-    )
-    if not in_order or not ends or part.count > MAX_CHUNKS:
-        raise MalformedArchive(
-            f"its manifest has the impossible part {part.number} of {part.count} of "
-            f"{row['key'][:60]!r}"
-        )
-    return part.size_bytes
 
 
 def _is_text(value: object) -> bool:

@@ -58,7 +58,17 @@ class RestoreBucket:
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`."""
-        yield from side_by_side(self._candidates(listed), self._restore, drains=True)
+
+        def restore_one(candidate: _Candidate) -> RestoredObject:
+            location, headers = candidate.location, candidate.headers
+            try:
+                place = self._bucket.place(location.row.key)
+                outcome = self._outcome(candidate, place)
+                return RestoredObject(location, outcome, place, headers_known=headers is not None)
+            except (NotRestored, StoreError, IntegrityError) as error:
+                return RestoredObject(location, RestoreOutcome.FAILED, error=error)
+
+        yield from side_by_side(self._candidates(listed), restore_one, drains=True)
 
     def _candidates(self, listed: Iterable[Location]) -> Iterator[_Candidate]:
         """Yield the objects in any order. Small objects that do not exist are read together."""
@@ -82,15 +92,6 @@ class RestoreBucket:
                     yield candidate
             for read in read_located(self._store, (candidate.location for candidate in new)):
                 yield replace(new[read.number], read=read)
-
-    def _restore(self, candidate: _Candidate) -> RestoredObject:
-        location, headers = candidate.location, candidate.headers
-        try:
-            place = self._bucket.place(location.row.key)
-            outcome = self._outcome(candidate, place)
-            return RestoredObject(location, outcome, place, headers_known=headers is not None)
-        except (NotRestored, StoreError, IntegrityError) as error:
-            return RestoredObject(location, RestoreOutcome.FAILED, error=error)
 
     def _outcome(self, candidate: _Candidate, place: str) -> RestoreOutcome:
         """If another process writes the object first, compare with that."""

@@ -243,24 +243,19 @@ class _Lists:
             else:
                 before = self._not_safe.get((reason, skip), (0, 0))
                 self._not_safe[reason, skip] = before[0] + objects, before[1] + size_bytes
-                self._add_examples(unsafe, reason, skip)
-
-    def _add_examples(self, unsafe: pa.RecordBatch, reason: str, skip: str) -> None:
-        examples = self._examples.setdefault((reason, skip), [])
-        if len(examples) == EXAMPLES:
-            return
-        is_match = pc.equal(unsafe.column("reason"), reason)
-        if skip:
-            is_match = pc.and_(is_match, pc.equal(unsafe.column("detail"), skip))
-        rows = unsafe.filter(is_match).slice(0, EXAMPLES - len(examples))
-        for encoded, detail in zip(
-            rows.column("encoded_key").to_pylist(), rows.column("detail").to_pylist(), strict=True
-        ):
-            try:
-                key = unquote_to_bytes(encoded).decode()
-            except UnicodeDecodeError:
-                key = encoded
-            examples.append((key, "" if skip else detail))
+                examples = self._examples.setdefault((reason, skip), [])
+                if len(examples) == EXAMPLES:
+                    continue
+                is_match = pc.equal(unsafe.column("reason"), reason)
+                if skip:
+                    is_match = pc.and_(is_match, pc.equal(unsafe.column("detail"), skip))
+                rows = unsafe.filter(is_match).slice(0, EXAMPLES - len(examples)).to_pylist()
+                for row in rows:
+                    try:
+                        key = unquote_to_bytes(row["encoded_key"]).decode()
+                    except UnicodeDecodeError:
+                        key = row["encoded_key"]
+                    examples.append((key, "" if skip else row["detail"]))
 
     def require_all_of(self, snapshot: Snapshot) -> None:
         """Raise IntegrityError unless each object of the snapshot is in exactly one list."""

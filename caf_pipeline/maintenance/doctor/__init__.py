@@ -1,1 +1,4 @@
-"""The doctor: reports what a crash can leave of a source, and mends what needs no run."""
+"""The doctor: reports what a crash can leave of a source, and mends what needs no run.
+
+`steps` continues interrupted work.
+"""

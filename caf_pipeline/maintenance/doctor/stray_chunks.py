@@ -64,6 +64,19 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
             ):
                 yield from _file_findings(examination, file)
         if unknown := context.ledger.rebuilds.unknown_posts(context.source):
+
+            def check_posts() -> MendResult:
+                roots = context.store.unknown_posts(
+                    context.archive_id, context.ledger.transactions(context.holder)
+                )
+                if not roots:
+                    return MendResult("the ledger knows all posts now: the next run continues")
+                remedy = f"'caf run {context.source} --new-archive' archives their objects again"
+                return MendResult(
+                    f"{counted(len(roots), 'post')} still unknown; check again later, or {remedy}",
+                    Actor.OPERATOR,
+                )
+
             problem = (
                 f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: "
                 "nothing is packed or posted"
@@ -73,7 +86,7 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
                 context.source,
                 problem,
                 "checked again",
-                partial(_check_posts, examination),
+                check_posts,
             )
     except (StoreError, SettingsError) as error:
         yield not_checked(f"the files that the store lists of {context.source}", error)
@@ -184,18 +197,3 @@ def _restore(examination: Examination, file: rebuild.FileFinding) -> MendResult:
             f"{remedy}, with {counted(rows, 'location')}",
             Actor.MENDED if remedy == "restored" else Actor.OPERATOR,
         )
-
-
-def _check_posts(examination: Examination) -> MendResult:
-    """If all posts are known, runs of the source start again."""
-    context = examination.context
-    roots = context.store.unknown_posts(
-        context.archive_id, context.ledger.transactions(context.holder)
-    )
-    if not roots:
-        return MendResult("the ledger knows all posts now: the next run continues")
-    remedy = f"'caf run {context.source} --new-archive' archives their objects again"
-    return MendResult(
-        f"{counted(len(roots), 'post')} still unknown; check again later, or {remedy}",
-        Actor.OPERATOR,
-    )
