@@ -341,7 +341,7 @@ class _ArchiveInfo(msgspec.Struct):
 
 
 class _Packets:
-    """A repeated packet adds to the earlier one, as in clp-s."""
+    """The packets of the metadata. Repeated packets add up, as in clp-s."""
 
     def __init__(self, inflated: _Inflated, max_items: int = MAX_ITEMS) -> None:
         self._inflated = inflated

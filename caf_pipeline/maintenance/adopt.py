@@ -238,7 +238,7 @@ class _Adopter:
             path.unlink(missing_ok=True)
 
     def _excluded_kind(self, posted: PostedFile) -> AdoptionKind | None:
-        """Return None if a provider has the index of a CAF file of another program."""
+        """Return the kind of a file that is no CAF file of another program, or None."""
         size_bytes, is_own, answered = posted.posting.stored_size_bytes, False, False
         failures = []
         for provider in self._context.store.holders(posted.posting):
@@ -505,5 +505,5 @@ def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
 
 
 def _has_head(reader: CafReader) -> bool:
-    """Our chunks have a manifest, which says more than an index."""
+    """Return whether a file begins with the head of our chunks."""
     return HEAD_MEMBER in reader and reader[HEAD_MEMBER] == Member(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)

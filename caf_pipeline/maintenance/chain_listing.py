@@ -163,7 +163,7 @@ def _check_proofs(
     listing: ChainListing,
     before_page: Callable[[], None],
 ) -> None:
-    """Begin with the providers of most copies."""
+    """Check the last proofs, beginning with the providers of most copies."""
     pages_before = listing.pages
     unproven = defaultdict[str, set[int]](set)
     for file in files.values():
@@ -194,7 +194,7 @@ def _bounded(
     listing: ChainListing,
     before_page: Callable[[], None],
 ) -> Iterator[Sequence[T]]:
-    """A list that reaches the limit counts as left out."""
+    """Yield up to `limit` pages. A list that reaches the limit counts as left out."""
     for _ in range(limit):
         before_page()
         page = next(pages, None)

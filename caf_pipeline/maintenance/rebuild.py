@@ -207,7 +207,7 @@ def _without_duplicates(
     copies: Mapping[PostedFile, Sequence[Copy]],
     chunk_of_root: Mapping[bytes, Chunk],
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
-    """Of each root keep the post with the most copies, or the first."""
+    """Report duplicate posts. Of each root, return the post with the most copies."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(files, key=lambda file: (-len(copies[file]), file.posting.start)):
         root = file.posting.merkle_root
@@ -293,7 +293,7 @@ def is_unposted(context: RunContext, chunk: Chunk) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """`other` is the ledger's chunk of this name."""
+    """A file with the head of a chunk; `other` is the ledger's chunk of this name."""
 
     file: PostedFile
     copies: Sequence[Copy]
@@ -304,7 +304,7 @@ class _Named:
 
 
 def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
-    """The manifest exists until the next finding is taken."""
+    """Yield the finding for a file with a head. The manifest exists until the next one."""
     file, name = named.file, named.head.chunk
     with _spool(context) as spool:
         try:
@@ -338,7 +338,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
 
 
 def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
-    """If the chain does not answer, no file is to blame."""
+    """Return the finding for an unreadable file. A silent chain is raised instead."""
     if isinstance(error, NoChainAnswer):
         raise error
     kind = FileKind.UNREADABLE

@@ -114,7 +114,7 @@ def concerns_one_chunk(error: CafError) -> bool:
 def _look(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord
 ) -> Sequence[CopyFinding]:
-    """Copies with a fault from a full read are read whole."""
+    """Check all copies. Those with a fault from a full read are read whole."""
     wrong = {
         copy.provider
         for copy in context.ledger.replicas.list(chunk.name)

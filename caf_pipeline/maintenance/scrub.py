@@ -338,7 +338,7 @@ def unverified_copies(
 
 
 def _explanation(checks: Sequence[CopyCheck], required: int) -> str:
-    """A silent copy counts as right while it is listed."""
+    """Explain what is wrong. A silent copy counts as right while it is listed."""
     if not checks:
         return "the store no longer lists the chunk, or any copy of it"
     faulty = [check for check in checks if check.fault]

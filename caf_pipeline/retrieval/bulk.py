@@ -183,7 +183,7 @@ def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
 
 
 def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
-    """Requests too large to hold several in memory run alone."""
+    """Yield the results. Requests too large to hold several in memory run alone."""
 
     def get_small(
         request: _Request | ObjectRead,
@@ -261,7 +261,7 @@ def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
 
 
 def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
-    """If a provider returns a wrong object, none of its unverifiable bytes are used."""
+    """Read a request. A provider with a wrong object provides no unverifiable bytes."""
     first, last = request.parts[0].location, request.parts[-1].location
     located = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
     holders = RangeHolders(located, store, f"{first.row.key}' to '{last.row.key}")

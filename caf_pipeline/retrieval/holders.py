@@ -48,7 +48,10 @@ class RangeHolders:
         self._contributors: set[str] = set()
 
     def pieces(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield bytes of the range in pieces of at most 1 MiB, not verified. Raises as `copy`."""
+        """Yield bytes of the range in pieces of at most 1 MiB, not verified.
+
+        Raises the errors of `copy` if every provider fails before the last byte.
+        """
         posting, offset = self._range.posting, self._range.start_byte
         position = start_byte
         self._look_up_holders()
@@ -139,7 +142,10 @@ class RangeHolders:
 
 
 def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
-    """Return the error by the error of each provider. Its class says whether a retry can help."""
+    """Return the error for `what`, given the error of each provider.
+
+    Its class says whether a retry can help.
+    """
     errors = failed.values()
     if not errors:
         return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")

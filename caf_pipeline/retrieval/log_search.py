@@ -381,7 +381,7 @@ class LogSearch:
         stderr.close()
 
     def _require_query(self) -> None:
-        """Search a missing archive: clp-s parses the query first."""
+        """Check the query by searching a missing archive: clp-s parses the query first."""
         missing = str(self._folder / "missing")
         try:
             process, stderr = self._run(*self._flags, "--", missing, self._query)

@@ -105,7 +105,7 @@ class AgreedSource:
 
     @property
     def may_say_more(self) -> bool:
-        """Whether a provider that did not answer may answer later."""
+        """True if a provider that did not answer may answer later."""
         return not self._permanent
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
@@ -200,7 +200,7 @@ class AgreedSource:
 
     @contextmanager
     def _excluding_failures(self, provider: str) -> Iterator[None]:
-        """Do not ask a provider again that fails. Errors of the chain are raised."""
+        """Exclude a provider that fails. Errors of the chain are raised."""
         try:
             yield
         except NoChainAnswer:
@@ -211,7 +211,7 @@ class AgreedSource:
             self._permanent = self._permanent and error.permanent
 
     def _exclude_wrong_copies(self, proof_type: int) -> bool:
-        """Return whether copies remain and some were excluded."""
+        """Exclude copies without the Merkle root; return whether that helped."""
         before = len(self.wrong)
         for provider in list(self.providers):
             tree = MerkleTree(proof_type)
@@ -347,7 +347,7 @@ def read_chunk(
 def _samples(
     source: AgreedSource, posting: PostRecord, manifest: OpenedManifest
 ) -> Sequence[Sample]:
-    """If copies differ in an object, its SHA-256 shows which are wrong."""
+    """Take the samples. If copies differ in an object, its SHA-256 shows which are wrong."""
     while True:
         try:
             return samples_of(source, posting.stored_size_bytes, posting.merkle_root)

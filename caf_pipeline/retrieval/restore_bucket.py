@@ -30,7 +30,7 @@ OBJECTS_AT_ONCE: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """`headers` is None if they are unknown. `read` is None if the bytes were not read yet."""
+    """An object to restore. `headers` is None if they are unknown."""
 
     location: Location
     headers: ObjectHeaders | None
@@ -94,7 +94,7 @@ class RestoreBucket:
                 yield replace(new[read.number], read=read)
 
     def _outcome(self, candidate: _Candidate, place: str) -> RestoreOutcome:
-        """If another process writes the object first, compare with that."""
+        """Restore an object. If another process writes it first, compare with that."""
         location, headers = candidate.location, candidate.headers
         for looks in (candidate.may_exist, True):
             existing = self._bucket.find(location.row.key) if looks else None
@@ -139,7 +139,7 @@ class RestoreBucket:
         return existing.size_bytes is not None or not (rest or next(pieces, b""))
 
     def _write(self, candidate: _Candidate, *, replaces: bool) -> bool:
-        """Return whether the bucket verified the object. Raises KeyTaken."""
+        """Write an object and return whether the bucket verified it. Raises KeyTaken."""
         location, key = candidate.location, candidate.location.row.key
         headers = candidate.headers or ObjectHeaders()
         if location.size_bytes <= IN_MEMORY_BYTES:

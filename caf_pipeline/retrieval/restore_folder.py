@@ -136,7 +136,7 @@ class RestoreFolder:
 
 
 def _fits_memory(location: Location) -> bool:
-    """Larger objects are fetched to files."""
+    """Return whether an object is small; larger objects are fetched to files."""
     return location.size_bytes <= IN_MEMORY_BYTES and not location.parts
 
 

@@ -95,7 +95,7 @@ class ChunkAssessor:
         return done[0], done[1]
 
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
-        """Return the problem, or "" if it was read back."""
+        """Read back one chunk and return the problem, or ""."""
         with lease_chunk(self.context, name) as lease:
             chunk = self.context.ledger.chunks.get(name)
             if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
@@ -169,7 +169,7 @@ class ChunkAssessor:
         return assessments
 
     def _prove(self, names: Sequence[str], *, retries_held: bool = True) -> dict[str, str]:
-        """Return the problems by name. Held chunks are tried twice."""
+        """Prove each chunk and return the problems by name. Held chunks are tried twice."""
         problems, held = {}, []
         for name in names:
             self.lease.check()
@@ -282,7 +282,7 @@ class ChunkAssessor:
 
 
 def _own_ranges(ranges: Iterator[Range]) -> Iterator[Range]:
-    """Do not blame a provider for a damaged local file."""
+    """Yield the ranges, and translate errors of their local file."""
     try:
         yield from ranges
     except IntegrityError as error:

@@ -110,7 +110,7 @@ class BatchManifest:
 
 
 def require_manifest(path: Path, bucket: str) -> None:
-    """Raise UsageError if a file exists that is no manifest of this bucket."""
+    """Raise UsageError if another kind of file exists."""
     first = _first_line(path)
     if first and (first.count(",") not in (1, 2) or not first.startswith(f"{bucket},")):
         raise _not_ours(path, f"a list of objects of bucket '{bucket}'", "--output")
@@ -158,7 +158,7 @@ class Report:
 
 
 def require_report(path: Path) -> None:
-    """Raise UsageError if the suffix is unknown, or if a file exists that is no report."""
+    """Raise UsageError if the suffix is unknown, or if another kind of file exists."""
     if path.suffix not in (".csv", ".parquet"):
         raise UsageError(f"{path}: a report is Parquet or CSV", hint="name it .parquet or .csv")
     first = _first_line(path)

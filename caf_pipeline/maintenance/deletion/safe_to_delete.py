@@ -185,7 +185,7 @@ def find_deletable(
 
 @contextmanager
 def _folder(context: RunContext) -> Iterator[Path]:
-    """The lease of the source permits removing what a killed command left."""
+    """Create a temporary folder, after removing what a killed command left."""
     path = context.inventories() / _FOLDER
     try:
         shutil.rmtree(path, ignore_errors=True)

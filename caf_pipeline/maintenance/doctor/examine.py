@@ -263,7 +263,6 @@ def _drop_rows(examination: Examination, rows: ChunkRows) -> MendResult:
 
 
 def _kept_locations(examination: Examination) -> Iterator[Finding]:
-    """A plan compares only the number of rows of each chunk."""
     context = examination.context
     folder = context.kept_locations()
     if not folder.is_dir() or context.source not in context.ledger.lookup.sources():
@@ -326,7 +325,6 @@ def _located_chunks(examination: Examination) -> Iterator[Finding]:
 
 
 def _with_enough_copies(context: RunContext, located: Sequence[Chunk]) -> Set[_Place]:
-    """Other chunks must be asked for one by one."""
     if context.store.listed_at() is None:
         return frozenset()
     places = {(chunk.merkle_root, chunk.owner, chunk.start) for chunk in located}

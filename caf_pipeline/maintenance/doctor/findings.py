@@ -82,7 +82,10 @@ class Examination:
     alive: Callable[[Holder], bool | None]
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
-        """Return whether a live run may have the lease. Unknown processes may until it expires."""
+        """Return whether a live run may have the lease.
+
+        An unknown process counts as live until its lease expires.
+        """
         alive = self.alive(lease.holder)
         return lease.live if alive is None else alive
 

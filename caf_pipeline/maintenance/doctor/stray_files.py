@@ -186,7 +186,7 @@ def _remove(examination: Examination, file: StagedFile, hold: timedelta) -> Mend
 
 
 def _remove_unknown(examination: Examination, file: StagedFile) -> MendResult:
-    """The lease keeps plans from making the chunk."""
+    """Remove a file while the lease keeps plans from making its chunk."""
     with examination.lease(plan_lease(examination.context.source)):
         try:
             examination.context.ledger.chunks.get(file.chunk)
@@ -309,7 +309,7 @@ def _remove_plan(examination: Examination, path: Path) -> MendResult:
 
 
 def _remove_alone(path: Path) -> MendResult:
-    """Leave the file if another process writes beside it."""
+    """Remove a file unless another process writes beside it."""
     with alone_in(path.parent) as is_alone:
         if not is_alone:
             return MendResult("left: a run is writing there", Actor.NOBODY)
