@@ -259,8 +259,8 @@ FILES = st.lists(st.binary(min_size=1, max_size=30), unique=True, max_size=300).
 def test_each_file_is_located_with_at_most_one_read(files, embedded):
     found = opened(index_of(files), bytes(1024) if embedded else None)
     found.file.reads = 0
-    for each in files[:2000]:
-        assert found.find(each.name) == Slot(each.start_byte, each.size_bytes)
+    for file in files[:2000]:
+        assert found.find(file.name) == Slot(file.start_byte, file.size_bytes)
     assert found.file.reads <= min(len(files), 2000)
     assert found.find(b"?" * 31) is None
 

@@ -72,7 +72,7 @@ def test_members_are_those_that_tarfile_finds(tar_format, bodies):
     tar = made(bodies.items(), tar_format)
     assert bodies_of(tar) == bodies
     with tarfile.open(fileobj=io.BytesIO(tar)) as other:
-        places = [(each.offset_data, each.size) for each in other.getmembers()]
+        places = [(member.offset_data, member.size) for member in other.getmembers()]
     assert [
         (file.start_byte, file.size_bytes) for file in files_of(members_of(tar)).files
     ] == places
@@ -98,7 +98,7 @@ def test_written_tar_is_readable_by_tarfile_and_us(bodies):
     assert len(tar) % 10_240 == 0
     assert bodies_of(tar) == bodies
     with tarfile.open(fileobj=io.BytesIO(tar)) as other:
-        found = [(each.name, each.size) for each in other.getmembers()]
+        found = [(member.name, member.size) for member in other.getmembers()]
     assert [size for _, size in found] == [len(body) for body in bodies.values()]
     assert [name.rstrip("/") for name, _ in found] == [name.rstrip("/") for name in bodies]
 

@@ -107,8 +107,8 @@ def test_files_of_gocaf_and_the_worker_are_adopted(open_context, vector, proof_t
     path = VECTORS / vector["file"]
     content = path.read_bytes()
     members = {
-        bytes.fromhex(one["key_hex"]): content[one["start"] : one["end"]]
-        for one in vector["gocaf"]["files"]
+        bytes.fromhex(file["key_hex"]): content[file["start"] : file["end"]]
+        for file in vector["gocaf"]["files"]
     }
     objects = {key.decode(): body for key, body in members.items() if is_supported(key)}
     context = open_context(objects)
@@ -204,23 +204,25 @@ def test_object_in_two_files_is_adopted_once(open_context, tmp_path):
     dry = adopt(context, first, dry_run=True)
     assert (dry[0].kind, dry[0].rows, context.ledger.chunks.list()) == (AdoptionKind.ADOPTED, 2, [])
     done = adopt(context, first, second, third)
-    assert [(one.kind, one.rows) for one in done] == [
+    assert [(result.kind, result.rows) for result in done] == [
         ("adopted", 2),
         ("adopted", 1),
         ("nothing_new", 0),
     ]
-    assert [one.chunk for one in done[:2]] == [
+    assert [result.chunk for result in done[:2]] == [
         str(chunk_of_root("src", merkle_root(one, 3))[0]) for one in (first, second)
     ]
     before = rows_of(context.ledger)
-    assert [one.kind for one in adopt(context, first, second, third)] == [
+    assert [result.kind for result in adopt(context, first, second, third)] == [
         "known",
         "known",
         "nothing_new",
     ]
-    assert [one.kind for one in adopt_from_chain(context, AdoptionOptions())].count("known") == 2
+    assert [result.kind for result in adopt_from_chain(context, AdoptionOptions())].count(
+        "known"
+    ) == 2
     assert rows_of(context.ledger) == before
-    assert [one for one in rebuild.rebuild(context) if not one.complete] == []
+    assert [result for result in rebuild.rebuild(context) if not result.complete] == []
     assert not list(context.staging().glob(f"{TEMPORARY}*"))
 
 
@@ -270,8 +272,10 @@ def test_duplicate_key_in_an_index_is_reported(open_context, tmp_path):
     )
     path = post(context, tmp_path / "twice.caf")
     for done in (adopt(context, path), adopt_from_chain(context, AdoptionOptions())):
-        assert ["twice" in str(one.error) for one in done] == [True]
-    assert [one.rows for one in adopt_from_chain(context, AdoptionOptions(lenient=True))] == [2]
+        assert ["twice" in str(result.error) for result in done] == [True]
+    assert [result.rows for result in adopt_from_chain(context, AdoptionOptions(lenient=True))] == [
+        2
+    ]
     assert (body_of(context, "a"), body_of(context, "b")) == (b"12", b"3")
 
 
@@ -287,10 +291,10 @@ def test_foreign_or_invalid_file_is_refused_without_changes(open_context, tmp_pa
     cut = tmp_path / "cut.caf"
     cut.write_bytes(path.read_bytes()[:-1])
     done = adopt(context, flipped, cut, tmp_path / "none.caf")
-    assert {one.kind for one in done} == {AdoptionKind.REFUSED}
-    assert [isinstance(one.error, ArchiveError) for one in done] == [False, True, True]
+    assert {result.kind for result in done} == {AdoptionKind.REFUSED}
+    assert [isinstance(result.error, ArchiveError) for result in done] == [False, True, True]
     crafted = sorted(VECTORS.glob("x_*.caf"))
-    assert {one.kind for one in adopt(context, *crafted)} == {AdoptionKind.REFUSED}
+    assert {result.kind for result in adopt(context, *crafted)} == {AdoptionKind.REFUSED}
     corrupt(
         context.store._chunk_path(next(iter(context.store.posted_as(merkle_root(path, 3)))).posting)
     )
@@ -314,7 +318,7 @@ def test_failed_adoption_leaves_nothing_and_can_be_repeated(open_context, tmp_pa
         with pytest.raises(KeyboardInterrupt):
             adopt(context, path)
     assert rows_of(context.ledger) == empty
-    assert [one.kind for one in adopt_from_chain(context, AdoptionOptions())] == ["adopted"]
+    assert [result.kind for result in adopt_from_chain(context, AdoptionOptions())] == ["adopted"]
 
 
 def test_adopted_chunk_is_never_safe_but_proven_and_repaired(open_context, tmp_path):

@@ -100,10 +100,10 @@ class Decided:
     gone_examples: list[bytes]
 
     def reasons(self) -> list[str | None]:
-        return [each["reason"] for each in self.rows]
+        return [row["reason"] for row in self.rows]
 
     def details(self) -> list[str]:
-        return [each["detail"] for each in self.rows]
+        return [row["detail"] for row in self.rows]
 
 
 def write_rewritten(path: Path, rows: Iterable[tuple[S3Object, str]]) -> Path:
@@ -125,7 +125,7 @@ def decide(
     rewritten=(),
 ) -> Decided:
     folder.mkdir(exist_ok=True)
-    snapshot = write_snapshot(folder / "s.parquet", *[[each] for each in objects])
+    snapshot = write_snapshot(folder / "s.parquet", *[[item] for item in objects])
     located, standing = (
         write_located(folder / "l.parquet", list(rows)),
         write_standing(folder / "k.parquet", list(known)),
@@ -250,7 +250,7 @@ def test_split_object_is_as_safe_as_its_worst_chunk(tmp_path):
         (lambda rows: rows.append(rows[1] | {"part": 4}), "changed"),
         (lambda rows: rows[1].update(object_version="another"), "changed"),
         (lambda rows: rows[1].update(end_byte=14), "disagrees"),
-        (lambda rows: [one.update(etag="other") for one in rows], "changed"),
+        (lambda rows: [row.update(etag="other") for row in rows], "changed"),
     ],
 )
 def test_incomplete_parts_do_not_make_an_object_safe(tmp_path, change, reason):
@@ -420,9 +420,9 @@ def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]
     """The rules in plain Python."""
     good = {assessment.caf_file_id for assessment in assessments if assessment.reason is None}
     rows = {
-        (each["key"], each["object_version"]): each
-        for each in located
-        if each["caf_file_id"] in good
+        (location["key"], location["object_version"]): location
+        for location in located
+        if location["caf_file_id"] in good
     }
     without_id = [obj.key for obj in listed if obj.version_id is None]
     return {
@@ -517,7 +517,7 @@ def test_keys_are_encoded_as_everywhere_in_this_project(tmp_path):
     odd = [thing(key) for key in sorted([*ODD_KEYS, bytes(range(1, 128)), "ÿ€".encode()])]
     odd += [thing(b"\xfe\xff"), thing(b"a\0b"), thing(b"x" * 1025)]
     decided = decide(tmp_path, sorted(odd, key=lambda obj: obj.key))
-    assert all(each["encoded_key"] == quote_from_bytes(each["key"]) for each in decided.rows)
+    assert all(row["encoded_key"] == quote_from_bytes(row["key"]) for row in decided.rows)
 
 
 def test_object_without_version_id_is_named_null(tmp_path):

@@ -102,8 +102,8 @@ def sql(url, statement):
 
 def touch(folder, *names):
     folder.mkdir(parents=True, exist_ok=True)
-    for each in names:
-        (folder / each).write_bytes(b"left")
+    for name in names:
+        (folder / name).write_bytes(b"left")
 
 
 def names(folder):
@@ -226,9 +226,13 @@ def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, datab
 def test_foreign_files_are_reported_and_stay(context, name):
     touch(context.staging(), "notes.txt", "other-00000000-00001.1.part")
     (context.staging() / "folder").mkdir()
-    findings = [one for one in examined(context) if one.kind is Kind.STAGED]
-    assert {one.actor for one in findings} == {Actor.NOBODY}
-    assert [one.name for one in findings] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
+    findings = [finding for finding in examined(context) if finding.kind is Kind.STAGED]
+    assert {finding.actor for finding in findings} == {Actor.NOBODY}
+    assert [finding.name for finding in findings] == [
+        "folder",
+        "notes.txt",
+        "other-00000000-00001.1.part",
+    ]
 
 
 def test_packing_of_an_unknown_chunk_is_removed(context, found_then_mended):

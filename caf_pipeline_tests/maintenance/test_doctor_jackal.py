@@ -84,7 +84,7 @@ def unchanged(tmp_path, database_url):
 
 
 def by_kind(context):
-    return {one.kind: one for one in examined(context)}
+    return {finding.kind: finding for finding in examined(context)}
 
 
 def posts_of(network, context, name):
@@ -155,9 +155,9 @@ def test_unreachable_chain_does_not_stop_other_repairs(
         elif one.mend:
             one.mend()
     assert unsettled == 1
-    findings = [one for one in examined(context) if one.kind is Kind.UNSEEN]
+    findings = [finding for finding in examined(context) if finding.kind is Kind.UNSEEN]
     assert findings
-    assert all(isinstance(one.error, StoreUnreachable) for one in findings)
+    assert all(isinstance(finding.error, StoreUnreachable) for finding in findings)
     assert {kind for kind, _ in found(context)} == {Kind.TRANSACTION}
     network.start()
     assert Kind.TRANSACTION in {kind for kind, _, _ in mended(context)}
@@ -214,10 +214,10 @@ def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, 
             )
         )
     mended(context)
-    findings = [one for one in examined(context) if one.kind is Kind.FILE]
-    assert [one.actor for one in findings] == [Actor.NOBODY, Actor.NOBODY]
-    assert any("abandoned" in one.problem for one in findings)
-    assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in findings)
+    findings = [finding for finding in examined(context) if finding.kind is Kind.FILE]
+    assert [finding.actor for finding in findings] == [Actor.NOBODY, Actor.NOBODY]
+    assert any("abandoned" in finding.problem for finding in findings)
+    assert all(f"{chunk.stored_size_bytes} bytes" in finding.remedy for finding in findings)
 
 
 def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network):
@@ -229,7 +229,7 @@ def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network)
         network.grant(spoofer.address, 10**9)
         spoofer.post(b"spoofed", note=archive_note(context.archive_id))
     assert list(examined(context)) == []
-    assert FileKind.FOREIGN in {one.kind for one in rebuild.find_chunks(context)}
+    assert FileKind.FOREIGN in {chunk.kind for chunk in rebuild.find_chunks(context)}
 
 
 @pytest.mark.thorough

@@ -279,7 +279,9 @@ def test_differing_copies_are_refused_and_named(archived, lost, at):
     file = lost.store.file("bert", posting)
     corrupt(file, at if at > 0 else file.stat().st_size + at)
     (refused,) = [
-        one.finding for one in rebuild.rebuild(lost) if one.finding.kind is not FileKind.CHUNK
+        result.finding
+        for result in rebuild.rebuild(lost)
+        if result.finding.kind is not FileKind.CHUNK
     ]
     assert refused.kind is FileKind.DIFFERING
     assert all(name in refused.why for name in ("anna", "bert", "carl"))
@@ -287,7 +289,9 @@ def test_differing_copies_are_refused_and_named(archived, lost, at):
     chunks = {row["chunk"] for row in rows_of(lost.ledger)["file_locations"]}
     assert len(chunks) == len(archived.ledger.chunks.list()) - 1
     (damaged,) = [
-        one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.KNOWN
+        result
+        for result in rebuild.rebuild(lost, whole=True)
+        if result.finding.kind is not FileKind.KNOWN
     ]
     assert "bert: " in damaged.fault
     assert damaged.finding.chunk.read_from == ("anna", "carl")
@@ -301,9 +305,9 @@ def test_copies_without_the_root_are_never_trusted(archived, lost):
         file = lost.store.file(provider, posting)
         corrupt(file, file.stat().st_size - 1000 - number)
     (refused,) = [
-        one.finding
-        for one in rebuild.rebuild(lost, whole=True)
-        if one.finding.kind is not FileKind.CHUNK
+        result.finding
+        for result in rebuild.rebuild(lost, whole=True)
+        if result.finding.kind is not FileKind.CHUNK
     ]
     assert refused.kind is not FileKind.KNOWN
     assert refused.file.posting == posting
@@ -317,7 +321,7 @@ def test_copy_with_a_wrong_object_makes_the_chunk_damaged(archived, lost):
     ]
     sample = next(one for one in archived.ledger.chunks.get(chunk.name).samples if one.offset > 512)
     corrupt(lost.store.file("bert", posting), sample.offset + 7)
-    (outcome,) = [one for one in rebuild.rebuild(lost) if one.fault]
+    (outcome,) = [result for result in rebuild.rebuild(lost) if result.fault]
     assert "2 of 3 copies" in outcome.fault
     assert "'key-" in outcome.fault
     restored = lost.ledger.chunks.get(chunk.name)

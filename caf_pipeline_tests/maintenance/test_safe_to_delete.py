@@ -989,8 +989,8 @@ def test_the_question_leaves_the_bucket_as_it_was(on_jackal, new_bucket, tmp_pat
     archive_everything(context)
     Answer(context, tmp_path)
     assert [
-        each["Key"]
-        for each in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
+        location["Key"]
+        for location in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
     ] == ["key"]
 
 

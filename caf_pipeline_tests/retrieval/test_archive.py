@@ -62,10 +62,10 @@ def test_neighbouring_objects_share_one_request(context, archive):
     assert len(context.store.asked) == 2
     wanted = random.sample(sorted(BODIES), len(BODIES))
     reads = list(archive.read_many("src", wanted))
-    assert {one.number: one.body for one in reads} == {
+    assert {read.number: read.body for read in reads} == {
         number: BODIES[key] for number, key in enumerate(wanted)
     }
-    assert all(one.compared and one.key == wanted[one.number] for one in reads)
+    assert all(read.compared and read.key == wanted[read.number] for read in reads)
     assert len(context.store.asked) == 3
 
 
@@ -74,7 +74,7 @@ def test_distant_ranges_are_read_in_offset_order(context, archive, monkeypatch):
     monkeypatch.setattr(bulk, "REQUEST_BYTES", 4000)
     keys = sorted(BODIES)
     wanted = [*keys[:30], keys[100], keys[199]]
-    assert {one.key: one.body for one in archive.read_many("src", reversed(wanted))} == {
+    assert {read.key: read.body for read in archive.read_many("src", reversed(wanted))} == {
         key: BODIES[key] for key in wanted
     }
     asked = sorted(context.store.asked, key=lambda one: one[1])
@@ -97,7 +97,7 @@ def test_ranges_behave_like_slices(context, archive, monkeypatch, in_memory):
         (dice.choice(sorted(BODIES)), dice.choice(edges), dice.choice(edges)) for _ in range(400)
     ]
     reads = sorted(archive.read_many("src", wanted), key=lambda one: one.number)
-    assert [one.body for one in reads] == [BODIES[key][start:end] for key, start, end in wanted]
+    assert [read.body for read in reads] == [BODIES[key][start:end] for key, start, end in wanted]
     for one in reads:
         size = len(BODIES[one.key])
         assert one.compared == (size <= in_memory or one.end_byte - one.start_byte in (0, size))
@@ -107,7 +107,7 @@ def test_ranges_behave_like_slices(context, archive, monkeypatch, in_memory):
 def test_only_an_object_that_every_provider_falsifies_fails(context, archive):
     put_at(context, archive, "dir/003", "anna")
     put_at(context, archive, "dir/005", offset=1)
-    reads = {one.key: one for one in archive.read_many("src", BODIES)}
+    reads = {read.key: read for read in archive.read_many("src", BODIES)}
     assert reads.keys() == BODIES.keys()
     assert {key: one.body for key, one in reads.items() if not one.error} == {
         key: body for key, body in BODIES.items() if key != "dir/005"
@@ -123,12 +123,14 @@ def test_provider_with_wrong_bytes_is_not_asked_again(context, archive, monkeypa
         put_at(context, archive, key, "anna", offset=1)
     wanted = [(key, 0, 10) for key in BODIES]  # ranges of the larger half cannot be verified
     reads = list(archive.read_many("src", wanted))
-    assert {one.key: one.body for one in reads} == {key: body[:10] for key, body in BODIES.items()}
+    assert {read.key: read.body for read in reads} == {
+        key: body[:10] for key, body in BODIES.items()
+    }
     assert len(context.store.asked) == 2
     for key in sorted(BODIES)[:3]:
         for provider in ("bert", "carl"):
             put_at(context, archive, key, provider, offset=2)
-    reads = {one.key: one for one in archive.read_many("src", BODIES)}
+    reads = {read.key: read for read in archive.read_many("src", BODIES)}
     assert [key for key, one in reads.items() if isinstance(one.error, IntegrityError)] == sorted(
         BODIES
     )[:3]
@@ -140,22 +142,22 @@ def test_other_providers_are_asked_after_a_suspect_failed(context, archive, monk
     put_at(context, archive, "dir/000", "anna")
     put_at(context, archive, "dir/199", "bert")
     put_at(context, archive, "dir/198", "bert")
-    assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
+    assert {read.key: read.body for read in archive.read_many("src", BODIES)} == BODIES
 
 
 def test_providers_that_are_away_are_not_asked_for_each_object(context, archive):
     context.store.away = set(context.store.folders)
     reads = list(archive.read_many("src", BODIES))
-    assert {type(one.error) for one in reads} == {StoreUnreachable}
+    assert {type(read.error) for read in reads} == {StoreUnreachable}
     assert len(context.store.asked) == 3
     context.store.away = {"anna", "bert"}
-    assert all(one.body == BODIES[one.key] for one in archive.read_many("src", BODIES))
+    assert all(read.body == BODIES[read.key] for read in archive.read_many("src", BODIES))
 
 
 def test_missing_objects_are_explained_and_do_not_stop_others(context, archive):
     context.ledger.skips.record("src", [skip("cold")])
     reads = {
-        one.key: one for one in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])
+        read.key: read for read in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])
     }
     assert (reads["dir/001"].body, reads["dir/002"].body) == (BODIES["dir/001"], BODIES["dir/002"])
     assert "cold_storage" in str(reads["cold"].error)
@@ -224,7 +226,9 @@ def test_times_that_utc_has_not_are_times_like_others(archive):
         archive.read("src", "dir/001", as_of=first)
     assert list(archive.ls("src", recursive=True, as_of=first)) == []
     assert archive.read("src", "dir/001", as_of=last) == BODIES["dir/001"]
-    assert {one.status for one in archive.ls("src", recursive=True, as_of=last)} == {"archived"}
+    assert {location.status for location in archive.ls("src", recursive=True, as_of=last)} == {
+        "archived"
+    }
 
 
 @pytest.mark.parametrize(

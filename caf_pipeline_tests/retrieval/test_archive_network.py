@@ -41,7 +41,7 @@ def archive(caf):
 
 
 def downloads(network):
-    return sum(one["downloads"] for one in network.state()["providers"])
+    return sum(provider["downloads"] for provider in network.state()["providers"])
 
 
 def test_an_object_is_exactly_one_request_and_many_are_fewer(archive, network):
@@ -52,7 +52,7 @@ def test_an_object_is_exactly_one_request_and_many_are_fewer(archive, network):
         file.seek(-10, os.SEEK_END)
         assert file.read() == BODIES["dir/04"][-10:]
     assert downloads(network) == before + 2
-    assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
+    assert {read.key: read.body for read in archive.read_many("src", BODIES)} == BODIES
     assert downloads(network) == before + 3
 
 
@@ -65,7 +65,7 @@ def test_providers_that_trickle_are_left_for_one_that_does_not(archive, network,
     for one in slow:
         network.misbehave(provider=network.provider_addresses.index(one), download_rate=1000)
     assert archive.read("src", "dir/05") == BODIES["dir/05"]
-    assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
+    assert {read.key: read.body for read in archive.read_many("src", BODIES)} == BODIES
 
 
 def test_restore_needs_few_requests_even_with_lying_providers(
@@ -145,7 +145,9 @@ def test_parquet_references_name_sha256_of_their_objects(caf):
 @pytest.mark.thorough
 def test_references_need_a_provider_that_answers(caf, network, archive):
     posting = archive.find("src", "dir/05").location.posting
-    holding = [network.provider_addresses.index(one) for one in archive.store.holders(posting)]
+    holding = [
+        network.provider_addresses.index(provider) for provider in archive.store.holders(posting)
+    ]
     for one in holding[:-1]:
         network.misbehave(provider=one, refuse=True)
     assert caf("export-references", "src", "-o", "one.json").status == 0

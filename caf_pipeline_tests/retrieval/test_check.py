@@ -59,21 +59,23 @@ def test_failing_provider_is_named_for_the_affected_objects_only(context):
 
 def test_only_the_object_without_a_right_copy_is_wrong(context):
     spoil(context, "key-07", "anna", "bert", "carl")
-    (wrong,) = [one for one in checked(context) if one.error]
+    (wrong,) = [result for result in checked(context) if result.error]
     assert wrong.location.row.key == "key-07"
     assert isinstance(wrong.error, IntegrityError)
 
 
 def test_lying_provider_is_named_when_another_is_right(context):
     spoil(context, "key-07", "anna")
-    found = {one.location.row.key: list(one.failed) for one in checked(context) if one.failed}
+    found = {
+        result.location.row.key: list(result.failed) for result in checked(context) if result.failed
+    }
     assert found == {"key-07": ["anna"]}
 
 
 def test_a_provider_that_is_away_makes_nothing_wrong(context):
     spoil(context, "key-07", "bert", "carl")
     context.store.away = {"anna"}
-    (unread,) = [one for one in checked(context) if one.error]
+    (unread,) = [result for result in checked(context) if result.error]
     assert not unread.error.permanent
 
 
@@ -89,7 +91,7 @@ def test_check_ends_when_nothing_is_readable(context, monkeypatch):
 def test_a_sample_has_no_object_twice_and_at_least_one(context):
     located = list(list_objects(context.ledger.lookup, "src"))
     for seed in range(20):
-        chosen = [one.row.key for one in sampled(located, 0.01, seed)]
+        chosen = [location.row.key for location in sampled(located, 0.01, seed)]
         assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)
         assert list(sampled([], 0.5, seed)) == []
         assert list(sampled(located, 1.0, seed)) == located

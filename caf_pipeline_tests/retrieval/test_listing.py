@@ -42,14 +42,14 @@ def _page(request, monkeypatch):
 
 
 def keys_of(ledger, prefix="", **more):
-    return [one.row.key for one in list_objects(ledger.lookup, SOURCE, prefix, **more)]
+    return [location.row.key for location in list_objects(ledger.lookup, SOURCE, prefix, **more)]
 
 
 def level_of(ledger, prefix="", **more):
     """Return keys, and common prefixes in brackets."""
     return [
-        one.row.key if isinstance(one, Location) else [one]
-        for one in list_level(ledger.lookup, SOURCE, prefix, **more)
+        location.row.key if isinstance(location, Location) else [location]
+        for location in list_level(ledger.lookup, SOURCE, prefix, **more)
     ]
 
 
@@ -85,8 +85,8 @@ def test_each_key_is_listed_once_in_byte_order(ledger):
     archive(ledger, keys)
     archive(ledger, ["dir/not mine"], source="other")
     listed = list(list_objects(ledger.lookup, SOURCE))
-    assert [one.row.key for one in listed] == in_order(keys)
-    assert all(one == ledger.lookup.locate(SOURCE, one.row.key) for one in listed)
+    assert [location.row.key for location in listed] == in_order(keys)
+    assert all(location == ledger.lookup.locate(SOURCE, location.row.key) for location in listed)
 
 
 @pytest.mark.usefixtures("_page")
@@ -151,12 +151,12 @@ def test_listing_matches_s3_for_any_keys_and_prefix(ledger, monkeypatch, keys, p
     monkeypatch.setattr(listing, "PAGE_KEYS", 2)
     source = os.urandom(4).hex()
     archive(ledger, keys, source=source)
-    assert [one.row.key for one in list_objects(ledger.lookup, source, prefix)] == [
+    assert [location.row.key for location in list_objects(ledger.lookup, source, prefix)] == [
         key for key in in_order(keys) if key.startswith(prefix)
     ]
     level = [
-        one.row.key if isinstance(one, Location) else [one]
-        for one in list_level(ledger.lookup, source, prefix)
+        location.row.key if isinstance(location, Location) else [location]
+        for location in list_level(ledger.lookup, source, prefix)
     ]
     assert level == level_by_hand(keys, prefix)
 
@@ -211,7 +211,7 @@ def test_gone_and_older_objects_are_listed_with_their_status(
     ledger.content.record_planned(
         InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated
     )
-    listed = {one.row.key: one.status for one in list_objects(ledger.lookup, SOURCE)}
+    listed = {location.row.key: location.status for location in list_objects(ledger.lookup, SOURCE)}
     assert listed == {"a/gone": "gone", "a/kept": "current", "b/gone": "gone", "older": "older"}
     assert keys_of(ledger, include=is_current) == ["a/kept"]
     assert level_of(ledger, include=is_current) == [["a/"]]
@@ -255,8 +255,8 @@ def state(ledger, day, *exceptions):
 
 def as_of(ledger, day, prefix=""):
     return {
-        one.row.key: (one.row.object_version, one.status)
-        for one in list_objects(ledger.lookup, SOURCE, prefix, as_of=EARLY + day * DAY)
+        location.row.key: (location.row.object_version, location.status)
+        for location in list_objects(ledger.lookup, SOURCE, prefix, as_of=EARLY + day * DAY)
     }
 
 
@@ -275,8 +275,8 @@ def test_as_of_lists_the_last_version_modified_before(ledger):
     )
     assert as_of(ledger, 9)["a"] == ("v3", "archived")
     level = [
-        one if isinstance(one, str) else one.row.key
-        for one in list_level(ledger.lookup, SOURCE, as_of=EARLY + DAY)
+        location if isinstance(location, str) else location.row.key
+        for location in list_level(ledger.lookup, SOURCE, as_of=EARLY + DAY)
     ]
     assert level == ["a"]
 

@@ -152,7 +152,7 @@ def test_next_provider_continues_at_the_same_byte(store, location):
     store.breaks = {"anna": 10_000, "bert": 20_000}
     file = ObjectFile(location, store)
     assert (file.read(), file.compared) == (BODY, True)
-    assert [one[:2] for one in store.asked[:3]] == [
+    assert [request[:2] for request in store.asked[:3]] == [
         ("anna", START),
         ("bert", START + 10_000),
         ("carl", START + 30_000),

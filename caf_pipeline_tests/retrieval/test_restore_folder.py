@@ -99,11 +99,11 @@ def test_neighbours_share_requests_and_equal_files_need_none(context, restore, m
         monkeypatch.setattr(restore_folder, name, value)
     done, files = restore()
     assert files == BODIES
-    assert [one.location.row.key for one in done] == sorted(BODIES)
+    assert [result.location.row.key for result in done] == sorted(BODIES)
     assert len(context.store.asked) < (len(BODIES) / 8 if batch else 5)
     context.store.asked.clear()
     done, _ = restore()
-    assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
+    assert {result.outcome for result in done} == {RestoreOutcome.EQUAL}
     assert not context.store.asked
 
 
@@ -115,11 +115,11 @@ def test_unreadable_object_does_not_stop_its_neighbours(context, restore):
         corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
     done, files = restore()
     assert files == {key: body for key, body in BODIES.items() if key not in {"dir/020", "dir/030"}}
-    assert {one.location.row.key: one.error.permanent for one in done if one.error} == {
+    assert {result.location.row.key: result.error.permanent for result in done if result.error} == {
         "dir/020": False,
         "dir/030": True,
     }
-    assert sum(one.outcome is RestoreOutcome.FAILED for one in done) == 2
+    assert sum(result.outcome is RestoreOutcome.FAILED for result in done) == 2
 
 
 def test_providers_that_are_away_are_not_asked_for_every_object(context, restore):
@@ -137,7 +137,7 @@ def test_objects_that_fill_a_request_are_read_side_by_side(
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
     context.store.meeting = threading.Barrier(len(bodies), timeout=PATIENCE_SECONDS)
     done, files = restore()
-    assert (files, [one.error for one in done]) == (bodies, [None, None])
+    assert (files, [result.error for result in done]) == (bodies, [None, None])
 
 
 @pytest.mark.parametrize("bodies", [BODIES | {"a": bytes(700), "a/b": b"1", "a/c": bytes(800)}])
@@ -147,13 +147,13 @@ def test_large_objects_are_named_in_listing_order(context, restore, bodies, monk
     for provider in context.store.folders:
         corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
     done, files = restore(most=150)  # interrupted while objects are under way
-    places = {one.place: bodies[one.location.row.key] for one in done if not one.error}
+    places = {result.place: bodies[result.location.row.key] for result in done if not result.error}
     assert (len(done), files) == (150, places)
     done, files = restore()
-    places = {one.place: bodies[one.location.row.key] for one in done if not one.error}
+    places = {result.place: bodies[result.location.row.key] for result in done if not result.error}
     assert files == places
     assert {"a", ".caf~a/b", ".caf~a/c"} <= places.keys()
-    assert [one.location.row.key for one in done if one.error] == ["dir/130"]
+    assert [result.location.row.key for result in done if result.error] == ["dir/130"]
 
 
 LONG = "a/" + "n" * 300
@@ -184,11 +184,11 @@ def test_nested_keys_all_get_files_in_any_order(context, tmp_path, bodies):
                 done = list(
                     RestoreFolder(files, context.store, force=False, dry_run=False).restore(listed)
                 )
-            assert [one.error for one in done if one.error] == []
+            assert [result.error for result in done if result.error] == []
             assert {
                 key_of(path.split("/")): body for path, body in files_in(folder).items()
             } == bodies
-        assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
+        assert {result.outcome for result in done} == {RestoreOutcome.EQUAL}
 
 
 @pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
@@ -212,8 +212,8 @@ def test_keys_get_files_despite_taken_names(context, tmp_path, bodies, in_the_wa
                         listed
                     )
                 )
-            assert [one.error for one in done if one.error] == []
-            outcomes.append({one.outcome for one in done})
+            assert [result.error for result in done if result.error] == []
+            outcomes.append({result.outcome for result in done})
         assert outcomes == [{RestoreOutcome.RESTORED}] * 2 + [{RestoreOutcome.EQUAL}] * 2
         assert {
             key_of(path.split("/")): body
@@ -250,7 +250,7 @@ def test_a_private_file_that_is_replaced_stays_private(
     for name in ("a", "c/d"):
         (tmp_path / "out" / name).touch(0o600)
     done, files = restore(force=True)
-    assert (files, [one.error for one in done]) == (bodies, [None] * 3)
+    assert (files, [result.error for result in done]) == (bodies, [None] * 3)
     modes = {name: (tmp_path / "out" / name).stat().st_mode & 0o777 for name in bodies}
     assert modes == {"a": 0o600, "b": (tmp_path / "new").stat().st_mode & 0o777, "c/d": 0o600}
 
@@ -302,7 +302,7 @@ def test_second_key_never_replaces_the_first_of_a_name(restore, bodies, monkeypa
         done, files = restore(force=force)
         assert list(files.values()) == [b"1"]
         assert done[1].outcome is not RestoreOutcome.RESTORED
-    assert [one.outcome for one in done] == [RestoreOutcome.EQUAL, RestoreOutcome.FAILED]
+    assert [result.outcome for result in done] == [RestoreOutcome.EQUAL, RestoreOutcome.FAILED]
 
 
 @pytest.mark.parametrize("bodies", [{"dir/A": b"same", "dir/a": b"same", "dir/b": b"same"}])
@@ -310,7 +310,7 @@ def test_equal_keys_do_not_share_one_file(restore, monkeypatch, bodies, tmp_path
     monkeypatch.setattr(files_below, "os", OneNameForSome(str.lower))
     restore()
     done, _ = restore()
-    assert [one.outcome for one in done] == [
+    assert [result.outcome for result in done] == [
         RestoreOutcome.EQUAL,
         RestoreOutcome.FAILED,
         RestoreOutcome.EQUAL,
@@ -334,5 +334,5 @@ def test_unreadable_file_is_left_and_not_duplicated(restore, monkeypatch, bodies
 
     monkeypatch.setattr(files_below, "os", SimpleNamespace(**vars(os) | {"open": opened}))
     done, files = restore(force=True)
-    assert [one.outcome for one in done] == [RestoreOutcome.FAILED, RestoreOutcome.RESTORED]
+    assert [result.outcome for result in done] == [RestoreOutcome.FAILED, RestoreOutcome.RESTORED]
     assert files == {"a": b"mine", "b": b"2"}
