@@ -413,4 +413,4 @@ def test_memory_is_bounded_for_every_forged_archive():
     done = subprocess.run(
         [sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 400  # MiB, half of which is for making them
+    assert int(done.stdout) < 400  # MiB; making them takes half

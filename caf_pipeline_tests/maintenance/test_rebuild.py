@@ -337,7 +337,7 @@ def test_copy_with_a_wrong_object_makes_the_chunk_damaged(archived, lost):
     )
 
 
-# --- what is no chunk of ours
+# --- files that are not our chunks
 # ----------------------------------------------------------------------------------------
 
 

@@ -852,7 +852,7 @@ def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
         find_deletable(context, tmp_path / "list.csv")
 
 
-# --- Jackal and S3 as they are
+# --- real Jackal and S3
 # ---------------------------------------------------------------------------------------
 
 
