@@ -171,7 +171,7 @@ def test_files_of_a_withdrawn_chunk_are_removed(context, name, found_then_mended
         f"{name}.{ending}" for ending in ("1.part", "1.journal", "1.packed", "packed.json", "caf")
     ]
     touch(context.staging(), *left)
-    found_then_mended(*((Kind.STAGED, name) for name in left))
+    found_then_mended(*((Kind.STAGED, file) for file in left))
     assert names(context.staging()) == []
 
 
@@ -184,9 +184,8 @@ def test_leftovers_of_a_located_chunk_are_removed(
     assert context.ledger.chunks.get(name).state is S.LOCATED
     done = found_then_mended(
         (Kind.LEASE, f"chunk/{name}"),
-        *(
-            (Kind.STAGED, name) for each in names(context.staging()) if not each.endswith(".caf")
-        ),  # removed in time anyway
+        # The sealed file is removed in time anyway.
+        *((Kind.STAGED, file) for file in names(context.staging()) if not file.endswith(".caf")),
         (Kind.RESERVATION, name),
     )
     assert set(done.values()) == {"given back", "removed"}
@@ -201,7 +200,7 @@ def test_leftovers_of_a_sealed_chunk_are_removed_except_its_file(context, name, 
         for ending in ("part", "journal", "copy", "manifest", "packed", "download")
     ]
     touch(context.staging(), *left)
-    found_then_mended(*((Kind.STAGED, name) for name in left))
+    found_then_mended(*((Kind.STAGED, file) for file in left))
     assert names(context.staging()) == before
     archive_chunk(context, name)
     every_object_reads_back(context)
