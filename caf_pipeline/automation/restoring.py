@@ -106,7 +106,7 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
                 ledger.lookup, config.source, config.prefix
             )
             wanted = is_current if config.current else every
-            listed = list_objects(ledger.lookup, config.source, config.prefix, wanted=wanted)
+            listed = list_objects(ledger.lookup, config.source, config.prefix, include=wanted)
             ended = take_all(restore_objects(listed, target), progress.take)
     except HeldByOther as held:
         raise StagingError(

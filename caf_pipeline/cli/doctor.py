@@ -15,7 +15,7 @@ from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
-from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended, not_checked
+from caf_pipeline.maintenance.doctor.findings import Actor, Finding, MendResult, not_checked
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import jackal_of
 from caf_pipeline.settings import Settings, load_settings
@@ -165,16 +165,16 @@ class _Examination:
             raise CafError(", ".join(parts), hint=hint)
 
     def _handle(self, finding: Finding) -> None:
-        outcome: Mended | None = None
+        outcome: MendResult | None = None
         error = finding.error
         if finding.mend is not None and not self._dry_run:
-            note(f"{finding.kind} {printable(finding.name)}: {printable(finding.found)} …")
+            note(f"{finding.kind} {printable(finding.name)}: {printable(finding.problem)} …")
             try:
                 outcome = finding.mend()
             except LedgerUnreachable:
                 raise
             except HeldByOther as held:
-                outcome = Mended(f"left: {held}", Actor.NOBODY)
+                outcome = MendResult(f"left: {held}", Actor.NOBODY)
             except CafError as failed:
                 error = failed
         actor = outcome.actor if outcome else finding.actor
@@ -186,7 +186,7 @@ class _Examination:
                 {
                     "kind": str(finding.kind),
                     "name": finding.name,
-                    "found": finding.found,
+                    "found": finding.problem,
                     "remedy": finding.remedy or None,
                     "done": outcome.done if outcome else None,
                     "error": str(error) if error else None,
@@ -201,6 +201,6 @@ class _Examination:
         else:
             then = f"not mended: {error}" if error else f"would be {finding.remedy}"
         typer.echo(
-            printable(f"{finding.kind}  {finding.name}: {finding.found}")
+            printable(f"{finding.kind}  {finding.name}: {finding.problem}")
             + (f"; {printable(then)}" if then else "")
         )

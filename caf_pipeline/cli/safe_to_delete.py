@@ -162,7 +162,7 @@ def safe_to_delete(
             hint='archive the source on Jackal (store.kind = "jackal"); see docs/jackal.md',
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")
-    reporter = ProgressReporter(tell=note, progress=progress)
+    reporter = ProgressReporter(note=note, progress=progress)
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
         result = find_deletable(
             context, manifest, report=report, reads_back=not no_read_back, reporter=reporter

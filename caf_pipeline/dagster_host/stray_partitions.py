@@ -14,10 +14,10 @@ from caf_pipeline.errors import SettingsError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.doctor.findings import (
-    NO_LONGER_THERE,
+    ALREADY_GONE,
     Finding,
     Kind,
-    Mended,
+    MendResult,
     mendable,
     not_checked,
 )
@@ -67,8 +67,8 @@ def _is_chunk_of(name: str, source: str) -> bool:
     return chunk is not None and chunk.source == source
 
 
-def _remove(instance: DagsterInstance, source: str, name: str) -> Mended:
+def _remove(instance: DagsterInstance, source: str, name: str) -> MendResult:
     if not instance.has_dynamic_partition(partitions_name(source), name):
-        return NO_LONGER_THERE
+        return ALREADY_GONE
     instance.delete_dynamic_partition(partitions_name(source), name)
-    return Mended("removed from Dagster")
+    return MendResult("removed from Dagster")

@@ -179,7 +179,7 @@ def _prove_op(source: str) -> OpDefinition:
 
 def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
     """Go through the store's lists where that is due, and return what is shown of it."""
-    found = chain_listing.look_in_bulk(run_context)
+    found = chain_listing.check_chain_listing(run_context)
     whole_at, suspected = run_context.ledger.chain_listings.suspicions(
         run_context.store.name, run_context.source
     )

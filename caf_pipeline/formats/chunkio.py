@@ -1,17 +1,14 @@
-"""ChunkIO: an append-only log whose undamaged entries are found again after any crash or damage.
+"""ChunkIO: an append-only log whose undamaged entries are found after any crash or damage.
 
-What ChunkIO calls a chunk is an *entry* here, since a chunk is something else in this project. An
-entry is 16 bytes of the caller's own (`user_data`) and any content. It lies in the file as a header
-of 40 bytes and the content; wherever its bytes meet a multiple of 65,536, 16 bytes are left out for
-a *meter*, which names the entry that was being written there, so that a reader finds its way again
-behind damage. Position 0 holds the file's header in the place of a meter. Integers and hashes are
-little-endian, the hash is SipHash-2-4 with a fixed key: it finds damage, and is no protection
-against a forger.
+An *entry* (ChunkIO's chunk) has 16 bytes of `user_data` and any content. In the file it is a header
+of 40 bytes and the content. At each multiple of 65,536 it is interrupted by a *meter* of 16 bytes,
+which names the entry, so that a reader can resume after damage. At position 0 the file's header
+replaces the meter. Integers and hashes are little-endian. SipHash-2-4 with a fixed key detects
+damage, but no forgery.
 
-The reader takes the entries that the original's forward scan by `begin + 1` finds, and its look-ups
-choose among them: the original's backward walks find entries that nobody wrote, and miss some.
-Salvage, which also tries every position at which an entry may begin, stands apart, since it takes
-logs that are stored as contents for entries.
+The reader returns the entries that the original finds by scanning forward. The original's backward
+walks miss entries, and return some that were never written. Salvage tries every position, so that
+it may take logs inside of contents for entries.
 
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
@@ -34,47 +31,40 @@ from typing_extensions import Buffer
 
 from caf_pipeline.errors import MalformedArchive, UsageError
 
-BLOCK_BYTES: Final = 65_536  # the grid of the meters
+BLOCK_BYTES: Final = 65_536  # distance of the meters
 METER_BYTES: Final = 16
 HEADER_BYTES: Final = 40
 USER_DATA_BYTES: Final = 16
 MAX_CONTENT_BYTES: Final = 2**31 - 57  # the original's limit: the largest array of .NET
 MAX_POSITION: Final = 2**63 - 1  # positions are signed 64-bit numbers in the original
 
-FILE_HEADER: Final = b"romkatv/chunkio\n"  # written, never checked: the original does the same
+FILE_HEADER: Final = b"romkatv/chunkio\n"  # written but never checked, as in the original
 _KEY: Final = b"romkatv/chunkio1"
 _METER: Final = struct.Struct("<Q8s")  # begin of the named entry, hash of these 8 bytes
-_HEADER: Final = struct.Struct(
-    "<16sQ8s8s"
-)  # user data, content size, hash of the content, hash of the 32 bytes before
+# User data, content size, hash of the content, hash of these 32 bytes.
+_HEADER: Final = struct.Struct("<16sQ8s8s")
 _HASHED_HEADER_BYTES: Final = 32
 _NO_BEGIN: Final = -1
 
-_PIECE_BYTES: Final = 4 * BLOCK_BYTES  # read at once of a content: larger ones measured no faster
+_PIECE_BYTES: Final = 4 * BLOCK_BYTES  # of a content; larger pieces measured no faster
 _HASHED_FILE_SIZES: Final = 4
 """A scan hashes contents of at most this many times the file's size.
 
-Writing leaves entries that overlap only where one was torn, so one file's size is what a scan of a
-file without meters takes; a forged file could claim overlapping contents from every block and make
-the scan quadratic. A check and a salvage hash as much again.
+A scan without any meters hashes the file once. A forged file could claim overlapping contents from
+every block and make the scan quadratic.
 """
 
-_SALVAGED_BLOCKS: Final = 16  # looked through at once, 1 MiB
-_BLOCK_PAYLOAD_BYTES: Final = BLOCK_BYTES - METER_BYTES
+_SALVAGED_BLOCKS: Final = 16  # searched at a time, 1 MiB
 
 Read = Callable[[int, int], Buffer]
-"""Returns the file's bytes from the first position to the second, exclusive one; fewer only where
-the file ends before.
-"""
+"""Returns the file's bytes between two positions, the second exclusive; fewer only at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """An entry whose header is right; its content may be damaged or missing.
+    """An entry with a valid header. Its content may be damaged or missing.
 
-    Attributes: begin: the position that names it; on a multiple of 65,536 its bytes start behind
-        the meter there. end: the position behind its last byte, and the next entry's begin where
-        one follows without padding. user_data: 16 bytes. content_size_bytes: as the header says.
+    `begin` names the entry. `end` is the next entry's begin, unless there is padding.
     """
 
     begin: int
@@ -85,10 +75,9 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogDamage:
-    """Bytes `[begin, end)` of a log that are not as a writer leaves them.
+    """Bytes `[begin, end)` of a log that a writer would not leave.
 
-    Attributes: what: "file header", "meter", "content" (of the entry that begins there), or "no
-        entry", for bytes that belong to none.
+    `what` is "file header", "meter", "content", or "no entry" for bytes that belong to no entry.
     """
 
     begin: int
@@ -98,12 +87,12 @@ class LogDamage:
 
 @dataclass(frozen=True, slots=True)
 class SalvagedEntry:
-    """An entry that was found by its header's hash alone.
+    """An entry that was located by the hash of its header alone.
 
-    Attributes: entry: the entry. content_hash: as its header says. reachable: `LogReader.entries`
-        has it, too. content_right: all of its content is there and agrees with its hash. inside:
-        the begin of an entry with a right content of which this one is a part, as a log stored in a
-        log is; else None.
+    Attributes:
+        reachable: True if `LogReader.entries` yields it, too.
+        content_right: True if its content is complete and has its hash.
+        inside: Begin of the right entry whose content contains this entry; else None.
     """
 
     entry: LogEntry
@@ -114,17 +103,14 @@ class SalvagedEntry:
 
 
 class LogWriter:
-    """Makes the bytes to append to a log, byte for byte those of the original writer.
+    """Produces the bytes to append to a log, equal to those of the original writer.
 
-    `position` is the file's size once everything that was returned is appended. A file that was
-    closed, or that a crash left, is continued by a new writer at its size: the first entry then
-    begins on the grid, behind zeros.
+    To continue a closed or torn file, create a new writer at its size: its first entry begins at
+    the next multiple of 65,536, behind zeros.
     """
 
     def __init__(self, position: int = 0) -> None:
-        """Go on at the end of a file of `position` bytes; raises UsageError where that is no size
-        of a file.
-        """
+        """Continue at the end of a file of `position` bytes; raises UsageError if it is invalid."""
         if not 0 <= position <= MAX_POSITION:
             raise UsageError(
                 f"A log cannot have {position} bytes.", hint="Give the size of the file."
@@ -134,16 +120,14 @@ class LogWriter:
 
     @property
     def position(self) -> int:
-        """The file's size with all that was returned."""
+        """The file's size after appending all that was returned."""
         return self._position
 
     def entry(self, user_data: bytes, content: Buffer) -> bytes:
-        """Return all that is to be appended for one entry: padding where the log was torn, meters,
-        header and content.
+        """Return the bytes of one entry: padding after a torn write, meters, header and content.
 
-        Raises: UsageError: user data of another length than 16 bytes, a content of more than
-            2,147,483,591 bytes, or an end past
-                2**63 - 1. The writer is as it was before.
+        Raises:
+            UsageError: A size or the end of the entry exceeds its limit. The writer is unchanged.
         """
         view = memoryview(content)
         _check_sizes(user_data, view.nbytes)
@@ -158,22 +142,17 @@ class LogWriter:
         content_hash: bytes,
         content: Iterable[memoryview],
     ) -> Iterator[Buffer]:
-        """Yield what `entry` returns, of a content whose hash is known and that comes in pieces;
-        `position` is behind it at once.
-
-        Raises: as `entry`.
-        """
+        """Yield the bytes of an entry with a known hash. `position` advances immediately."""
         _check_sizes(user_data, content_size_bytes)
         before, (begin, end) = self._position, self._end_of(content_size_bytes)
         self._position, self._torn = end, False
         header = user_data + content_size_bytes.to_bytes(8, "little") + content_hash
         return chain(
             (bytes(begin - before),),
-            _laid_out(begin, chain((memoryview(header + _hash(header)),), content)),
+            _with_meters(begin, chain((memoryview(header + _hash(header)),), content)),
         )
 
     def _end_of(self, content_size_bytes: int) -> tuple[int, int]:
-        """Return where the next entry begins and ends."""
         begin = -(-self._position // BLOCK_BYTES) * BLOCK_BYTES if self._torn else self._position
         end = end_of(begin, content_size_bytes)
         if end > MAX_POSITION:
@@ -185,36 +164,28 @@ class LogWriter:
 
 
 class LogReader:
-    """Finds the entries of a log, whatever became of it.
+    """Reads the entries of a log in any condition.
 
-    Every call reads the file again, so that its answer depends on the file alone. Memory holds two
-    blocks, the positions that the meters name (less than a 500th of the file's size), and the
-    content that is asked for. No byte at or past `size_bytes` is read. Only what `read` raises is
+    Every call reads the file again. Memory holds two blocks, the positions that the meters name
+    (less than 1/500 of the file's size), and the requested content. Only errors of `read` are
     raised.
     """
 
     def __init__(self, read: Read, size_bytes: int) -> None:
-        """Read a file of `size_bytes` through `read(start, end)`, which returns fewer bytes only at
-        the file's end.
-        """
+        """Read a file of `size_bytes` through `read`."""
         self._read = read
         self._size_bytes = size_bytes
 
     def entries(self) -> Iterator[LogEntry]:
-        """Yield every entry that can be reached, by begin.
+        """Yield every reachable entry, ordered by begin, in linear time even for a forged file.
 
-        Reached are those on the ways from position 0 and from the entry that each valid meter
-        names. A way goes on at an entry's end, and ends at a header that is not right or at an
-        entry that may not be stepped past, because nothing proves that it was written whole. The
-        time is linear in the file's size, also for a forged file.
+        Chains of entries start at position 0 and at the entry that each valid meter names. A chain
+        ends at an invalid header, or at an entry that may be incomplete.
         """
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry that begins in `[start, end)`, or None; any numbers will do.
-
-        The time is that of `entries`.
-        """
+        """Return the first entry that begins in `[start, end)`, or None. As slow as `entries`."""
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
@@ -222,54 +193,51 @@ class LogReader:
         return next(iter(deque(self._between(start, end), maxlen=1)), None)
 
     def middle(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return that of the entries in `[start, end)` whose begin is nearest the middle of what
-        the file has of the range.
-
-        None where there is none; of two the first.
-        """
+        """Return the entry that begins nearest to the middle of the range, or None."""
         twice = max(start, 0) + min(end, self._size_bytes)
         return min(
             self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None
         )
 
     def entry_at(self, begin: int) -> LogEntry | None:
-        """Return the entry whose header lies at a position, reachable or not, by one read; None
-        where there is none.
-        """
-        found = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
-        return found and found[0]
+        """Return the entry with a header at this position, reachable or not, by one read."""
+        located = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
+        return located and located[0]
 
     def check(self) -> Iterator[LogEntry | LogDamage]:
-        """Yield each entry, and what is not as a writer leaves it: every byte of the log is read
-        and accounted for.
+        """Read every byte of the log, and yield the entries and all damage.
 
-        An unfinished write at the end is bytes of no entry. Nothing tells of entries that are cut
-        off the end, or of zeros in the place of all that lay before the grid. Time and memory are
-        those of `entries`, with all contents read.
+        An unfinished write at the end is reported as bytes of no entry. Entries that are missing at
+        the end cannot be detected, nor zeros that replace all before a multiple of 65,536.
         """
         header = (
             bytes(self._read(0, min(METER_BYTES, self._size_bytes))) if self._size_bytes else b""
         )
         if header and header != FILE_HEADER:
             yield LogDamage(0, len(header), "file header")
-        covered = len(header)  # up to here all bytes are accounted for
+        covered = len(header)  # all bytes before are accounted for
         budget = _HashBudget(self._size_bytes)
         for entry, digest in _Scan(self._read, self._size_bytes).entries():
             if entry.begin > covered:
                 yield from self._no_entry(covered, entry.begin)
             yield entry
             if budget.allows(entry) and _content_is(digest, self._read, entry):
-                yield from self._wrong_meters(entry)
+                meter = _meter(entry.begin)
+                # The file's header is at 0.
+                first = max(-(-entry.begin // BLOCK_BYTES), 1) * BLOCK_BYTES
+                for line in range(first, entry.end, BLOCK_BYTES):
+                    if bytes(self._read(line, line + METER_BYTES)) != meter:
+                        yield LogDamage(line, line + METER_BYTES, "meter")
             else:
                 yield LogDamage(entry.begin, min(entry.end, self._size_bytes), "content")
             covered = max(covered, min(entry.end, self._size_bytes))
         yield from self._no_entry(covered, self._size_bytes)
 
     def salvage(self) -> Iterator[SalvagedEntry]:
-        """Yield every entry with a right header, wherever it begins, reachable or not, by begin.
+        """Yield every entry with a valid header, ordered by begin, in 20 MB and linear time.
 
-        Memory is 20 MB, and the time linear in the file's size: contents of at most four times that
-        are compared; those of further entries, which no writer leaves, are not called right.
+        Contents of at most four times the file's size are hashed. Further contents do not count as
+        right.
         """
         reachable = _Scan(self._read, self._size_bytes).entries()
         next_reached = next(reachable, None)
@@ -278,40 +246,30 @@ class LogReader:
         for entry, digest in self._headers():
             while next_reached and next_reached[0].begin < entry.begin:
                 next_reached = next(reachable, None)
-            right = budget.allows(entry) and _content_is(digest, self._read, entry)
+            is_right = budget.allows(entry) and _content_is(digest, self._read, entry)
             inside = outer.begin if outer and entry.begin < outer.end else None
-            if right and inside is None:
+            if is_right and inside is None:
                 outer = entry
-            yield SalvagedEntry(
-                entry, digest, next_reached is not None and next_reached[0] == entry, right, inside
-            )
+            is_reachable = next_reached is not None and next_reached[0] == entry
+            yield SalvagedEntry(entry, digest, is_reachable, is_right, inside)
 
     def pieces(self, entry: LogEntry) -> Iterator[memoryview]:
-        """Yield an entry's content as the file has it; nothing is compared."""
+        """Yield an entry's content as it is in the file, without verifying it."""
         return _payload(self._read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES)
 
     def copy_content(self, entry: LogEntry, into: IO[bytes]) -> bool:
-        """Write an entry's content to a file, by pieces; return whether it is all there and agrees
-        with its hash.
-
-        False also for an entry that the file does not have. What was written is void then.
-        """
+        """Write an entry's content to a file and return whether it is complete and verified."""
         if not is_begin(entry.begin) or entry.end > self._size_bytes:
             return False
-        found = _header_at(self._read, entry.begin, self._size_bytes)
+        located = _header_at(self._read, entry.begin, self._size_bytes)
         return (
-            found is not None
-            and found[0] == entry
-            and _content_is(found[1], self._read, entry, into)
+            located is not None
+            and located[0] == entry
+            and _content_is(located[1], self._read, entry, into)
         )
 
     def content(self, entry: LogEntry) -> bytes | None:
-        """Return an entry's content where all of it lies in the file and agrees with its hash, else
-        None.
-
-        Without reading where the entry ends past the file. None also for an entry that the file
-        does not have.
-        """
+        """Return an entry's content, or None if it is incomplete, damaged, or not in the file."""
         content = io.BytesIO()
         return content.getvalue() if self.copy_content(entry, content) else None
 
@@ -323,25 +281,13 @@ class LogReader:
                 yield entry
 
     def _no_entry(self, start: int, end: int) -> Iterator[LogDamage]:
-        """Yield what lies between entries, unless it is padding, which ends on the grid where an
-        entry begins.
-        """
         is_padding = end % BLOCK_BYTES == 0 and end - start < BLOCK_BYTES and end < self._size_bytes
         if start < end and not (is_padding and not any(bytes(self._read(start, end)))):
             yield LogDamage(start, end, "no entry")
 
-    def _wrong_meters(self, entry: LogEntry) -> Iterator[LogDamage]:
-        meter = _meter(entry.begin)
-        first = max(-(-entry.begin // BLOCK_BYTES), 1) * BLOCK_BYTES  # at 0 is the file's header
-        for line in range(first, entry.end, BLOCK_BYTES):
-            if bytes(self._read(line, line + METER_BYTES)) != meter:
-                yield LogDamage(line, line + METER_BYTES, "meter")
-
     def _headers(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Yield what has a right header at any legal begin: the file without its meters is one run
-        of bytes to look through.
-        """
-        before, run_at = b"", 0  # the end of what was looked through, and where it lies in the run
+        """Search the file without its meters for valid headers."""
+        before, run_at = b"", 0  # the end of what was searched, and its offset in the run
         for start in range(0, self._size_bytes, _SALVAGED_BLOCKS * BLOCK_BYTES):
             data = memoryview(
                 self._read(start, min(start + _SALVAGED_BLOCKS * BLOCK_BYTES, self._size_bytes))
@@ -351,22 +297,19 @@ class LogReader:
             )
             run = b"".join((before, *blocks))
             for offset in _possible_headers(run):
-                if found := _header_in(
-                    run[offset : offset + HEADER_BYTES], _begin_of(run_at + offset)
-                ):
-                    yield found
+                block, in_block = divmod(run_at + offset, BLOCK_BYTES - METER_BYTES)
+                begin = block * BLOCK_BYTES + (METER_BYTES + in_block if in_block else 0)
+                if located := _header_in(run[offset : offset + HEADER_BYTES], begin):
+                    yield located
             before = run[-(HEADER_BYTES - 1) :]
             run_at += len(run) - len(before)
 
 
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yield the data of a content that the original's buffered writer wrote: raw DEFLATE, or
-    nothing for no data.
-
-    In pieces of at most 1 MiB, whatever they inflate to.
+    """Yield the data of a raw DEFLATE content in pieces of at most 1 MiB.
 
     Raises:
-        MalformedArchive: the content is something else, or goes on behind the end of the data.
+        MalformedArchive: The content is something else, or continues behind the data.
     """
     inflater, empty = zlib.decompressobj(wbits=-zlib.MAX_WBITS), True
     for piece in pieces:
@@ -388,43 +331,45 @@ def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def is_begin(position: int) -> bool:
-    """Say whether an entry may begin there: not in the bytes of a meter, save on its first, which
-    tells its end.
-    """
+    """Return whether an entry may begin at a position: not inside a meter, except at its start."""
     return 0 <= position <= MAX_POSITION and not 1 <= position % BLOCK_BYTES <= METER_BYTES
 
 
 def end_of(begin: int, content_size_bytes: int) -> int:
-    """Return where an entry ends that begins at `begin`, with the meters inside it."""
+    """Return the end of an entry that begins at `begin`, including its meters."""
     payload_bytes = HEADER_BYTES + content_size_bytes
     full_blocks, rest = divmod(payload_bytes, BLOCK_BYTES - METER_BYTES)
     offset = begin % BLOCK_BYTES
-    one_more = (offset == 0 and rest > 0) or offset + rest > BLOCK_BYTES
-    return begin + payload_bytes + METER_BYTES * (full_blocks + one_more)
+    has_further_meter = (offset == 0 and rest > 0) or offset + rest > BLOCK_BYTES
+    return begin + payload_bytes + METER_BYTES * (full_blocks + has_further_meter)
 
 
 class _Scan:
-    """One pass over the entries, with all that it remembers: what another pass saw plays no
-    part.
-    """
+    """One pass, which shares no state with others."""
 
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
-        self._block = lru_cache(maxsize=2)(
-            self._read_block
-        )  # headers are read going forward, and one spans two at most
-        self._named = array(
-            "q"
-        )  # by meter, from position 0 on: the begin that it names, or _NO_BEGIN
+
+        @lru_cache(maxsize=2)  # a header spans at most two blocks
+        def block(number: int) -> bytes:
+            start = number * BLOCK_BYTES
+            return bytes(read(start, min(start + BLOCK_BYTES, size_bytes)))
+
+        self._block = block
+        self._named = array("q")  # by meter, from position 0: the begin it names, or _NO_BEGIN
         self._budget = _HashBudget(size_bytes)
 
     def entries(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Yield the reachable entries, each with the hash of its content.
-
-        All ways are walked at once, so that each position is looked at once, in order.
-        """
-        self._read_meters()
+        """Yield reachable entries with the hashes of their contents; visit each position once."""
+        self._named.append(_NO_BEGIN)  # the file's header is no meter
+        for position in range(BLOCK_BYTES, self._size_bytes - METER_BYTES + 1, BLOCK_BYTES):
+            meter = bytes(self._read(position, position + METER_BYTES))
+            if len(meter) < METER_BYTES:
+                break  # the file is shorter than it should be
+            begin, digest = _METER.unpack_from(meter)
+            is_right = begin <= position and is_begin(begin) and _hash(meter[:8]) == digest
+            self._named.append(begin if is_right else _NO_BEGIN)
         waiting = sorted({0, *self._named} - {_NO_BEGIN})  # a sorted list is a heap
         last = _NO_BEGIN
         while waiting:
@@ -432,38 +377,23 @@ class _Scan:
             if begin == last:
                 continue
             last = begin
-            found = _header_at(self._read_in_block, begin, self._size_bytes)
-            if found is None:
+            located = _header_at(self._read_in_block, begin, self._size_bytes)
+            if located is None:
                 continue
-            yield found
-            if self._may_step_past(*found):
-                heapq.heappush(waiting, found[0].end)
+            yield located
+            if self._may_step_past(*located):
+                heapq.heappush(waiting, located[0].end)
 
     def _read_in_block(self, start: int, end: int) -> bytes:
         number, offset = divmod(start, BLOCK_BYTES)
         return self._block(number)[offset : offset + end - start]
-
-    def _read_block(self, number: int) -> bytes:
-        start = number * BLOCK_BYTES
-        return bytes(self._read(start, min(start + BLOCK_BYTES, self._size_bytes)))
-
-    def _read_meters(self) -> None:
-        self._named.append(_NO_BEGIN)  # the file's header is no meter
-        for position in range(BLOCK_BYTES, self._size_bytes - METER_BYTES + 1, BLOCK_BYTES):
-            meter = bytes(self._read(position, position + METER_BYTES))
-            if len(meter) < METER_BYTES:
-                # the file is shorter than was said: the meters that follow are not there either
-                return
-            begin, digest = _METER.unpack_from(meter)
-            right = begin <= position and is_begin(begin) and _hash(meter[:8]) == digest
-            self._named.append(begin if right else _NO_BEGIN)
 
     def _may_step_past(self, entry: LogEntry, digest: bytes) -> bool:
         if entry.end + HEADER_BYTES > self._size_bytes:
             return False  # nothing follows
         last_meter = (entry.end - 1) // BLOCK_BYTES
         if last_meter == entry.begin // BLOCK_BYTES:
-            return True  # no writer begins again within a block
+            return True  # no writer starts again within a block
         named = self._named[last_meter] if last_meter < len(self._named) else _NO_BEGIN
         if named != _NO_BEGIN:
             return named == entry.begin
@@ -471,24 +401,19 @@ class _Scan:
 
 
 class _HashBudget:
-    """What may still be hashed of contents."""
-
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
-        self._left = _HASHED_FILE_SIZES * size_bytes
+        self._remaining_bytes = _HASHED_FILE_SIZES * size_bytes
 
     def allows(self, entry: LogEntry) -> bool:
-        """Say whether a content lies in the file and may be hashed, and count it where it may."""
-        if entry.end > self._size_bytes or entry.content_size_bytes > self._left:
+        """Return whether a content is in the file and may be hashed, and if so, deduct it."""
+        if entry.end > self._size_bytes or entry.content_size_bytes > self._remaining_bytes:
             return False
-        self._left -= entry.content_size_bytes
+        self._remaining_bytes -= entry.content_size_bytes
         return True
 
 
 def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes] | None:
-    """Return the entry at a legal begin and the hash of its content, or None where no right header
-    lies in the file.
-    """
     header_end = end_of(begin, 0)
     if header_end > size_bytes:
         return None
@@ -499,9 +424,6 @@ def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes
 
 
 def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
-    """Return the entry that 40 bytes are the header of, and the hash of its content; None where
-    they are none.
-    """
     user_data, content_size_bytes, content_digest, header_digest = _HEADER.unpack(header)
     if (
         content_size_bytes > MAX_CONTENT_BYTES
@@ -517,15 +439,13 @@ def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
 
 
 def _possible_headers(run: bytes) -> Iterator[int]:
-    """Yield the offsets at which 40 bytes may be a header: a size below 2**31, and a hash that is
-    not 0, as in a run of zeros.
-    """
+    """Yield the offsets with a size below 2**31 and a hash other than 0, as a run of zeros has."""
     count = len(run) - HEADER_BYTES + 1
     if count <= 0:
         return
     data = np.frombuffer(run, dtype=np.uint8)
     zero = data == 0
-    possible = data[19 : 19 + count] < 0x80  # the size is bytes 16 to 24, its largest last
+    possible = data[19 : 19 + count] < 0x80  # the size is in bytes 16 to 24, last byte highest
     for at in range(20, 24):
         possible &= zero[at : at + count]
     no_hash = np.ones(count, dtype=bool)
@@ -534,18 +454,8 @@ def _possible_headers(run: bytes) -> Iterator[int]:
     yield from np.flatnonzero(possible & ~no_hash).tolist()
 
 
-def _begin_of(run_offset: int) -> int:
-    """Return the begin of an entry whose bytes start at an offset of the file without its
-    meters.
-    """
-    block, offset = divmod(run_offset, _BLOCK_PAYLOAD_BYTES)
-    return block * BLOCK_BYTES + (METER_BYTES + offset if offset else 0)
-
-
 def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | None = None) -> bool:
-    """Say whether the content of an entry inside the file has this hash, copying it on the way
-    where asked to.
-    """
+    """Hash the content of an entry, and optionally copy it."""
     running = siphash24(key=_KEY)
     missing_bytes = entry.content_size_bytes
     for piece in _payload(read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES):
@@ -557,45 +467,40 @@ def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | No
 
 
 def _payload(read: Read, start: int, end: int, piece_bytes: int) -> Iterator[memoryview]:
-    """Yield what lies in `[start, end)` without the meters, reading to the next multiple of
-    `piece_bytes` at a time.
-
-    Ends early where `read` returns less than asked for.
-    """
-    place = start
-    while place < end:
-        stop = min(end, (place // piece_bytes + 1) * piece_bytes)
-        data = memoryview(read(place, stop))[: stop - place]
+    """Yield the bytes in `[start, end)` without the meters; ends early if the file does."""
+    position = start
+    while position < end:
+        stop = min(end, (position // piece_bytes + 1) * piece_bytes)
+        data = memoryview(read(position, stop))[: stop - position]
         offset = 0
         while offset < len(data):
-            in_block = (place + offset) % BLOCK_BYTES
+            in_block = (position + offset) % BLOCK_BYTES
             yield data[
                 offset + (METER_BYTES if in_block == 0 else 0) : offset + BLOCK_BYTES - in_block
             ]
             offset += BLOCK_BYTES - in_block
-        if len(data) < stop - place:
+        if len(data) < stop - position:
             return
-        place = stop
+        position = stop
 
 
-def _laid_out(begin: int, payload: Iterable[memoryview]) -> Iterator[Buffer]:
-    """Yield the payload from `begin` on with a meter at each line of the grid that it meets."""
-    place = begin
+def _with_meters(begin: int, payload: Iterable[memoryview]) -> Iterator[Buffer]:
+    position = begin
     for part in payload:
-        taken = 0
-        while taken < len(part):
-            if place % BLOCK_BYTES == 0:
-                yield _meter(begin) if place else FILE_HEADER
-                place += METER_BYTES
-            piece = part[taken : taken + BLOCK_BYTES - place % BLOCK_BYTES]
+        offset = 0
+        while offset < len(part):
+            if position % BLOCK_BYTES == 0:
+                yield _meter(begin) if position else FILE_HEADER
+                position += METER_BYTES
+            piece = part[offset : offset + BLOCK_BYTES - position % BLOCK_BYTES]
             yield piece
-            taken += len(piece)
-            place += len(piece)
+            offset += len(piece)
+            position += len(piece)
 
 
 def _meter(begin: int) -> bytes:
-    named = begin.to_bytes(8, "little")
-    return named + _hash(named)
+    position = begin.to_bytes(8, "little")
+    return position + _hash(position)
 
 
 def _hash(data: Buffer) -> bytes:

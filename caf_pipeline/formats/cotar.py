@@ -1,19 +1,15 @@
-"""cotar, version 2: an index of a tar archive, with which a file is read by its name without
-reading the tar.
+"""cotar, version 2: an index that locates a file of a tar archive by name.
 
-    0 … 8          header: "COT", the version (a byte), the number of slots S 8 … 8+16·S     slots:
-    hash of the name (8 bytes), block of 512 bytes at which its bytes begin (4), its size (4) … +8
-    the header again
+    0 … 8          header: "COT", the version (1 byte), the number of slots S (4)
+    8 … 8+16·S     slots: hash of the name (8), first block of 512 bytes (4), size (4)
+    … +8           the header again
 
-Integers are little-endian. A slot whose 16 bytes are zero is empty. A name's slot is the one of its
-hash modulo S, or the next free one behind it, around the end. The index stands in a file of its own
-(`.tar.index`), or behind its tar (`.tar.co`).
+Integers are little-endian. An empty slot has 16 zero bytes. A name is in the slot of its hash
+modulo S, or in the next free slot, wrapping around. The index is a file of its own (`.tar.index`),
+or follows its tar (`.tar.co`). It has neither names nor checksums, so that a reader must check the
+tar header, too.
 
-Neither names nor checksums stand in it. So whoever reads a file by it looks at the tar's own header
-before the file, too.
-
-Source: github.com/linz/cotar at 365c6a5; vectors of @cotar/core and @cotar/builder 6.0.1 in the
-tests.
+Source: github.com/linz/cotar at 365c6a5; vectors of @cotar 6.0.1 in the tests.
 """
 
 import struct
@@ -30,12 +26,10 @@ HEADER_BYTES: Final = 8
 SLOT_BYTES: Final = 16
 
 SUFFIX_BYTES: Final = 64 * 1024
-"""The first read of an index: holds 4,095 slots, and a small archive whole."""
+"""Size of the first read of an index: 4,095 slots, or a whole small archive."""
 
-MAX_PASSED: Final = 256  # occupied slots before a free one, of the original's library
-_MAX_SEARCHED: Final = (
-    1 << 20
-)  # slots that a look-up reads: 16 MiB. A table of more that has no free slot is nobody's
+MAX_PASSED: Final = 256  # occupied slots before a free slot, in the original's library
+_MAX_SEARCHED: Final = 1 << 20  # slots that a look-up reads: 16 MiB
 _MAX_HELD_BYTES: Final = 1 << 30  # an index of 50 million files
 HEADER: Final = struct.Struct("<3sBI")
 _SLOT: Final = struct.Struct("<QII")
@@ -44,11 +38,11 @@ FNV_PRIME: Final = 0x100000001B3
 _WORD: Final = (1 << 64) - 1
 
 Read = Callable[[int, int], Buffer]
-"""Returns exactly the bytes `[start, end)` of the file that the index is in, or raises."""
+"""Returns exactly the bytes `[start, end)` of the file with the index, or raises."""
 
 
 def hash_of(name: bytes) -> int:
-    """Return FNV-1a, 64 bits."""
+    """Return the FNV-1a hash of 64 bits."""
     value = FNV_OFFSET
     for byte in name:
         value = (value ^ byte) * FNV_PRIME & _WORD
@@ -56,22 +50,14 @@ def hash_of(name: bytes) -> int:
 
 
 class Slot(NamedTuple):
-    """Where an index says that a file's bytes are: `[start_byte, start_byte + size_bytes)` of the
-    tar.
-    """
+    """The place of a file in the tar: `[start_byte, start_byte + size_bytes)`."""
 
     start_byte: int
     size_bytes: int
 
 
 class CotarIndex:
-    """An opened index; a look-up is one read at most, unless the table is fuller than any writer
-    makes it.
-
-    Attributes:
-        slot_count: as its header says.
-        size_bytes: of the index, both headers included.
-    """
+    """An open index. A look-up takes at most one read, unless the table is unusually full."""
 
     def __init__(
         self,
@@ -89,28 +75,27 @@ class CotarIndex:
         self._name = name
         self.slot_count = slot_count
         self.size_bytes = 2 * HEADER_BYTES + SLOT_BYTES * slot_count
-        self._headers_agree: bool | None = True  # None: the first one is not read yet
+        self._headers_agree: bool | None = True  # None: the first header was not read yet
         self._has_last_header = True
 
     @classmethod
     def open_embedded(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
-        """Open the index at the end of a file of `size_bytes`, of which `tail` are the last bytes,
-        `SUFFIX_BYTES` or all.
+        """Open the index at the end of a file; `tail` is its last `SUFFIX_BYTES`, or all of it.
 
         Raises:
-            MalformedArchive: there is none, of version 2, or it is not as long as it says.
+            MalformedArchive: There is no index of version 2, or its size is wrong.
         """
         if size_bytes < 2 * HEADER_BYTES + SLOT_BYTES:
             raise MalformedArchive(
-                f"{name} has {size_bytes} bytes, which is less than an index has.",
+                f"{name} has {size_bytes} bytes, fewer than any index.",
                 hint=_NOT_EMBEDDED,
             )
         slot_count = _slot_count(tail[-HEADER_BYTES:], name, _NOT_EMBEDDED)
         first_byte = size_bytes - 2 * HEADER_BYTES - SLOT_BYTES * slot_count
         if first_byte < 0:
             raise MalformedArchive(
-                f"{name} ends with the header of an index of {slot_count} slots, for which it is "
-                "too short."
+                f"{name} ends with the header of an index of {slot_count} slots, but is too short "
+                "for it."
             )
         index = cls(read, tail, size_bytes, first_byte, slot_count, name=name)
         index._headers_agree = None
@@ -120,13 +105,13 @@ class CotarIndex:
 
     @classmethod
     def open_separate(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
-        """Open an index that is a file of its own; its last header may be damaged or missing.
+        """Open an index in a file of its own. Its last header may be damaged or missing.
 
         Raises:
-            MalformedArchive: it is none, of version 2, or it is not as long as it says.
+            MalformedArchive: The file is no index of version 2, or its size is wrong.
         """
         last = tail[-HEADER_BYTES:]
-        # The header behind the slots saves a read, where it is one of an index of this size.
+        # The header behind the slots saves a read, if it fits the size of the file.
         slots = (size_bytes - 2 * HEADER_BYTES) // SLOT_BYTES
         by_last = (
             len(tail) < size_bytes
@@ -148,8 +133,8 @@ class CotarIndex:
         without_last = HEADER_BYTES + SLOT_BYTES * slot_count
         if size_bytes not in (without_last, without_last + HEADER_BYTES):
             raise MalformedArchive(
-                f"{name} is the index of {slot_count} slots, {without_last + HEADER_BYTES} bytes, "
-                f"and has {size_bytes}.",
+                f"{name} is an index of {slot_count} slots, so that it should have "
+                f"{without_last + HEADER_BYTES} bytes, but it has {size_bytes}.",
                 hint=_DAMAGED,
             )
         index = cls(read, tail, size_bytes, 0, slot_count, name=name)
@@ -158,77 +143,62 @@ class CotarIndex:
         return index
 
     def find(self, name: bytes) -> Slot | None:
-        """Return where a file's bytes are; None where the index has no such name.
+        """Return the place of a file, or None; raises MalformedArchive if that place is damaged.
 
-        The original builder takes the bytes of a name for Latin-1, and hashes that in UTF-8: such a
-        name is found, too.
-
-        Raises:
-            MalformedArchive: the index is damaged where the name belongs.
+        Names that the original builder decoded as Latin-1 are found, too.
         """
-        found = self._find(hash_of(name))
-        if found is None and not name.isascii():
-            found = self._find(hash_of(name.decode("latin-1").encode()))
-        if found is None:
+        slot = self._find(hash_of(name))
+        if slot is None and not name.isascii():
+            slot = self._find(hash_of(name.decode("latin-1").encode()))
+        if slot is None:
             self._compare_headers()
             if not self._headers_agree:
                 raise MalformedArchive(
-                    f"{self._name}: the index is damaged, so that it cannot tell what is not "
-                    "there.",
+                    f"{self._name}: the index is damaged, so that missing names cannot be trusted.",
                     hint=_DAMAGED,
                 )
-        return found
+        return slot
 
     def hold(self) -> None:
-        """Read what of the index is not in memory yet, by one read, so that look-ups need none.
-
-        Raises:
-            MalformedArchive: that is more than 1 GiB.
-        """
+        """Read the whole index into memory; raises MalformedArchive if it is larger than 1 GiB."""
         first_byte = self._first_slot - HEADER_BYTES
         if self.size_bytes > _MAX_HELD_BYTES:
             raise MalformedArchive(
-                f"{self._name}: an index of {self.size_bytes} bytes is not read whole."
+                f"{self._name}: an index of {self.size_bytes} bytes is too large for memory."
             )
         if first_byte < self._tail_start:
-            # Its end is read again: to join both would take the memory twice.
+            # The tail is read again: joining both parts would need twice the memory.
             self._tail = bytes(self._read(first_byte, self._tail_start + len(self._tail)))
             self._tail_start = first_byte
 
     def has_both_headers(self) -> bool:
-        """Say whether the same header stands before the slots and behind them; the index may be
-        read where it does not.
-
-        Raises:
-            MalformedArchive: two headers stand there, and do not agree.
-        """
+        """Return whether equal headers are before and behind the slots; raises if they differ."""
         self._compare_headers()
         return bool(self._headers_agree) and self._has_last_header
 
     def slots(self) -> Iterator[Slot]:
-        """Yield what is in the table, in its order, by reads of `SUFFIX_BYTES`; also of a slot that
-        has all but its hash.
-        """
-        at_once = SUFFIX_BYTES // SLOT_BYTES
-        for first in range(0, self.slot_count, at_once):
-            for value, block, size in self._slots(first, min(at_once, self.slot_count - first)):
+        """Yield the used slots in the order of the table, in reads of `SUFFIX_BYTES`."""
+        slots_per_read = SUFFIX_BYTES // SLOT_BYTES
+        for first in range(0, self.slot_count, slots_per_read):
+            count = min(slots_per_read, self.slot_count - first)
+            for value, block, size in self._slots(first, count):
                 if value or block or size:
                     yield Slot(block * BLOCK_BYTES, size)
 
     def _find(self, value: int) -> Slot | None:
         if not value:
-            return None  # the format cannot hold it
+            return None  # the format cannot store this hash
         position, searched = value % self.slot_count, 0
-        at_once = MAX_PASSED + 1
+        slots_per_read = MAX_PASSED + 1
         while searched < self.slot_count:
-            count = min(at_once, self.slot_count - position, self.slot_count - searched)
-            for held, block, size in self._slots(position, count):
-                if held == value:
+            count = min(slots_per_read, self.slot_count - position, self.slot_count - searched)
+            for slot_hash, block, size in self._slots(position, count):
+                if slot_hash == value:
                     return Slot(block * BLOCK_BYTES, size)
-                if not held:
+                if not slot_hash:
                     if block or size:
                         raise MalformedArchive(
-                            f"{self._name}: the index is damaged where this file belongs.",
+                            f"{self._name}: the index is damaged at the place of this file.",
                             hint=_DAMAGED,
                         )
                     return None
@@ -237,21 +207,17 @@ class CotarIndex:
                 raise MalformedArchive(
                     f"{self._name}: the index has no free slot among {searched}.", hint=_DAMAGED
                 )
-            at_once = SUFFIX_BYTES // SLOT_BYTES
+            slots_per_read = SUFFIX_BYTES // SLOT_BYTES
         return None
 
     def _compare_headers(self) -> None:
-        """Look at the header before the slots, where that was not done yet.
-
-        The original never does. One that is no header at all leaves what is found good: the tar
-        itself is compared.
-        """
+        """Read the header before the slots. A missing one is no error: the tar has headers, too."""
         if self._headers_agree is None:
             head = bytes(self._bytes(self._first_slot - HEADER_BYTES, self._first_slot))
             self._headers_agree = head == HEADER.pack(b"COT", VERSION, self.slot_count)
             if head[:3] == b"COT" and not self._headers_agree:
                 raise MalformedArchive(
-                    f"{self._name}: the two headers of its index do not agree.", hint=_DAMAGED
+                    f"{self._name}: the two headers of its index differ.", hint=_DAMAGED
                 )
 
     def _slots(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
@@ -264,23 +230,22 @@ class CotarIndex:
         return self._read(start, end)
 
 
-_DAMAGED: Final = "It is damaged: make it again with `caf cotar index`."
+_DAMAGED: Final = "It is damaged: `caf cotar index` makes a new one."
 _NOT_EMBEDDED: Final = (
-    "`caf cotar index` makes one of the tar; `caf cotar` commands take one in "
-    "a "
-    "file of its own by --index."
+    "`caf cotar index` makes an index of the tar; the option --index of `caf cotar` commands reads "
+    "it from a file of its own."
 )
 
 
 def _slot_count(header: bytes, name: str, hint: str) -> int:
     if len(header) < HEADER_BYTES or header[:3] != b"COT":
-        raise MalformedArchive(f"{name} has no cotar index where one would be.", hint=hint)
+        raise MalformedArchive(f"{name} has no cotar index at the expected place.", hint=hint)
     _, version, slot_count = HEADER.unpack(header)
     if version != VERSION:
         raise MalformedArchive(
-            f"{name} has a cotar index of version {version}; version {VERSION} is read.",
+            f"{name} has a cotar index of version {version}; only version {VERSION} is supported.",
             hint=_DAMAGED,
         )
     if not slot_count:
-        raise MalformedArchive(f"{name} has a cotar index without a slot.", hint=_DAMAGED)
+        raise MalformedArchive(f"{name} has a cotar index without slots.", hint=_DAMAGED)
     return int(slot_count)

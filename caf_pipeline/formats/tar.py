@@ -1,10 +1,8 @@
-"""Tar archives: where the bytes of each file stand, and the headers of archives that we write.
+"""Tar archives: locates the bytes of each file, and writes headers.
 
-Read is every variant in use: v7, ustar, GNU (long names, base-256 numbers, sparse files), PAX
-(local and global records). A member is told by its header; its body is not read. An archive that is
-cut off, or has a header whose checksum is wrong, is refused, not read as far as it goes.
-
-Python's `tarfile` takes 5 s to walk 100,000 members, and yields text where names are bytes.
+It reads v7, ustar, GNU (long names, base-256 numbers, sparse files), and PAX (local and global
+records), but only headers. Archives that are cut off or damaged are refused. Python's `tarfile`
+takes 5 s for 100,000 members, and returns names as text instead of bytes.
 
 Source: POSIX.1-2024, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's manual,
 "Basic Tar Format" and "Storing Sparse Files".
@@ -22,39 +20,36 @@ from typing_extensions import Buffer
 from caf_pipeline.errors import MalformedArchive, MemberRefused
 
 BLOCK_BYTES: Final = 512
-RECORD_BYTES: Final = 20 * BLOCK_BYTES  # what tar programs fill the last one up to
-MAX_USTAR_BYTES: Final = 8**11 - 1  # of a member whose size is eleven octal digits
+RECORD_BYTES: Final = 20 * BLOCK_BYTES  # tar programs fill the last record
+MAX_USTAR_BYTES: Final = 8**11 - 1  # of a member, in eleven octal digits
 
-_MAX_NAME_BYTES: Final = (
-    1 << 20
-)  # a long name or a set of PAX records: 256 times the longest path of Linux
-_WINDOW_BYTES: Final = 64 * 1024  # read at once where members are small
+# Limit for a long name or a set of PAX records: 256 times the longest path of Linux.
+_MAX_NAME_BYTES: Final = 1 << 20
+_WINDOW_BYTES: Final = 64 * 1024  # size of a read if members are small
 _SMALL_BYTES: Final = 16 * 1024
 _ZEROS: Final = bytes(BLOCK_BYTES)
 _OCTAL: Final = re.compile(rb" *([0-7]*)(?:[ \0].*)?", re.DOTALL)
-_FULL: Final = re.compile(rb"[0-7]+[ \0]")  # as nearly all write it
+_FULL: Final = re.compile(rb"[0-7]+[ \0]")  # the most frequent form
 _RECORD: Final = re.compile(rb"([1-9][0-9]{0,7}) ")
 _DIGITS: Final = re.compile(rb"[0-9]{1,18}")
 _USTAR: Final = b"ustar\0"
 _SPARSE: Final = b"GNU.sparse."
 _KEYS: Final = frozenset((b"path", b"linkpath", b"size", b"GNU.sparse.name"))
-"""The PAX records that are read: what else an archive has of them is not kept."""
-_NO_TAR: Final = "It is damaged, or it is not a tar archive, or one that is compressed."
+"""PAX records that are kept."""
+_NO_TAR: Final = "It is damaged, compressed, or no tar archive."
 
 Read = Callable[[int, int], Buffer]
 """Returns exactly the bytes `[start, end)` of the archive, or raises.
 
-Where it is asked for the headers alone, each start is behind the end before.
+If only headers are read, each start is behind the end before.
 """
 
 
 class TarMember(NamedTuple):
     """A member of a tar archive.
 
-    Attributes: name: as it stands in the archive, bytes. kind: the type letter of the header, `0`
-        for a regular file of any variant, `S` for a sparse one of any variant. start_byte: where
-        its body begins. size_bytes: of its body; 0 where the kind has none. link: the name that a
-        hard link has in the archive, or what a symbolic link says.
+    `kind` is the type letter of the header: `0` for a regular file, `S` for a sparse file, of any
+    variant. `link` is the target of a hard or symbolic link.
     """
 
     name: bytes
@@ -73,26 +68,21 @@ class FileRange(NamedTuple):
 
 
 # --- walking
-# ------------------------------------------------------------------------------------------
 
 
 def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator[TarMember]:
-    """Yield the members of an archive of `size_bytes`, in its order, in bounded memory.
-
-    The archive ends at two blocks of zeros, or at its end; with `ignore_zeros` no zeros end it, as
-    where archives were concatenated.
+    """Yield the members of an archive in order, with bounded memory, up to two blocks of zeros.
 
     Raises:
-        MalformedArchive: a wrong checksum, a number that is none, a body or header that is cut off.
+        MalformedArchive: A checksum or number is invalid, or a body or header is cut off.
     """
     take = _Window(read, size_bytes).take
     ahead = _WINDOW_BYTES
     position = zero_blocks = 0
-    pending: dict[bytes, bytes] = {}  # what PAX headers before a member say of it
-    long: dict[
-        bytes, bytes
-    ] = {}  # what GNU's headers say of it, by the PAX names; PAX counts, as GNU tar has it
-    always: dict[bytes, bytes] = {}  # what they say of all members that follow
+    pending: dict[bytes, bytes] = {}  # PAX records for the next member
+    # GNU records for the next member, by PAX names. PAX overrides them, as in GNU tar.
+    long: dict[bytes, bytes] = {}
+    always: dict[bytes, bytes] = {}  # global PAX records
     while position < size_bytes:
         block = take(position, min(position + BLOCK_BYTES, size_bytes), ahead)
         if len(block) < BLOCK_BYTES and any(block):
@@ -123,13 +113,13 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
                 (always if letter == b"g" else pending).update(_pax(text, position))
             position = start_byte + _padded(length)
             continue
-        said = always | long | pending if always or long else pending
+        records = always | long | pending if always or long else pending
         pending, long = {}, {}
-        name, kind, length, link = _described(block, letter, length, said, position)
-        more = block[482] if letter == b"S" else 0
-        while more:  # the map of a sparse file goes on in blocks before its body
+        name, kind, length, link = _described(block, letter, length, records, position)
+        continues = block[482] if letter == b"S" else 0
+        while continues:  # the map of a sparse file continues in blocks before its body
             _require_whole(name, start_byte, BLOCK_BYTES, size_bytes)
-            more = take(start_byte, start_byte + BLOCK_BYTES, ahead)[504]
+            continues = take(start_byte, start_byte + BLOCK_BYTES, ahead)[504]
             start_byte += BLOCK_BYTES
         _require_whole(name, start_byte, length, size_bytes)
         yield TarMember(name, kind, start_byte, length, link)
@@ -137,40 +127,47 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
         position = start_byte + _padded(length)
     if pending or long:
         raise MalformedArchive(
-            "The tar archive is cut off: it ends with the name of a member that is missing."
+            "The tar archive is cut off: it ends with the name of a missing member."
         )
 
 
 def _described(
-    block: bytes, letter: bytes, length: int, said: Mapping[bytes, bytes], position: int
+    block: bytes, letter: bytes, length: int, records: Mapping[bytes, bytes], position: int
 ) -> tuple[bytes, str, int, bytes]:
-    """Return a member's name, kind, size and link by its header and what headers before it said."""
-    name, link = _name(block), block[157:257].partition(b"\0")[0]
+    name, link = block[:100].partition(b"\0")[0], block[157:257].partition(b"\0")[0]
+    if block[257:263] == _USTAR and (prefix := block[345:500].partition(b"\0")[0]):
+        name = prefix + b"/" + name
     kind = "0" if letter in b"\x007" else letter.decode("latin-1")
-    if said:
-        name = said.get(b"GNU.sparse.name") or said.get(b"path") or name
-        link = said.get(b"linkpath") or link
-        length = _pax_size(said[b"size"], position) if said.get(b"size") else length
-        if kind == "0" and (_SPARSE in said or b"GNU.sparse.name" in said):
+    if records:
+        name = records.get(b"GNU.sparse.name") or records.get(b"path") or name
+        link = records.get(b"linkpath") or link
+        length = _pax_size(records[b"size"], position) if records.get(b"size") else length
+        if kind == "0" and (_SPARSE in records or b"GNU.sparse.name" in records):
             kind = "S"
     if letter == b"\0" and name.endswith(b"/"):
-        kind = "5"  # v7 has no letter for a folder
-    # A size of what has no body is of something that is not in the archive.
+        kind = "5"  # v7 has no letter for folders
+    # The size of a member without a body concerns something outside of the archive.
     return name, kind, 0 if kind in "123456" else length, link
 
 
 def size_in(header: bytes, position: int) -> int:
-    """Return the size that a header of one block says; raises MalformedArchive, with its
-    `position`, where it is none.
-    """
-    _compare_checksum(header, position)
+    """Return the size in a header of one block; raises MalformedArchive if it is invalid."""
+    total = _sum_of(header)
+    if header[148:156] != b"%06o\0 " % total:  # the most frequent form
+        stored = _number(header[148:156], "checksum", position)
+        # Some programs summed the bytes as signed numbers.
+        high_bytes = sum(byte > 127 for byte in header[:148] + header[156:])
+        if stored not in (total, total - 256 * high_bytes):
+            raise MalformedArchive(
+                f"There is no header of a tar archive at byte {position}: its checksum is "
+                f"{stored}, but its bytes have {total}.",
+                hint=_NO_TAR,
+            )
     return _number(header[124:136], "size", position)
 
 
 def pax_size_in(headers: bytes) -> int | None:
-    """Return the size that a PAX header says which stands right before the last block of these;
-    None where there is none.
-    """
+    """Return the size in a PAX header right before the last block of `headers`, or None."""
     last = len(headers) - BLOCK_BYTES
     for at in range(last - 2 * BLOCK_BYTES, -1, -BLOCK_BYTES):
         if headers[at + 156] not in b"xX":
@@ -185,65 +182,37 @@ def pax_size_in(headers: bytes) -> int | None:
 
 
 class _Window:
-    """Bytes of which each is read at most once, and from the archive's beginning to its end."""
+    """Reads each byte at most once, moving forward."""
 
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read, self._size_bytes = read, size_bytes
         self._bytes, self._start = b"", 0
 
     def take(self, start: int, end: int, ahead: int) -> bytes:
-        """Return `[start, end)`; where something is read, at least `ahead` bytes as far as there
-        are.
-        """
-        held = self._start + len(self._bytes)
-        if end > held:
-            behind = max(start, held)
-            more = bytes(self._read(behind, min(max(end, behind + ahead), self._size_bytes)))
-            self._bytes, self._start = (
-                self._bytes[start - self._start :] + more if start < held else more,
-                start,
-            )
+        """Return `[start, end)`. A read takes at least `ahead` bytes, if there are as many."""
+        read_end = self._start + len(self._bytes)
+        if end > read_end:
+            begin = max(start, read_end)
+            more = bytes(self._read(begin, min(max(end, begin + ahead), self._size_bytes)))
+            self._bytes = self._bytes[start - self._start :] + more if start < read_end else more
+            self._start = start
         return self._bytes[start - self._start : end - self._start]
 
 
-def _compare_checksum(block: bytes, position: int) -> None:
-    """Raise MalformedArchive where a header's checksum is wrong, with its bytes taken as unsigned
-    or, as some did, as signed.
-    """
-    found = _sum_of(block)
-    if block[148:156] == b"%06o\0 " % found:  # as nearly all write it
-        return
-    stored = _number(block[148:156], "checksum", position)
-    if stored != found and stored != found - 256 * sum(
-        byte > 127 for byte in block[:148] + block[156:]
-    ):
-        raise MalformedArchive(
-            f"There is no header of a tar archive at byte {position}: it has the checksum "
-            f"{stored}, and its bytes have {found}.",
-            hint=_NO_TAR,
-        )
-
-
 def _sum_of(block: bytes) -> int:
-    """Return the sum of a header's bytes, those of the checksum taken as spaces.
-
-    Adler-32 holds the sum of up to 256 bytes, which is below its modulus, in a twentieth of the
-    time of `sum`.
-    """
+    """Adler-32 of up to 256 bytes contains their sum, in a twentieth of the time of `sum`."""
     text = block[:148] + b"        " + block[156:]
     return (adler32(text[:256]) & 0xFFFF) + (adler32(text[256:]) & 0xFFFF) - 2
 
 
 def _number(field: bytes, what: str, position: int) -> int:
-    """Read octal digits, or GNU's base-256 number."""
     if _FULL.fullmatch(field):
         return int(field[:-1], 8)
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
         if field[0] & 0x40 or value >= 1 << 63:
             raise MalformedArchive(
-                f"The header at byte {position} of the tar archive has a {what} that no file can "
-                "have."
+                f"The header at byte {position} of the tar archive has an impossible {what}."
             )
         return value
     if not (match := _OCTAL.fullmatch(field)):
@@ -254,15 +223,8 @@ def _number(field: bytes, what: str, position: int) -> int:
     return int(match[1] or b"0", 8)
 
 
-def _name(block: bytes) -> bytes:
-    name = block[:100].partition(b"\0")[0]
-    if block[257:263] == _USTAR and (prefix := block[345:500].partition(b"\0")[0]):
-        return prefix + b"/" + name
-    return name
-
-
 def _pax(text: bytes, position: int) -> dict[bytes, bytes]:
-    r"""Read records, each `LENGTH KEY=VALUE\n` where LENGTH counts all of it."""
+    r"""Parse records, each `LENGTH KEY=VALUE\n` where LENGTH includes itself."""
     records, start = {}, 0
     while start < len(text):
         match = _RECORD.match(text, start)
@@ -274,7 +236,7 @@ def _pax(text: bytes, position: int) -> dict[bytes, bytes]:
             or b"=" not in text[match.end() : end]
         ):
             raise MalformedArchive(
-                f"The PAX header at byte {position} of the tar archive has a record that is none."
+                f"The PAX header at byte {position} of the tar archive has an invalid record."
             )
         key, _, value = text[match.end() : end - 1].partition(b"=")
         if key in _KEYS:
@@ -302,23 +264,18 @@ def _require_whole(name: bytes, start_byte: int, length: int, size_bytes: int) -
     if start_byte + length > size_bytes:
         raise MalformedArchive(
             f"The tar archive is cut off: {name.decode(errors='backslashreplace')!r} has {length} "
-            "bytes "
-            f"from byte {start_byte} on, and the archive {size_bytes} in all."
+            f"bytes from byte {start_byte} on, but the archive only {size_bytes} in total."
         )
 
 
-# --- what is where
-# ------------------------------------------------------------------------------------------
+# --- files
 
 
 @dataclass(frozen=True, slots=True)
 class TarFiles:
-    """The files of an archive as they are after everything was extracted.
+    """The files of an archive, of each name the last member, and counts of other members.
 
-    Attributes: files: where each file's bytes stand, in the order of the archive; of members of one
-        name the last one. A name stands
-            twice where hard links give it the same bytes again.
-        left_out: how many members are not files, by kind.
+    A name occurs twice if hard links give it the same bytes again.
     """
 
     files: list[FileRange]
@@ -333,49 +290,44 @@ KINDS: Final = {
     "6": "pipe",
     "S": "sparse file",
 }
-"""What has no range of bytes of its own, in words."""
+"""Members without a range of bytes, in words."""
 
 
-_Place = tuple[int, int] | bytes | str
-"""Start and size in bytes of a file, the name that a link waits for, or the kind of what has no
-range.
+_Target = tuple[int, int] | bytes | str
+"""Start and size of a file, the target name of a hard link, or the kind of a member without bytes.
 """
 
 
 def files_of(members: Iterable[TarMember]) -> TarFiles:
-    """Return the regular files among members, hard links resolved to the bytes of what they link
-    to.
+    """Return the regular files among members, with hard links resolved.
 
-    A link means the file of its name that stands before it, else the one behind it. One to what is
-    left out is left out, too.
-
-    Raises:
-        MalformedArchive: a hard link to a name that no file has.
+    A link refers to the last file of its name before it, or else to the file behind it. Raises
+    MalformedArchive if its target does not exist.
     """
-    found: list[tuple[bytes, _Place]] = []
-    now: dict[bytes, _Place] = {}
+    entries: list[tuple[bytes, _Target]] = []
+    latest: dict[bytes, _Target] = {}
     left_out: dict[str, int] = {}
     for member in members:
-        place: _Place
+        target: _Target
         if member.kind == "0":
-            place = (member.start_byte, member.size_bytes)
+            target = (member.start_byte, member.size_bytes)
         elif member.kind == "1":
-            place = now.get(member.link, member.link)
+            target = latest.get(member.link, member.link)
         else:
-            place = KINDS.get(member.kind, "member of an unknown kind")
-        if isinstance(place, str):
-            left_out[place] = left_out.get(place, 0) + 1
-            if place != "folder":
-                now[member.name] = place  # it takes the place of a file
+            target = KINDS.get(member.kind, "member of an unknown kind")
+        if isinstance(target, str):
+            left_out[target] = left_out.get(target, 0) + 1
+            if target != "folder":
+                latest[member.name] = target  # it replaces a file
             continue
-        now[member.name] = place
-        found.append((member.name, place))
+        latest[member.name] = target
+        entries.append((member.name, target))
     files = []
     ends: dict[bytes, tuple[int, int] | str] = {}
-    for name, place in found:
-        end = place if isinstance(place, tuple) else _resolved(name, place, now, ends)
-        last = now[name]
-        if end != (last if isinstance(last, tuple) else _resolved(name, last, now, ends)):
+    for name, target in entries:
+        end = target if isinstance(target, tuple) else _resolve(name, target, latest, ends)
+        last = latest[name]
+        if end != (last if isinstance(last, tuple) else _resolve(name, last, latest, ends)):
             continue
         if isinstance(end, str):
             left_out[end] = left_out.get(end, 0) + 1
@@ -384,43 +336,38 @@ def files_of(members: Iterable[TarMember]) -> TarFiles:
     return TarFiles(files, left_out)
 
 
-def _resolved(
+def _resolve(
     name: bytes,
-    place: _Place,
-    now: Mapping[bytes, _Place],
+    target: _Target,
+    latest: Mapping[bytes, _Target],
     ends: dict[bytes, tuple[int, int] | str],
 ) -> tuple[int, int] | str:
-    """Return what a place leads to; `ends` keeps it for each link on the way, so that a chain is
-    walked once.
-    """
-    passed = []
-    while isinstance(place, bytes):
-        passed.append(place)
-        following = ends.get(place) or now.get(place)
-        if following is None or len(passed) > len(now):
+    """Follow links to their end. The cache `ends` avoids walking a chain twice."""
+    links = []
+    while isinstance(target, bytes):
+        links.append(target)
+        following = ends.get(target) or latest.get(target)
+        if following is None or len(links) > len(latest):
             raise MalformedArchive(
                 f"The tar archive has a hard link {name.decode(errors='backslashreplace')!r} to "
-                f"{place.decode(errors='backslashreplace')!r}, and no file of that name."
+                f"{target.decode(errors='backslashreplace')!r}, which does not exist."
             )
-        place = following
-    ends.update(dict.fromkeys(passed, place))
-    return place
+        target = following
+    ends.update(dict.fromkeys(links, target))
+    return target
 
 
 # --- writing
-# ------------------------------------------------------------------------------------------
 
 
 def header(name: bytes, size_bytes: int) -> bytes:
-    """Return the header of a regular file: one block of ustar, or with PAX records before it what
-    ustar cannot hold.
+    """Return the header of a regular file: a ustar block, with PAX records if it needs them.
 
-    Owner and time are 0, the mode is 644. ustar holds names of ASCII without NUL, of up to 100
-    bytes, or of 256 where a `/` stands right, and sizes below 8 GiB. An empty name stays empty: an
-    empty PAX record would mean that there is none.
+    Owner and time are 0, the mode is 644. An empty name stays empty: an empty PAX record would mean
+    "no name".
 
     Raises:
-        MemberRefused: a name of more than 1 MiB, which `walk` would refuse.
+        MemberRefused: The name has more than 1 MiB, which `walk` would refuse.
     """
     prefix, short = b"", name
     if len(name) > 100:
@@ -433,8 +380,8 @@ def header(name: bytes, size_bytes: int) -> bytes:
         records += _record(b"size", b"%d" % size_bytes)
     if len(records) > _MAX_NAME_BYTES:
         raise MemberRefused(
-            f"A name of {len(name)} bytes is too long: of a tar archive's headers at most 1 MiB is "
-            "read."
+            f"A name of {len(name)} bytes is too long: headers of a tar archive are limited to 1 "
+            "MiB."
         )
     before = b""
     if records:
@@ -450,14 +397,14 @@ def padding(size_bytes: int) -> bytes:
 
 
 def end_of(size_bytes: int) -> bytes:
-    """Return the zeros that end an archive of `size_bytes`, up to a whole record."""
+    """Return the zeros that end an archive of `size_bytes` and complete its last record."""
     return bytes(2 * BLOCK_BYTES + -(size_bytes + 2 * BLOCK_BYTES) % RECORD_BYTES)
 
 
 def _record(key: bytes, value: bytes) -> bytes:
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
-    length = rest + len(str(length))  # a digit more where the length itself passes a power of ten
+    length = rest + len(str(length))  # one digit more if the length passes a power of ten
     return b"%d %s=%s\n" % (length, key, value)
 
 

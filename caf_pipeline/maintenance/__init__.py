@@ -1,6 +1,4 @@
-"""What happens to stored chunks afterwards.
+"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, and safe deletion at the source.
 
-They are looked at again and again, read back as a whole, repaired, put back into an empty ledger;
-CAF files of other programs are taken over; and it is said what may be deleted at the source. How a
-chunk becomes located is `steps`, how one object is read is `retrieval`.
+`steps` archives chunks, and `retrieval` reads objects.
 """

@@ -1,12 +1,10 @@
-"""Takes over CAF files that another program posted: they are verified, and their rows loaded,
-without uploading anything.
+"""Adopts CAF files that another program posted: verifies them and loads their rows, without upload.
 
-    a file here, or on the chain ─▶ read whole: Merkle root, SHA-256 and MD5 of each member ─▶
-        posted by us, and enough copies give samples back ─▶ which members are objects of the newest
-        inventory ─▶ rows, in one transaction
+    a file ─▶ read whole: Merkle root, SHA-256 and MD5 of each member ─▶ posted by us, and enough
+        copies return samples ─▶ members that are objects of the newest inventory ─▶ rows
 
-Bytes are hashed here, so that no provider is believed. What is taken over is a chunk by then, whose
-name follows from its Merkle root; it has no manifest, and nothing is known of its objects' headers.
+An adopted file is a chunk whose name follows from its Merkle root. It has no manifest, and the
+headers of its objects are unknown.
 
 Source: docs/decisions/0022-adopted-files.md.
 """
@@ -43,8 +41,8 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.inventory.snapshot import Snapshot, verify_snapshot
-from caf_pipeline.ledger.records import Chunk, RemoteChunk, plan_lease
+from caf_pipeline.inventory.snapshot import Snapshot, require_whole
+from caf_pipeline.ledger.records import RemoteChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, check_copy, described, samples_of
 from caf_pipeline.packing.sink import staging_error
@@ -60,19 +58,17 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalFile
 
 TEMPORARY: Final = ".adopting-"
-"""Begins the names of folders in staging, each of one adoption."""
+"""Prefix of an adoption's folder in staging."""
 
 PROOF_TYPES: Final = (0, 3)
-"""Of which trees a file may have been posted; which one it was, the chain says only once the root
-is known.
-"""
+"""Trees that a local file may have been posted with. The chain is only asked by Merkle root."""
 
 _READ_BYTES: Final = 4 << 20
 _ROWS: Final = 4_096
 
 
 class AdoptionKind(StrEnum):
-    """What became of a file."""
+    """The outcome for a file."""
 
     ADOPTED = "adopted"
     KNOWN = "known"
@@ -85,18 +81,14 @@ class AdoptionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileAdoption:
-    """What became of a file.
+    """The outcome for a file.
 
     Attributes:
-        name: its path, or its Merkle root where it was found on the chain.
-        kind: what became of it; of a dry run, what would.
-        file: what the store lists; None where nothing of it is ours, or it was not asked.
-        chunk: the name that it has, or would have, in the ledger; "" where it has none.
-        members: of its index, where that was read.
-        rows: locations that were written, or would be.
-        left_out: members that are no new objects of the source, by reason.
-        copies: the providers whose samples were right.
-        error: why it is refused, or not read.
+        name: Path of the file, or its Merkle root if it was found on the chain.
+        file: The file in the store; None if the store has none of ours, or was not asked.
+        chunk: The chunk's name in the ledger; "" if it has none.
+        left_out: Members that are not new objects of the source, by reason.
+        copies: Providers that returned the samples correctly.
     """
 
     name: str
@@ -110,34 +102,29 @@ class FileAdoption:
     error: CafError | None = None
 
 
-Tell = Callable[[str, RejectReason], None]
-"""Told each member that is left out, as the index has its key, and why."""
-
 Progress = Callable[[int], None]
-"""Told bytes that were read, as differences."""
+"""Receives the number of bytes read since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AdoptionOptions:
     """How files are adopted.
 
-    Attributes: strip: leading parts of a member's key, each up to a '/', that are not of the
-        object's key. dry_run: find out everything, and load nothing. tell: told what is left out.
-        progress: told what is read. lenient: read an index as `caf.index.decode_index` does with
-        lenience; each member's MD5 is compared either way.
+    Attributes:
+        strip: Leading parts of a member's key, each up to a '/', that the object's key lacks.
+        on_left_out: Receives the key of each member that is not adopted, and the reason.
+        lenient: Read the index like `caf.index.decode_index` with lenience.
     """
 
     strip: int = 0
     dry_run: bool = False
-    tell: Tell = lambda member, reason: None
+    on_left_out: Callable[[str, LeftOut], None] = lambda member, reason: None
     progress: Progress = lambda size_bytes: None
     lenient: bool = False
 
 
 def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
-    """Return the chunk that an adopted file is, and the hash of its plan: functions of the source
-    and the Merkle root.
-    """
+    """Return the chunk of an adopted file and the hash of its plan."""
     sha256 = hashlib.sha256(
         b"caf-pipeline adopted\0" + source.encode() + b"\0" + merkle_root
     ).digest()
@@ -145,47 +132,44 @@ def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
 
 
 # --- the files
-# ------------------------------------------------------------------------------------------
 
 
-def adopt_files(context: RunContext, paths: Iterable[Path], terms: Terms) -> Iterator[FileAdoption]:
-    """Adopt local files, each at once and in this order; yield what became of each.
+def adopt_files(
+    context: RunContext, paths: Iterable[Path], options: AdoptionOptions
+) -> Iterator[FileAdoption]:
+    """Adopt local files one after the other, and yield the outcomes. May be interrupted anytime.
 
-    May be ended at any moment.
-
-    Raises: NotLocated: as `latest_whole_snapshot`. HeldByOther: a plan of it is cut, or another
-        adoption goes on. StoreUnreachable: the chain does not answer. StagingError: no room.
-        IntegrityError: the inventory is damaged.
+    Raises:
+        NotLocated: There is no whole inventory.
+        HeldByOther: Another process plans the source or adopts files.
+        StoreUnreachable, StagingError, IntegrityError: No file can be adopted now.
     """
-    with _adopter(context, terms) as adopter:
+    with _adopter(context, options) as adopter:
         for path in paths:
-            yield adopter.told(str(path), partial(adopter.local, path))
+            yield adopter.outcome(str(path), partial(adopter.adopt_local, path))
 
 
-def adopt_from_chain(context: RunContext, terms: Terms) -> Iterator[FileAdoption]:
-    """Adopt what the store lists of the wallet, and of wallets that the ledger's chunks were posted
-    by; as `adopt_files`.
+def adopt_from_chain(context: RunContext, options: AdoptionOptions) -> Iterator[FileAdoption]:
+    """Adopt files of the wallet, and of the wallets that posted the ledger's chunks.
 
-    A file is brought to staging, one at a time, where some provider's last bytes are those of a CAF
-    file of another program.
+    Only CAF files of other programs are downloaded, one at a time. Raises as `adopt_files`.
     """
-    with _adopter(context, terms) as adopter:
+    with _adopter(context, options) as adopter:
         files: dict[bytes, PostedFile] = {}
         for owner in sorted(adopter.owners):
             for file in context.store.posted_by(owner):
                 files.setdefault(file.posting.merkle_root, file)
         for root, file in files.items():
-            yield adopter.told(root.hex(), partial(adopter.stored, file))
+            yield adopter.outcome(root.hex(), partial(adopter.adopt_posted, file))
 
 
 @contextmanager
-def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
-    takes_one = (
-        f"'caf plan {context.source} --dry-run' takes one, which decides which members "
-        "are "
-        "objects, and plans nothing"
+def _adopter(context: RunContext, options: AdoptionOptions) -> Iterator["_Adopter"]:
+    hint = (
+        f"'caf plan {context.source} --dry-run' takes an inventory, which decides which members "
+        "are objects, without planning"
     )
-    snapshot = latest_whole_snapshot(context, hint=takes_one)
+    snapshot = last_whole(context, hint=hint)
     staging = context.staging()
     with (
         context.lease(plan_lease(context.source)) as lease,
@@ -198,30 +182,33 @@ def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
         except OSError as error:
             raise staging_error(staging / TEMPORARY, error) from error
         with folder:
-            yield _Adopter(context, terms, lease, snapshot, Path(folder.name))
+            yield _Adopter(context, options, lease, snapshot, Path(folder.name))
 
 
 class _Adopter:
-    """Adopts files of one source while nothing of it is planned."""
-
     def __init__(
-        self, context: RunContext, terms: Terms, lease: Lease, snapshot: Snapshot, folder: Path
+        self,
+        context: RunContext,
+        options: AdoptionOptions,
+        lease: Lease,
+        snapshot: Snapshot,
+        folder: Path,
     ) -> None:
-        self._work = context
-        self._terms = terms
+        self._context = context
+        self._options = options
         self._lease = lease
         self._snapshot = snapshot
         self._folder = folder
         chunks = context.ledger.chunks.list()
         self.owners = {context.store.owner(), *(chunk.owner for chunk in chunks if chunk.owner)}
-        self._known = {
+        self._chunks = {
             chunk.merkle_root: chunk
             for chunk in chunks
             if chunk.source == context.source and chunk.merkle_root
         }
 
-    def told(self, name: str, adopt: Callable[[], FileAdoption]) -> FileAdoption:
-        """Return what became of a file; one that is not as it should be ends nothing but itself."""
+    def outcome(self, name: str, adopt: Callable[[], FileAdoption]) -> FileAdoption:
+        """Return the outcome for a file. A faulty file does not stop the others."""
         self._lease.check()
         try:
             return adopt()
@@ -230,17 +217,17 @@ class _Adopter:
         except (ArchiveError, IntegrityError, StoreError) as error:
             return FileAdoption(name, AdoptionKind.REFUSED, error=error)
 
-    def local(self, path: Path) -> FileAdoption:
-        """Adopt a file of this machine."""
+    def adopt_local(self, path: Path) -> FileAdoption:
+        """Adopt a local file."""
         with _opened(path) as file:
             return self._adopt(str(path), file, PROOF_TYPES)
 
-    def stored(self, posted: PostedFile) -> FileAdoption:
+    def adopt_posted(self, posted: PostedFile) -> FileAdoption:
         """Adopt a file of the store."""
         name = posted.posting.merkle_root.hex()
-        if chunk := self._known.get(posted.posting.merkle_root):
-            return _known(name, chunk)
-        if kind := self._peek(posted):
+        if chunk := self._chunks.get(posted.posting.merkle_root):
+            return FileAdoption(name, AdoptionKind.KNOWN, chunk=chunk.name)
+        if kind := self._excluded_kind(posted):
             return FileAdoption(name, kind, posted)
         path = self._folder / "stored"
         try:
@@ -250,18 +237,15 @@ class _Adopter:
         finally:
             path.unlink(missing_ok=True)
 
-    def _peek(self, posted: PostedFile) -> AdoptionKind | None:
-        """Say what a file is that is not worth to be brought here; None where any provider shows
-        the index of a CAF file.
-        """
-        size_bytes, ours, answered = posted.posting.stored_size_bytes, False, False
-        said = []
-        for provider in self._work.store.holders(posted.posting):
+    def _excluded_kind(self, posted: PostedFile) -> AdoptionKind | None:
+        """Return the kind of a file that is no CAF file of another program, or None."""
+        size_bytes, is_own, answered = posted.posting.stored_size_bytes, False, False
+        failures = []
+        for provider in self._context.store.holders(posted.posting):
             try:
-                # What is read with lenience alone is brought here, too: it is told then what is odd
-                # about it.
+                # A file that only lenience can read is downloaded, so that its faults are reported.
                 reader = CafReader.open(
-                    RemoteSource(self._work.store, posted.posting, provider),
+                    RemoteSource(self._context.store, posted.posting, provider),
                     name="it",
                     lenient=True,
                 )
@@ -270,34 +254,33 @@ class _Adopter:
             except ArchiveError:
                 answered = True
             except (StoreError, IntegrityError) as error:
-                said.append(f"{provider}: {error}")
+                failures.append(f"{provider}: {error}")
             else:
                 if not _has_head(reader):
                     return None
-                ours = True
-        if ours:
+                is_own = True
+        if is_own:
             return AdoptionKind.OURS
         if answered:
             return AdoptionKind.NOT_CAF
-        reasons = "; ".join(said) or "none is listed"
+        reasons = "; ".join(failures) or "none is listed"
         raise StoreUnreachable(
-            f"no provider gives the last of its {size_bytes} bytes ({reasons})",
+            f"no provider returns the last of its {size_bytes} bytes ({reasons})",
             hint="try again later",
         )
 
     def _download(self, posted: PostedFile, path: Path) -> None:
-        """Bring a file here from the first provider whose bytes have its Merkle root."""
-        posting, said = posted.posting, []
+        posting, failures = posted.posting, []
         if shutil.disk_usage(self._folder).free < posting.stored_size_bytes:
             raise StagingError(
-                f"the staging folder {self._work.staging()} has no room for a file of "
+                f"the staging folder {self._context.staging()} has no room for a file of "
                 f"{posting.stored_size_bytes} bytes",
                 hint="make room there, or set 'staging' to a folder on a larger disk",
             )
-        for provider in self._work.store.holders(posting):
+        for provider in self._context.store.holders(posting):
             try:
                 download_from(
-                    self._work,
+                    self._context,
                     self._lease,
                     posting,
                     posted.proof_type,
@@ -307,21 +290,20 @@ class _Adopter:
             except NoChainAnswer:
                 raise
             except (StoreError, IntegrityError) as error:
-                said.append(f"{provider}: {error}")
+                failures.append(f"{provider}: {error}")
             except OSError as error:
                 raise staging_error(path, error, posting.stored_size_bytes) from error
             else:
                 return
         raise IntegrityError(
-            f"no provider gives its bytes ({'; '.join(said) or 'none is listed'})",
+            f"no provider returns its bytes ({'; '.join(failures) or 'none is listed'})",
             hint="try again later",
         )
 
-    # a file that is here
-
     def _adopt(self, name: str, file: LocalFile, proof_types: Sequence[int]) -> FileAdoption:
-        reader = CafReader.open(file, name=name, lenient=self._terms.lenient)
-        members, trees = self._folder / "members.parquet", [MerkleTree(one) for one in proof_types]
+        reader = CafReader.open(file, name=name, lenient=self._options.lenient)
+        members = self._folder / "members.parquet"
+        trees = [MerkleTree(proof_type) for proof_type in proof_types]
         before = os.fstat(file.descriptor)
         write_whole(self._members(file, reader, trees), members, MEMBER_SCHEMA)
         now = os.fstat(file.descriptor)
@@ -333,48 +315,49 @@ class _Adopter:
             raise ArchiveError(f"{name} changed while it was read.", hint="Run the command again.")
         roots = {tree.root(): tree.proof_type for tree in trees}
         for root in roots:
-            if chunk := self._known.get(root):
-                return _known(name, chunk)
+            if chunk := self._chunks.get(root):
+                return FileAdoption(name, AdoptionKind.KNOWN, chunk=chunk.name)
         if _has_head(reader):
             return FileAdoption(name, AdoptionKind.OURS, members=len(reader))
-        post = self._verified(name, file, roots, reader.size_bytes)
-        found = decide(
-            members, self._snapshot.path, self._standing(), self._folder / "decided.parquet"
-        )
-        for member, reason in found.rejected_members():
-            self._terms.tell(member, reason)
-        return self._loaded(name, post, len(reader), found)
+        post = self._best_post(name, file, roots, reader.size_bytes)
+        standing, context = self._folder / "standing", self._context
+        if context.source in context.ledger.lookup.sources():
+            export_standing(context, standing)
+        else:
+            write_whole((), standing, STANDING_SCHEMA)
+        adoption = decide(members, self._snapshot.path, standing, self._folder / "decided.parquet")
+        for member, reason in adoption.members_left_out():
+            self._options.on_left_out(member, reason)
+        return self._load(name, post, len(reader), adoption)
 
     def _members(
         self, file: LocalFile, reader: CafReader, trees: Sequence[MerkleTree]
     ) -> Iterator[pa.RecordBatch]:
-        """Read the file once, to its end; yield its members, while the trees take all of its
-        bytes.
-        """
+        """Yield the members while the trees receive all bytes of the file."""
         stream = _HashedStream(
-            file.stream(0, reader.size_bytes, _READ_BYTES), trees, self._terms.progress
+            file.stream(0, reader.size_bytes, _READ_BYTES), trees, self._options.progress
         )
         rows: list[tuple[str, bytes, int, int, str, bytes, str | None]] = []
-        for one in sorted(reader.members, key=lambda member: (member.start_byte, member.end_byte)):
-            overlaps = one.start_byte < stream.position and one.size_bytes
+        for member in sorted(reader.members, key=lambda entry: (entry.start_byte, entry.end_byte)):
+            overlaps = member.start_byte < stream.position and member.size_bytes
             md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
-            if one.size_bytes and not overlaps:
-                stream.pass_over(one.start_byte)
-                stream.pass_over(one.end_byte, md5, sha256)
-            key = _object_key(one, self._terms.strip)
-            fault = (
-                RejectReason.OVERLAPPING
-                if overlaps
-                else None
-                if is_supported(key)
-                else RejectReason.UNSUPPORTED_KEY
-            )
+            if member.size_bytes and not overlaps:
+                stream.advance(member.start_byte)
+                stream.advance(member.end_byte, md5, sha256)
+            parts = member.key.split("/", self._options.strip)
+            # A member with too few parts has the empty key, which no object has.
+            key = parts[-1].encode() if len(parts) > self._options.strip else b""
+            fault = None
+            if overlaps:
+                fault = LeftOut.OVERLAPPING
+            elif not is_supported(key):
+                fault = LeftOut.UNSUPPORTED_KEY
             rows.append(
                 (
-                    one.key,
+                    member.key,
                     key,
-                    one.start_byte,
-                    one.end_byte,
+                    member.start_byte,
+                    member.end_byte,
                     md5.hexdigest(),
                     sha256.digest(),
                     fault,
@@ -384,17 +367,13 @@ class _Adopter:
                 yield _batch(rows)
                 rows = []
         yield _batch(rows)
-        stream.pass_over(reader.size_bytes)
+        stream.advance(reader.size_bytes)
 
-    def _verified(
+    def _best_post(
         self, name: str, file: LocalFile, roots: Mapping[bytes, int], size_bytes: int
     ) -> "_Post":
-        """Return the post of these bytes of ours that most copies are right of.
-
-        Raises: StoredChunkMissing: nothing of ours has these bytes. NotProven: fewer copies than
-            required are right.
-        """
-        store = self._work.store
+        """Return our post of these bytes with the most right copies."""
+        store = self._context.store
         posts = [
             posted
             for root, proof_type in roots.items()
@@ -406,50 +385,35 @@ class _Adopter:
             raise StoredChunkMissing(
                 f"{name} is not on the chain: no file of {' or '.join(sorted(self.owners))} has "
                 "these bytes; nothing was changed",
-                hint=f"'caf run {self._work.source}' archives the objects themselves",
+                hint=f"'caf run {self._context.source}' archives the objects themselves",
             )
-        found = []
-        for posted in sorted(posts, key=lambda one: one.posting.start):
+        candidates = []
+        for posted in sorted(posts, key=lambda post: post.posting.start):
             samples = samples_of(file, size_bytes, posted.posting.merkle_root)
             copies = {copy.provider: copy for copy in store.copies(posted.posting)}.values()
-            found.append(
-                _Post(
-                    posted,
-                    samples,
-                    [check_copy(store, posted.posting, copy, samples) for copy in copies],
-                )
-            )
-        best = max(found, key=lambda one: len(one.right))
+            findings = [look_at_copy(store, posted.posting, copy, samples) for copy in copies]
+            candidates.append(_Post(posted, samples, findings))
+        best = max(candidates, key=lambda post: len(post.right))
         if len(best.right) < store.required_copies:
             raise NotProven(
                 f"{name} has {len(best.right)} of "
-                f"{counted(store.required_copies, 'copy', 'copies')} listed and read back right"
-                f" ({described(best.findings)}); nothing was changed",
+                f"{counted(store.required_copies, 'copy', 'copies')} listed and read back "
+                f"correctly ({described(best.findings)}); nothing was changed",
                 hint="try again later; or let 'caf run' archive the objects themselves",
             )
         return best
 
-    def _standing(self) -> Path:
-        """Export what the ledger knows of the source's objects, as it is now."""
-        standing, context = self._folder / "standing", self._work
-        if context.source in context.ledger.lookup.sources():
-            export_standing(context, standing)
-        else:
-            write_whole((), standing, STANDING_SCHEMA)
-        return standing
-
-    def _loaded(self, name: str, post: "_Post", members: int, found: Adoption) -> FileAdoption:
-        """Load the rows of a file, where it has any."""
-        context, posted = self._work, post.file
+    def _load(self, name: str, post: "_Post", members: int, adoption: Adoption) -> FileAdoption:
+        context, posted = self._context, post.file
         chunk_id, plan_sha256 = chunk_of_root(context.source, posted.posting.merkle_root)
         right = [copy.provider for copy in post.right]
-        if not found.objects:
+        if not adoption.objects:
             kind = (
                 AdoptionKind.NOTHING_NEW
-                if {RejectReason.LOCATED, RejectReason.CLAIMED} & set(found.left_out)
+                if {LeftOut.LOCATED, LeftOut.CLAIMED} & set(adoption.left_out)
                 else AdoptionKind.NO_OBJECT
             )
-            return FileAdoption(name, kind, posted, "", members, 0, found.left_out, right)
+            return FileAdoption(name, kind, posted, "", members, 0, adoption.left_out, right)
         chunk = RemoteChunk(
             file=posted,
             copies=post.right,
@@ -464,30 +428,28 @@ class _Adopter:
             plan_sha256=plan_sha256,
             object_count=None,
             object_bytes=None,
-            member_count=found.objects,
-            member_bytes=found.object_bytes,
+            member_count=adoption.objects,
+            member_bytes=adoption.object_bytes,
             skipped_count=0,
             samples=post.samples,
             manifest=None,
             manifest_sha256=b"",
         )
-        rows = found.objects
-        if not self._terms.dry_run:
+        rows = adoption.objects
+        if not self._options.dry_run:
             self._lease.check()
             context.store.bind()
             rows = context.ledger.rebuilds.restore_chunk(
-                chunk, found.locations, (), plan_folder=str(context.plans() / chunk.plan)
+                chunk, adoption.locations, (), plan_folder=str(context.plans() / chunk.plan)
             )
-            self._known[posted.posting.merkle_root] = context.ledger.chunks.get(chunk.name)
+            self._chunks[posted.posting.merkle_root] = context.ledger.chunks.get(chunk.name)
         return FileAdoption(
-            name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right
+            name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, adoption.left_out, right
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """A file of ours on the chain, and what its copies gave of the samples."""
-
     file: PostedFile
     samples: Sequence[Sample]
     findings: Sequence[CopyFinding]
@@ -498,7 +460,7 @@ class _Post:
 
 
 class _HashedStream:
-    """A file's bytes in order: all of them go into the trees, and ranges of them into digests."""
+    """Passes all bytes of a file to the trees, and ranges to digests."""
 
     def __init__(
         self, pieces: Iterator[bytes], trees: Sequence[MerkleTree], progress: Progress
@@ -509,19 +471,19 @@ class _HashedStream:
         self._progress = progress
         self._rest = memoryview(b"")
 
-    def pass_over(self, end_byte: int, *digests: RunningHash) -> None:
-        """Go on to a byte, at or behind the present one; let the digests take what is passed."""
+    def advance(self, end_byte: int, *digests: RunningHash) -> None:
+        """Read up to a byte, and pass what is read to the digests."""
         while self.position < end_byte:
             if not self._rest:
                 self._rest = memoryview(next(self._pieces))
                 for tree in self._trees:
                     tree.update(self._rest)
                 self._progress(len(self._rest))
-            taken = self._rest[: end_byte - self.position]
+            piece = self._rest[: end_byte - self.position]
             for digest in digests:
-                digest.update(taken)
-            self._rest = self._rest[len(taken) :]
-            self.position += len(taken)
+                digest.update(piece)
+            self._rest = self._rest[len(piece) :]
+            self.position += len(piece)
 
 
 @contextmanager
@@ -533,28 +495,15 @@ def _opened(path: Path) -> Iterator[LocalFile]:
         file.close()
 
 
-def _object_key(member: Member, strip: int) -> bytes:
-    """Return the key of the object that a member may be; empty, which no object's is, where it has
-    too few parts.
-    """
-    parts = member.key.split("/", strip)
-    return parts[strip].encode() if len(parts) > strip else b""
-
-
 def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else [()] * len(MEMBER_SCHEMA)
     arrays = [
-        pa.array(column, one.type) for column, one in zip(columns, MEMBER_SCHEMA, strict=True)
+        pa.array(column, schema_field.type)
+        for column, schema_field in zip(columns, MEMBER_SCHEMA, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=MEMBER_SCHEMA)
 
 
 def _has_head(reader: CafReader) -> bool:
-    """Tell whether a file begins as our chunks do, which have a manifest that tells more than could
-    be adopted.
-    """
+    """Return whether a file begins with the head of our chunks."""
     return HEAD_MEMBER in reader and reader[HEAD_MEMBER] == Member(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)
-
-
-def _known(name: str, chunk: Chunk) -> FileAdoption:
-    return FileAdoption(name, AdoptionKind.KNOWN, chunk=chunk.name)

@@ -1,7 +1,5 @@
-"""Reads all stored bytes of a chunk back from one provider, and compares them: the Merkle root, and
-the SHA-256 of ranges.
+"""Reads a whole chunk back from one provider and verifies it, in one pass and constant memory.
 
-One pass, nothing is kept: memory holds a piece and a digest.
 Source: promises 1 and 5 in docs/design.md.
 """
 
@@ -20,15 +18,13 @@ from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 Range = tuple[int, int, bytes]
 """`[start_byte, end_byte)` and the SHA-256 of these bytes."""
 
-_NOTHING: Final = hashlib.sha256().digest()
+_EMPTY: Final = hashlib.sha256().digest()
 
 
 class RangeCheck:
-    """Takes a file's bytes in order, and counts the ranges that do not hold what their SHA-256
-    says.
+    """Counts the ranges of a file that do not match their SHA-256.
 
-    Args: ranges: by start. One that begins inside the one before it, or ends behind the file's end,
-        counts as differing.
+    Ranges are ordered by start. A range that overlaps the one before it counts as differing.
     """
 
     def __init__(self, ranges: Iterable[Range]) -> None:
@@ -41,7 +37,7 @@ class RangeCheck:
         self._advance()
 
     def update(self, piece: bytes) -> None:
-        """Take the file's next bytes."""
+        """Process the next bytes of the file."""
         view, begin = memoryview(piece), self._position
         self._position += len(view)
         while self._range is not None and self._range[0] < self._position:
@@ -55,19 +51,18 @@ class RangeCheck:
             self._advance()
 
     def finish(self) -> int:
-        """Return how many ranges differ, those included that the file has no bytes for."""
+        """Return how many ranges differ, including those beyond the end of the file."""
         while self._range is not None:
             self.differing += 1
             self._advance()
         return self.differing
 
     def _advance(self) -> None:
-        """Go on to the next range that holds bytes and begins where none before it has been."""
         last_end = self._taken_to
         self._digest = hashlib.sha256()
         for start_byte, end_byte, sha256 in self._ranges:
             if start_byte == end_byte:
-                self.differing += sha256 != _NOTHING
+                self.differing += sha256 != _EMPTY
             elif last_end <= start_byte < end_byte:
                 self._range, self._taken_to = (start_byte, end_byte, sha256), start_byte
                 return
@@ -86,12 +81,12 @@ def read_back(
     ranges: Iterable[Range] = (),
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Read the whole chunk from one provider; return how many of the ranges, in CAF coordinates,
-    differ.
+    """Read the whole chunk from one provider; return how many ranges differ, in CAF coordinates.
 
-    Raises: IntegrityError: the bytes have another Merkle root, or are fewer. StoredChunkMissing:
-        the provider does not have the
-            chunk, or lost a range of it. StoreUnreachable: see `ChunkStore.read`. LeaseLost.
+    Raises:
+        IntegrityError: The bytes have another Merkle root, or are fewer.
+        StoredChunkMissing: The provider does not have the chunk, or lost a range of it.
+        StoreUnreachable: The provider does not answer.
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
     try:
@@ -112,21 +107,19 @@ def read_back(
     return check.finish()
 
 
-def look_at_whole_copy(
+def check_whole_copy(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, copy: Copy
 ) -> CopyFinding:
-    """Read all of one copy, and say what it gave."""
+    """Read and verify all of one copy."""
     try:
         read_back(context, lease, chunk, posting, copy.provider)
     except (StoreError, IntegrityError) as error:
-        return unread_copy(copy, error)
+        return unreadable_copy(copy, error)
     return CopyFinding(copy, whole=True)
 
 
-def unread_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
-    """Return the finding of a copy that could not be read as a whole: only an error that will stay
-    is a fault of its bytes.
-    """
+def unreadable_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
+    """Return the finding for a failed full read: only a permanent error is a fault of the copy."""
     if not error.permanent:
         return CopyFinding(copy, unanswered=str(error), whole=True)
     return CopyFinding(copy, fault=str(error), whole=True)

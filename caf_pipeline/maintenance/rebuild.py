@@ -1,18 +1,14 @@
-"""Restores a ledger from what the store lists: which files are chunks of ours, and their rows.
+"""Restores a ledger from the store: finds the files that are chunks of ours, and writes their rows.
 
-Needs the source's settings (its address makes the archive's id) and the owner's address; no secret,
-and nothing of S3. Every file that is listed under the archive's id is reported: as a chunk, or with
-the reason why it is none and gives no rows. Of a chunk that the ledger has already, nothing is
-read.
+It needs the source's settings and the owner's address, but no secret and no access to S3.
 
-    posted once, by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
+    posted by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
 
-A file is read whole if another file or a chunk of the ledger has its name: its Merkle root proves
-its content. It takes the place of a chunk that was never posted. Otherwise it gets a name made of
-its root, and both files are kept.
+If a chunk of the ledger or another file has the same name, the file is read whole: its Merkle root
+proves its content. It replaces a chunk that was never posted. Otherwise it gets a name made of its
+root.
 
-With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`,
-for `repair` to mend.
+A chunk with as many copies as required is restored as `located`, others as `damaged`.
 
 Source: promise 1 in docs/design.md, docs/format.md.
 """
@@ -59,20 +55,19 @@ from caf_pipeline.system.quantities import counted
 _PREFIX: Final = ".restoring-"
 
 ELSEWHERE: Final = (
-    "every object of it is located in other chunks, e.g. since it was withdrawn "
-    "and "
-    "they were archived again"
+    "every object of it is located in other chunks, for example because it was withdrawn and they "
+    "were archived again"
 )
-"""Why a chunk that was found is not restored though nothing is wrong with it."""
+"""Why a valid chunk is not restored."""
 
-_LEFT: Final = (
+_IGNORED: Final = (
     "other chunks have all of its objects, or 'caf run --new-archive' archived them again"
 )
-"""Why a file is not read that an earlier rebuild or a first plan left."""
+"""Why a file is not read again after an earlier rebuild or a first plan."""
 
 
 class FileKind(StrEnum):
-    """What a file turned out to be."""
+    """The kind of a listed file."""
 
     CHUNK = "chunk"
     KNOWN = "known"
@@ -91,7 +86,7 @@ _UNPOSTED: Final = frozenset({*NOT_POSTED, ChunkState.PARKED})
 NOTHING_MISSING: Final = frozenset(
     {FileKind.CHUNK, FileKind.KNOWN, FileKind.FOREIGN, FileKind.DOUBLE, FileKind.SUPERSEDED}
 )
-"""Kinds of files that leave no object out of the ledger."""
+"""Kinds of files that do not leave objects out of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +94,10 @@ class FileFinding:
     """A file that the store lists.
 
     Attributes:
-        file: the file.
-        kind: what it is.
-        why: one sentence on why it gives no rows; "" for a chunk, and for what the ledger knows.
-        name: the chunk that it is, or says to be; "" where it says nothing.
-        chunk: what it says of itself, of a chunk.
-        spool: the chunk's manifest, until the next finding is asked for.
-        replaces: the ledger's chunk of this name, which was never posted. The file takes its place.
+        why: The reason why it gives no rows; "" for chunks and known files.
+        name: Name of the chunk in the file's head; "" if it has none.
+        spool: The chunk's manifest, which exists until the next finding is taken.
+        replaces: The ledger's chunk of this name, which was never posted.
     """
 
     file: PostedFile
@@ -119,12 +111,9 @@ class FileFinding:
 
 @dataclass(frozen=True, slots=True)
 class RebuildOutcome:
-    """What became of a finding.
+    """The outcome for a file.
 
-    Attributes:
-        finding: as it was found, or `conflicting` or `superseded` by what the ledger has.
-        rows: location rows that were written; None where nothing was.
-        fault: why the chunk is damaged; "" where it is located.
+    `rows` is None if nothing was written. `fault` explains why the chunk is damaged.
     """
 
     finding: FileFinding
@@ -133,12 +122,11 @@ class RebuildOutcome:
 
     @property
     def complete(self) -> bool:
-        """Whether no object of this file is left out of the ledger."""
+        """True if all objects of the file are in the ledger."""
         return self.finding.kind in NOTHING_MISSING
 
 
-# --- what the store lists
-# ------------------------------------------------------------------------------------------
+# --- files in the store
 
 
 def find_chunks(
@@ -146,57 +134,60 @@ def find_chunks(
     *,
     owner: str | None = None,
     whole: bool = False,
-    left: Set[bytes] = frozenset(),
+    ignored: Set[bytes] = frozenset(),
 ) -> Iterator[FileFinding]:
-    """Yield one finding for each file that is listed under the source's archive; chunks with enough
-    copies before the others.
+    """Yield a finding for each file under the source's archive, chunks with enough copies first.
 
-    Args: context: the source. Its objects are not asked for. owner: who posted the chunks; the
-        store's own owner where None. whole: whether copies that differ are read whole, and those
-        believed that have the Merkle root which the store lists. left: Merkle roots of files that
-        are not read again: they are superseded, or `--new-archive` left them.
+    Args:
+        context: The source, whose objects are not read.
+        owner: Owner of the chunks. The default is the store's owner.
+        whole: Read copies that differ as a whole, and trust those that have the Merkle root.
+        ignored: Merkle roots of files to skip.
 
-    Raises: StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A
-        file that cannot be read raises nothing; it is reported.
+    Raises:
+        StoreUnreachable: The chain does not answer.
+        StagingError: There is no room for a manifest.
     """
     owner = owner or context.store.owner()
-    ours = []
+    own_files = []
     for file in context.store.posted(context.archive_id):
         if file.posting.owner == owner:
-            ours.append(file)
+            own_files.append(file)
         else:
             yield FileFinding(
-                file, FileKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}"
+                file, FileKind.FOREIGN, f"its owner is {file.posting.owner}, not {owner}"
             )
-    known = {
+    chunk_of_post = {
         (chunk.merkle_root, chunk.start): chunk
         for chunk in context.ledger.chunks.list()
         if chunk.source == context.source
     }
     unknown = []
-    for file in ours:
-        chunk = known.get((file.posting.merkle_root, file.posting.start))
-        if chunk is None and file.posting.merkle_root in left:
-            yield FileFinding(file, FileKind.SUPERSEDED, _LEFT)
+    for file in own_files:
+        chunk = chunk_of_post.get((file.posting.merkle_root, file.posting.start))
+        if chunk is None and file.posting.merkle_root in ignored:
+            yield FileFinding(file, FileKind.SUPERSEDED, _IGNORED)
         elif chunk is None:
             unknown.append(file)
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
-    copies = {file: _copies(context, file) for file in unknown}
-    # A chunk that is not under way and was never posted does not tell whether its bytes were
-    # posted.
+    copies = {
+        file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
+        for file in unknown
+    }
+    # A finished chunk that was never posted does not show whether its bytes were posted.
     roots = {
         root: chunk
-        for (root, _), chunk in known.items()
+        for (root, _), chunk in chunk_of_post.items()
         if root and (chunk.start is not None or chunk.state in CLAIMING)
     }
-    posted_once = yield from _without_doubles(context, unknown, copies, roots)
+    posted_once = yield from _without_duplicates(context, unknown, copies, roots)
     named = yield from _with_heads(context, posted_once, copies, whole=whole)
     chunks = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     claimants = Counter(head.chunk for _, _, head in named)
     required, taken = context.store.required_copies, set[str]()
     for file, source, head in sorted(
-        named, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)
+        named, key=lambda entry: (len(copies[entry[0]]) < required, entry[0].posting.start)
     ):
         other = chunks.get(head.chunk)
         finding = _Named(
@@ -210,36 +201,29 @@ def find_chunks(
         yield from _read(context, finding, taken)
 
 
-def _copies(context: RunContext, file: PostedFile) -> Sequence[Copy]:
-    """Return the listed copies, one a provider."""
-    return list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
-
-
-def _without_doubles(
+def _without_duplicates(
     context: RunContext,
     files: Sequence[PostedFile],
     copies: Mapping[PostedFile, Sequence[Copy]],
-    known: Mapping[bytes, Chunk],
+    chunk_of_root: Mapping[bytes, Chunk],
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
-    """Leave one post of each root: that with the most copies, of these the first.
-
-    Yield the others; return what is left.
-    """
+    """Report duplicate posts. Of each root, return the post with the most copies."""
     best: dict[bytes, PostedFile] = {}
-    for file in sorted(files, key=lambda one: (-len(copies[one]), one.posting.start)):
+    for file in sorted(files, key=lambda file: (-len(copies[file]), file.posting.start)):
         root = file.posting.merkle_root
         if (
-            root in known
+            root in chunk_of_root
             and copies[file]
-            and is_unposted(context, known[root])
+            and is_unposted(context, chunk_of_root[root])
             and root not in best
         ):
             best[root] = file
-        elif root in known and known[root].state in CLAIMING:
-            why = f"the ledger has this chunk as '{known[root].state}': its own run goes on with it"
-            yield FileFinding(file, FileKind.KNOWN, why, known[root].name)
-        elif root in known:
-            name = known[root].name
+        elif root in chunk_of_root and chunk_of_root[root].state in CLAIMING:
+            chunk = chunk_of_root[root]
+            why = f"the ledger has this chunk as '{chunk.state}', and its run continues it"
+            yield FileFinding(file, FileKind.KNOWN, why, chunk.name)
+        elif root in chunk_of_root:
+            name = chunk_of_root[root].name
             yield FileFinding(
                 file,
                 FileKind.DOUBLE,
@@ -267,7 +251,6 @@ def _with_heads(
     *,
     whole: bool,
 ) -> Generator[FileFinding, None, Sequence[_Opened]]:
-    """Read the heads. Yield the files that have none; return the others with theirs."""
     opened: list[_Opened] = []
     for file in files:
         providers = [copy.provider for copy in copies[file]]
@@ -275,7 +258,7 @@ def _with_heads(
             yield FileFinding(
                 file,
                 FileKind.NOT_UPLOADED,
-                "it was posted, but the chain lists no provider that has it",
+                "it was posted, but the chain lists no provider for it",
             )
             continue
         source = AgreedSource(
@@ -299,12 +282,10 @@ def _with_heads(
 
 
 def is_unposted(context: RunContext, chunk: Chunk) -> bool:
-    """Return whether a chunk is under way, and the ledger knows no post of it and no transaction
-    that may still post it.
-    """
+    """Return whether a chunk is unfinished, without a post or a transaction that may post it."""
     if chunk.start is not None or chunk.state not in _UNPOSTED:
         return False
-    # In a store that signs nothing, a killed run may have posted it: the next run goes on.
+    # In a store without transactions, a killed run may have posted it: the next run continues.
     return not context.ledger.rebuilds.has_live_post(chunk.name) and (
         chunk.copy_state is not CopyState.POSTING or context.settings.store.kind == "jackal"
     )
@@ -312,10 +293,7 @@ def is_unposted(context: RunContext, chunk: Chunk) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A file with the head of a chunk.
-
-    `other`: the ledger's chunk of this name. `must_prove`: the file's root must be proven.
-    """
+    """A file with the head of a chunk; `other` is the ledger's chunk of this name."""
 
     file: PostedFile
     copies: Sequence[Copy]
@@ -326,9 +304,7 @@ class _Named:
 
 
 def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
-    """Yield what a file with the head of a chunk is; its manifest is there until the next one is
-    asked for.
-    """
+    """Yield the finding for a file with a head. The manifest exists until the next one."""
     file, name = named.file, named.head.chunk
     with _spool(context) as spool:
         try:
@@ -346,7 +322,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
             else None
         )
         if name in taken or (named.other and not replaces):
-            # This name has the form of other names, and is the same in each rebuild.
+            # This name looks like other names, and is the same in each rebuild.
             other_id = ChunkId(context.source, file.posting.merkle_root.hex()[:12], 1)
             chunk = replace(
                 chunk,
@@ -362,10 +338,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
 
 
 def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
-    """Return the finding of a file that could not be read as a chunk.
-
-    A chain that is away says nothing of any file.
-    """
+    """Return the finding for an unreadable file. A silent chain is raised instead."""
     if isinstance(error, NoChainAnswer):
         raise error
     kind = FileKind.UNREADABLE
@@ -378,65 +351,57 @@ def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
 
 @contextmanager
 def _spool(context: RunContext) -> Iterator[Path]:
-    with writing_into(context.staging()):  # who tidies up there leaves the folder alone meanwhile
+    with writing_into(context.staging()):  # keeps a concurrent cleanup away from the folder
         try:
             folder = tempfile.TemporaryDirectory(dir=context.staging(), prefix=_PREFIX)
         except OSError as error:
             raise StagingError(
-                f"the folder {context.staging()} cannot take a manifest: {error.strerror}",
-                hint="make room there, or set 'staging' elsewhere",
+                f"the folder {context.staging()} has no room for a manifest: {error.strerror}",
+                hint="make room there, or set 'staging' to another folder",
             ) from error
         with folder:
             yield Path(folder.name) / "manifest.parquet"
 
 
-# --- into the ledger
-# ------------------------------------------------------------------------------------------
+# --- rows in the ledger
 
 
 def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
-    """Write a chunk that was found into the ledger; return the location rows written, 0 where other
-    chunks have all its objects.
+    """Write a chunk into the ledger and return the number of location rows.
 
-    Raises: ClaimConflict: a chunk under way claims one of its objects. IntegrityError: it says
-        another thing of its plan than the
-            ledger. LedgerError: the ledger has a chunk of its name by now. And, where its
-            manifest is no longer here, what reading it again raises.
+    The result is 0 if other chunks have all its objects.
+
+    Raises:
+        ClaimConflict: An unfinished chunk claims an object of the chunk.
+        IntegrityError: Chunk and ledger describe its plan differently, or the manifest has changed.
+        LedgerError: The ledger has a chunk of this name by now.
     """
     chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
         raise CafError(
-            f"file {finding.file.posting.merkle_root.hex()} is no chunk to be restored: "
-            f"{finding.why}"
+            f"file {finding.file.posting.merkle_root.hex()} is not a chunk: {finding.why}"
         )
     context.store.bind()
     with ExitStack() as stack:
         lease = stack.enter_context(context.lease(chunk_lease(replaces.name))) if replaces else None
-        rows = _import(context, finding, chunk, lease)
+        if finding.spool is not None and finding.spool.exists():
+            rows = _import_from(context, chunk, finding.spool, lease)
+        else:
+            with _spool(context) as spool:
+                source = AgreedSource(context.store, chunk.file.posting, chunk.read_from)
+                if (
+                    chunk.manifest is None
+                    or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256
+                ):
+                    raise IntegrityError(f"the manifest of chunk {chunk.name} has changed")
+                rows = _import_from(context, chunk, spool, lease)
         if replaces and rows:
-            remove_all(context, replaces.name)  # what was packed here and never posted
+            remove_all(context, replaces.name)  # it was packed here and never posted
         if not rows:
             context.ledger.rebuilds.leave_posts(
                 context.source, [finding.file.posting.merkle_root], superseded=True
             )
         return rows
-
-
-def _import(
-    context: RunContext, finding: FileFinding, chunk: RemoteChunk, lease: Lease | None
-) -> int:
-    if finding.spool is not None and finding.spool.exists():
-        return _import_from(context, chunk, finding.spool, lease)
-    with _spool(context) as spool:
-        source = AgreedSource(context.store, chunk.file.posting, chunk.read_from)
-        if (
-            chunk.manifest is None
-            or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256
-        ):
-            raise IntegrityError(
-                f"the manifest of chunk {chunk.name} is not the one that was read before"
-            )
-        return _import_from(context, chunk, spool, lease)
 
 
 def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Lease | None) -> int:
@@ -449,9 +414,7 @@ def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Le
     plan_folder = str(context.plans() / chunk.plan)
     fault = fault_of(context, chunk)
     if manifest.part() != chunk.part:
-        raise IntegrityError(
-            f"the manifest of chunk {chunk.name} is not the one that was read before"
-        )
+        raise IntegrityError(f"the manifest of chunk {chunk.name} has changed")
     return context.ledger.rebuilds.restore_chunk(
         chunk,
         manifest.locations,
@@ -464,14 +427,12 @@ def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Le
 
 
 def fault_of(context: RunContext, chunk: RemoteChunk) -> str:
-    """Say what a restored chunk lacks; "" where as many copies as required are listed, and none is
-    known to be wrong.
-    """
+    """Explain what a restored chunk lacks; "" if enough copies are listed and none is wrong."""
     listed = [copy.provider for copy in chunk.copies]
     right, required = len(listed) - len(chunk.wrong), context.store.required_copies
     if right >= required and not chunk.wrong:
         return ""
-    faults = "".join(f"; {provider} {fault}" for provider, fault in chunk.wrong.items())
+    faults = "".join(f"; {provider}: {fault}" for provider, fault in chunk.wrong.items())
     return (
         f"{right} of {counted(required, 'copy', 'copies')} right when it was restored (listed: "
         f"{', '.join(listed)}{faults})"
@@ -481,16 +442,14 @@ def fault_of(context: RunContext, chunk: RemoteChunk) -> str:
 def rebuild(
     context: RunContext, *, owner: str | None = None, whole: bool = False, dry_run: bool = False
 ) -> Iterator[RebuildOutcome]:
-    """Restore every chunk of the source that the ledger does not know; yield what became of each
-    file.
+    """Restore every chunk that the ledger does not have, and yield the outcome for each file.
 
-    While it goes on nothing is planned, nor after it was ended in its middle or left a file out,
-    until one leaves nothing out: what is not restored would be archived and paid for again. It may
-    be ended at any moment and begun again: each chunk is written at once. `owner` and `whole` are
-    those of `find_chunks`.
+    The source cannot be planned before a rebuild is complete: missing objects would be paid for
+    again. A rebuild may be interrupted and repeated at any time.
 
-    Raises: HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as
-        `find_chunks`.
+    Raises:
+        HeldByOther: Another process plans the source or rebuilds it.
+        StoreUnreachable, StagingError: The errors of `find_chunks`.
     """
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
@@ -502,52 +461,43 @@ def rebuild(
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
                 context.ledger.rebuilds.begin(context.source)
-            outcome = _restored(context, finding, dry_run=dry_run)
+            fault = "" if finding.chunk is None else fault_of(context, finding.chunk)
+            outcome = RebuildOutcome(finding, None, fault)
+            if finding.chunk is not None and not dry_run:
+                try:
+                    rows = import_found_chunk(context, finding)
+                    outcome = replace(outcome, rows=rows)
+                except (ClaimConflict, IllegalMove, IntegrityError) as error:
+                    outcome = RebuildOutcome(
+                        FileFinding(finding.file, FileKind.CONFLICTING, str(error), finding.name)
+                    )
+                else:
+                    if not rows:
+                        outcome = RebuildOutcome(
+                            FileFinding(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name)
+                        )
             complete = complete and outcome.complete
             yield outcome
         if complete and not dry_run:
             context.ledger.rebuilds.end(context.source)
 
 
-def _restored(context: RunContext, finding: FileFinding, *, dry_run: bool) -> RebuildOutcome:
-    if finding.chunk is None:
-        return RebuildOutcome(finding)
-    fault = fault_of(context, finding.chunk)
-    if dry_run:
-        return RebuildOutcome(finding, None, fault)
-    try:
-        rows = import_found_chunk(context, finding)
-    except (ClaimConflict, IllegalMove, IntegrityError) as error:
-        return RebuildOutcome(
-            FileFinding(finding.file, FileKind.CONFLICTING, str(error), finding.name)
-        )
-    if not rows:
-        return RebuildOutcome(
-            FileFinding(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name)
-        )
-    return RebuildOutcome(finding, rows, fault)
-
-
-# --- what no chunk tells
-# ------------------------------------------------------------------------------------------
+# --- what is lost with a ledger
 
 NOT_KNOWN: Final[Mapping[str, str]] = {
-    "chunks under way": "chunks that were planned, packed or sealed and not yet posted; their "
-    "objects are planned again",
-    "objects skipped by plans": "objects too large for a chunk, chunks whose objects were all "
-    "skipped; plans find these again",
-    "retries": "when a skipped object is due again, and how often one could not be read; both are "
+    "chunks under way": "chunks that were planned, packed or sealed but not posted; their objects "
+    "are planned again",
+    "objects skipped by plans": "objects too large for a chunk, and chunks of skipped objects "
+    "only; plans detect these again",
+    "retries": "when a skipped object is retried, and how often it was unreadable; both are "
     "counted from now",
-    "transactions": "what was signed and paid for: a spend cap counts from zero, and a transaction "
-    "that was sent and not yet"
-    " included may still be",
-    "proof windows": "in which windows each copy was proven; they are seen again, one after the "
-    "other",
+    "transactions": "what was signed and paid: a spend cap counts from zero, and a pending "
+    "transaction may still be included",
+    "proof windows": "the windows in which each copy was proven; they are observed again",
     "orders": "pauses, limits and measured rates of providers",
-    "adopted files": "CAF files of other programs do not name this archive; 'caf adopt SOURCE "
-    "--from-chain' finds them and loads"
-    " their rows again",
-    "times": "when chunks were sealed, posted and located; all of it counts as now",
-    "plans": "a plan's objects as a whole",
+    "adopted files": "CAF files of other programs; 'caf adopt SOURCE --from-chain' loads their "
+    "rows again",
+    "times": "when chunks were sealed, posted and located; all of these count as now",
+    "plans": "the complete list of objects of each plan",
 }
-"""What was in a ledger and is in no chunk, in words for whoever has just lost one."""
+"""What a ledger has but no chunk contains, for users who have lost their ledger."""

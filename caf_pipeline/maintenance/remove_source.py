@@ -1,8 +1,7 @@
-"""Finds and removes the files of a source on this machine: plans, snapshots, kept locations, staged
-files.
+"""Removes the files of a source on this machine: plans, snapshots, kept locations, staged files.
 
-A chunk that the ledger does not know may be one of a lost ledger: posted, and not yet uploaded. So
-a staged file is removed only if a run of this ledger once held its chunk.
+A chunk that is unknown to the ledger may belong to a lost ledger: posted, but not uploaded yet. A
+staged file is therefore removed only if a run of this ledger once held its chunk.
 """
 
 import contextlib
@@ -21,19 +20,13 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.system.folder_lock import alone_in
 
 INVENTORIES: Final = "inventories"
-_OF_A_SOURCE: Final = ("plans", INVENTORIES, "located")
-"""Folders under `home` with a folder for each source."""
+_SOURCE_FOLDERS: Final = ("plans", INVENTORIES, "located")
+"""Folders under `home` that have a subfolder for each source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """The files of a source on this machine.
-
-    Attributes:
-        folders: of the source, under `home`.
-        staged: files of its chunks in the staging folder.
-        kept: staged files of chunks that this ledger never had; they stay.
-    """
+    """The files of a source; `kept` are those of chunks that this ledger never had."""
 
     folders: Sequence[Path]
     staged: Sequence[StagedFile]
@@ -41,7 +34,7 @@ class Leftovers:
 
     @property
     def snapshots(self) -> int:
-        """How many inventories there are."""
+        """Number of inventory snapshots."""
         return sum(
             len([*folder.glob("*.parquet")])
             for folder in self.folders
@@ -50,13 +43,13 @@ class Leftovers:
 
     @property
     def staged_bytes(self) -> int:
-        """The size of the staged files."""
+        """Total size of the staged files."""
         return sum(file.size_bytes for file in self.staged)
 
 
 def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers:
-    """Return the folders and files of the source. `source` has to be a valid name."""
-    candidates = [settings.home / folder / source for folder in _OF_A_SOURCE]
+    """Return the folders and files of the source, whose name must be valid."""
+    candidates = [settings.home / folder / source for folder in _SOURCE_FOLDERS]
     try:
         folders = [path for path in candidates if path.is_symlink() or path.exists()]
         files = files_in(settings.staging_folder) if settings.staging_folder.is_dir() else []
@@ -82,20 +75,16 @@ def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers
 
 @contextlib.contextmanager
 def no_writers(leftovers: Leftovers) -> Iterator[None]:
-    """Keep other processes from writing into the source's folders while the context lasts.
-
-    Raises:
-        HeldByOther: a process writes into one of them.
-    """
+    """Keep other processes out of the source's folders; raises HeldByOther if one is there."""
     with contextlib.ExitStack() as stack:
         for folder in leftovers.folders:
             if not _is_folder(folder):
                 continue
             with _as_staging_error(folder):
-                alone = stack.enter_context(alone_in(folder))
-            if not alone:
+                is_alone = stack.enter_context(alone_in(folder))
+            if not is_alone:
                 raise HeldByOther(
-                    f"a run writes into {folder} now",
+                    f"a run is writing into {folder}",
                     holder="",
                     hint="wait for that run, or end it first",
                 )
@@ -103,11 +92,7 @@ def no_writers(leftovers: Leftovers) -> Iterator[None]:
 
 
 def remove_leftovers(leftovers: Leftovers) -> None:
-    """Remove the folders and staged files. The target of a link stays. May be repeated.
-
-    Raises:
-        StagingError: one of them cannot be removed.
-    """
+    """Remove the folders and staged files, but not the targets of links. Idempotent."""
     for path in [*leftovers.folders, *(file.path for file in leftovers.staged)]:
         with _as_staging_error(path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path) if _is_folder(path) else path.unlink()

@@ -1,14 +1,12 @@
-"""Repairs a damaged chunk: finds its bytes somewhere, and stores them again until enough copies are
-right.
+"""Repairs a damaged chunk: finds its bytes and stores them until enough copies are right.
 
-The bytes come from staging, else from a provider that still has them, else from the source, packed
-once more; wherever from, only with the Merkle root that was sealed. Nothing is ever deleted at the
-store: a post that goes takes along what other chunks share with it.
+The bytes come from staging, a provider, or the source, and must have the Merkle root of the seal. A
+repair never deletes anything at the store: other chunks may share data with a deleted post.
 
-Source: "Promises" 3 and 4 in docs/design.md.
+Source: promises 3 and 4 in docs/design.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,14 +20,14 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
-from caf_pipeline.maintenance.full_read import look_at_whole_copy
+from caf_pipeline.ledger.records import Chunk, posting_of
+from caf_pipeline.maintenance.full_read import check_whole_copy
 from caf_pipeline.maintenance.scrub import (
     WHOLE_COPY,
+    check_copies,
     checks_of,
     is_small,
     located_or_damaged,
-    look_at_copies,
     unverified_copies,
 )
 from caf_pipeline.packing.packer import remove_staged
@@ -44,12 +42,7 @@ Origin = Literal["staging", "provider", "source", "none needed"]
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """A repaired chunk.
-
-    Attributes: chunk: the chunk as it is now. origin: where its bytes came from. copies: those that
-        are right now. posted_again: whether its post was gone, so that it was posted again; that is
-        charged like the first. explanation: what every listed copy gives, in words.
-    """
+    """The result of a repair; `posted_again` means that a new post was paid."""
 
     chunk: Chunk
     origin: Origin
@@ -59,15 +52,13 @@ class RepairReport:
 
 
 def repair_chunk(context: RunContext, name: str) -> RepairReport:
-    """Bring a damaged chunk, or a located one that lacks copies, back to enough right copies:
-    damaged → located.
+    """Repair a damaged chunk, or a located one that lacks copies: damaged → located.
 
-    May be run again after any failure; what is right already is left as it is.
+    A repair may be repeated after any failure. Right copies are left alone.
 
-    Raises: StoreError: its bytes are nowhere to be had; the message says what was tried. NotProven,
-        IntegrityError: the store
-            did not come to enough right copies. What `ChunkStore.post` and `put` raise. The chunk
-            stays damaged.
+    Raises:
+        StoreError: Its bytes are not available. The message lists what was tried.
+        NotProven, IntegrityError: The store did not reach enough right copies.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
@@ -89,21 +80,22 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
                 lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings)
             )
             chunk = context.ledger.chunks.get(name)
-        # Before anything is mended: a copy that was found wrong has to be proven again, in windows
-        # of its own.
+        # Before the upload: a wrong copy must be proven again, in new windows.
         context.ledger.replicas.record_checks(
             lease, name, checks_of(context, chunk, posting, findings)
         )
         try:
             origin = _find_bytes(context, lease, chunk, posting, findings)
-            now = _posted(context, lease, chunk, posting) if not findings else posting
-            put_staged(
-                context,
-                lease,
-                chunk,
-                now,
-                wrong=[finding.copy.provider for finding in findings if finding.fault],
-            )
+            now = posting
+            if not findings:
+                # A post that the store still has costs nothing; a new one is charged.
+                now = context.store.post(
+                    to_store(context, chunk), context.ledger.transactions(context.holder)
+                )
+                if now != posting:
+                    context.ledger.moves.record_repost(lease, chunk.name, now)
+            wrong = [finding.copy.provider for finding in findings if finding.fault]
+            put_staged(context, lease, chunk, now, wrong=wrong)
             findings = _look(context, lease, chunk, now)
             return _finish(
                 context, lease, chunk, now, findings, origin=origin, posted_again=now != posting
@@ -113,9 +105,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
 
 
 def concerns_one_chunk(error: CafError) -> bool:
-    """Return whether the error of a repair concerns this chunk only, so that the next chunk may
-    still be repaired.
-    """
+    """Return whether a repair's error concerns one chunk only, so that others can be repaired."""
     return error.permanent or (
         isinstance(error, NotProven | StoreUnreachable) and not isinstance(error, NoChainAnswer)
     )
@@ -124,17 +114,15 @@ def concerns_one_chunk(error: CafError) -> bool:
 def _look(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord
 ) -> Sequence[CopyFinding]:
-    """Ask every copy for all samples, and those once found wrong as a whole for all of their
-    bytes.
-    """
+    """Check all copies. Those with a fault from a full read are read whole."""
     wrong = {
         copy.provider
         for copy in context.ledger.replicas.list(chunk.name)
         if copy.listed and copy.fault.startswith(WHOLE_COPY)
     }
-    findings = look_at_copies(context, lease, chunk, posting, chunk.samples)
+    findings = check_copies(context, lease, chunk, posting, chunk.samples)
     return [
-        look_at_whole_copy(context, lease, chunk, posting, finding.copy)
+        check_whole_copy(context, lease, chunk, posting, finding.copy)
         if finding.good and finding.copy.provider in wrong
         else finding
         for finding in findings
@@ -151,58 +139,29 @@ def _finish(
     origin: Origin,
     posted_again: bool = False,
 ) -> RepairReport:
-    """Record what the copies gave; the chunk is located again only where enough of them are right,
-    and known to be proven.
-    """
     copies = [finding.copy for finding in findings if finding.good]
     checks = checks_of(context, chunk, posting, findings)
     context.ledger.replicas.record_checks(lease, chunk.name, checks)
     if len(copies) < context.store.required_copies:
         raise too_few_copies(chunk, findings, context.store.required_copies)
     if chunk.state is ChunkState.DAMAGED:
-        _require_proven(context, chunk, posting, checks)
+        # A provider dropped for failed proofs can join again within seconds, and is listed again.
+        # Right samples are therefore not enough.
+        right = sum(1 for check in checks if not check.fault)
+        is_read_whole = is_small(chunk) and right >= context.store.required_copies
+        unverified = "" if is_read_whole else unverified_copies(context, chunk, posting, checks)
+        if unverified:
+            raise NotProven(
+                f"chunk {chunk.name} stays damaged: {unverified}",
+                hint="repair it again in the next proof window; a chain before 5.1.0 verifies no "
+                "proof of type 3: there, withdraw the chunk and archive it again with "
+                "jackal.proof_type = 0",
+            )
         context.ledger.moves.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
-    release_located(
-        context, chunk.name
-    )  # also of what a repair left that broke off after its last move
+    let_go(context, chunk.name)  # including leftovers of an interrupted repair
     return RepairReport(
         context.ledger.chunks.get(chunk.name), origin, copies, posted_again, described(findings)
     )
-
-
-def _require_proven(
-    context: RunContext, chunk: Chunk, posting: PostRecord, checks: Sequence[CopyCheck]
-) -> None:
-    """Raise NotProven where a damaged chunk is listed and right by its pieces, and the chain
-    verified too few of its copies.
-
-    A provider that was dropped since its proofs failed joins again within seconds, and is listed
-    like any other.
-    """
-    right = sum(1 for check in checks if not check.fault)
-    read_whole = is_small(chunk) and right >= context.store.required_copies
-    unverified = "" if read_whole else unverified_copies(context, chunk, posting, checks)
-    if unverified:
-        raise NotProven(
-            f"chunk {chunk.name} stays damaged: {unverified}",
-            hint="repair it again in the next proof window; before 5.1.0 the chain verifies no "
-            "proof of type 3, and such a chunk"
-            " is to be withdrawn and archived again with jackal.proof_type = 0",
-        )
-
-
-def _posted(context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord) -> PostRecord:
-    """Return the chunk's post: the one that the store still has, which costs nothing, or a new one,
-    which is charged.
-    """
-    now = context.store.post(to_store(context, chunk), context.ledger.transactions(context.holder))
-    if now != posting:
-        context.ledger.moves.record_repost(lease, chunk.name, now)
-    return now
-
-
-# --- where the bytes are
-# ------------------------------------------------------------------------------------------
 
 
 def _find_bytes(
@@ -212,57 +171,40 @@ def _find_bytes(
     posting: PostRecord,
     findings: Sequence[CopyFinding],
 ) -> Origin:
-    """Bring the chunk's stored bytes into its place in staging, compared with its root; return
-    where they came from.
-    """
     if staged_has_root(context, chunk):
         return "staging"
-    tried = ["they are not in staging"]
+    attempts = ["they are not in staging"]
     remove_staged(staged_path(context, chunk.name))
     limit = context.settings.packing.staging_limit
     context.ledger.staging.reserve(
         lease, chunk.name, str(context.staging()), chunk.stored_size_bytes, limit
     )
-    downloaded, said = download(
-        context, lease, chunk, posting, _providers(context, chunk, posting, findings)
-    )
-    if downloaded:
+    # Right copies first, then other holders that are not wrong, and former holders.
+    right = {finding.copy.provider for finding in findings if finding.good}
+    wrong = {finding.copy.provider for finding in findings if finding.fault}
+    holders = sorted(context.store.holders(posting), key=lambda provider: provider not in right)
+    former = (copy.provider for copy in context.ledger.replicas.list(chunk.name))
+    providers = [
+        provider for provider in dict.fromkeys([*holders, *former]) if provider not in wrong
+    ]
+    is_downloaded, failures = download(context, lease, chunk, posting, providers)
+    if is_downloaded:
         return "provider"
-    tried += said
+    attempts += failures
     try:
         if chunk.adopted:
-            raise CafError("another program made the file")
+            raise CafError("another program wrote the file")
         if repeat_packing(context, lease, chunk):
             return "source"
     except CafError as error:
         if not error.permanent or isinstance(error, LedgerError | StagingError):
-            raise  # these say nothing of the source
-        tried.append(f"they cannot be packed again: {error}")
+            raise  # the source is not to blame
+        attempts.append(f"they cannot be packed again: {error}")
     else:
-        tried.append("the source's objects have changed since they were packed")
+        attempts.append("the source's objects have changed since they were packed")
     raise StoreError(
-        f"chunk {chunk.name} cannot be repaired, since no copy of its bytes is available: "
-        f"{'; '.join(tried)}",
-        hint="make one of these available and repair again, or 'caf withdraw' the chunk: what the "
-        "source still has is planned"
-        " again",
+        f"chunk {chunk.name} cannot be repaired, because no copy of its bytes is available: "
+        f"{'; '.join(attempts)}",
+        hint="make one of these available and repair again, or 'caf withdraw' the chunk to plan "
+        "again what the source still has",
     )
-
-
-def _providers(
-    context: RunContext, chunk: Chunk, posting: PostRecord, findings: Sequence[CopyFinding]
-) -> Iterator[str]:
-    """Yield the providers to ask: right copies, other holders that were not found wrong, and
-    providers that once had it.
-    """
-    wrong = {finding.copy.provider for finding in findings if finding.fault}
-    right = {finding.copy.provider for finding in findings if finding.good}
-    holders = sorted(context.store.holders(posting), key=lambda provider: provider not in right)
-    seen = set(wrong)
-    for provider in [
-        *holders,
-        *(copy.provider for copy in context.ledger.replicas.list(chunk.name)),
-    ]:
-        if provider not in seen:
-            seen.add(provider)
-            yield provider

@@ -1,6 +1,4 @@
-"""Stored bytes given back: what there is, one object by one look-up and one range read, many by
-few, what a stored file says.
+"""Reads archived objects: look-ups, listings, restores, and the public API (`archive.Archive`).
 
-Other programs come in by `archive`. Reading whole chunks to compare them is
-`maintenance.full_read`.
+`maintenance` reads whole chunks.
 """

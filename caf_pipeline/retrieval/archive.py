@@ -1,7 +1,6 @@
-"""What is archived, for other programs: objects by source and key, as files, as bytes, listed, and
-many at once.
+"""The Python API for reading archived objects.
 
-`wiring.open_archive` opens it from the settings. Its pages are docs/retrieval.md.
+`wiring.open_archive` opens an `Archive` from the settings. See docs/retrieval.md.
 """
 
 import io
@@ -19,48 +18,52 @@ from weakref import WeakSet
 from caf_pipeline.errors import IntegrityError, StoreError, UsageError
 from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location, require_zone
-from caf_pipeline.retrieval.bulk import ObjectRead, Wanted, read_many
+from caf_pipeline.retrieval.bulk import ObjectRead, ReadRequest, read_many
 from caf_pipeline.retrieval.listing import list_level, list_objects
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
-from caf_pipeline.retrieval.reader import Found, fetch, no_source, save
+from caf_pipeline.retrieval.reader import ArchivedObject, fetch, no_source, save
 from caf_pipeline.store.protocol import ChunkReader
 
 LOOKUP_SECONDS: Final = 5.0
-"""How long a look-up is used again.
+"""Seconds for which `Archive.read` reuses a location.
 
-Inventories, which alone change what is current, are minutes apart at least.
+Only an inventory changes which version is current, and inventories are minutes apart.
 """
 
 MAX_LOOKUPS: Final = 4096
-"""Of about 1 KB each."""
+"""Locations in the cache, of about 1 KB each."""
 
 
 class Archive:
-    """The objects that are archived.
+    """Reads archived objects by source and key.
 
-    Safe for several threads; a process that is forked off opens its own.
+    One archive may be used by several threads. A forked process must open its own. Use the archive
+    as a context manager, or call `close`.
 
-    Its methods raise: NotLocated: the source, the key or its version is not archived; it says why,
-        where that is known. StoreUnreachable: no provider gives the bytes now. ObjectMissing: none
-        has them. IntegrityError: what providers give is not what was archived. LedgerUnreachable,
-        LedgerError: the database is away, or refuses. UsageError: `as_of` has no zone, or comes
-        with a version; a file, or the temporary one of a large object, is not written;
-            it was closed. TypeError: a name is not text, `as_of` no datetime.
+    Any method that reads may raise these errors:
+
+    - NotLocated: the source, key or version is not archived. The message gives the reason if the
+      ledger knows it.
+    - StoreUnreachable: no provider returned the bytes. Try again later.
+    - ObjectMissing: no provider has the bytes.
+    - IntegrityError: the bytes that providers returned are not the archived bytes.
+    - LedgerUnreachable, LedgerError: the database did not answer, or refused the query.
+    - UsageError: the archive is closed, `as_of` has no time zone or comes with a version, or a file
+      cannot be written.
+    - TypeError: a source, key or version is not text, or `as_of` is not a datetime.
     """
 
     def __init__(
         self, lookup: LocationLookups, store: ChunkReader, *closing: Callable[[], object]
     ) -> None:
-        """Read by open look-ups of the ledger and an open store; `closing` is called when it is
-        closed.
-        """
+        """Read from an open ledger and an open store. `close` calls the functions in `closing`."""
         self.lookup = lookup
         self.store = store
         self._closing = closing
         self._is_closed = False
         self._files = WeakSet[io.BufferedReader]()
         self._lock = threading.Lock()
-        self._lookups = _Lookups()
+        self._locations = _LocationCache()
 
     def __enter__(self) -> Self:
         return self
@@ -74,39 +77,38 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close its connections, where it opened them, and files that it opened.
+        """Close the archive's connections and every file that `open` returned.
 
-        It refuses to read then, and so do they.
-
-        What `find` gave is not to be read then: it would connect anew.
+        Do not read from results of `find` afterwards: they would open new connections.
         """
         self._is_closed = True
         with self._lock:
             files = list(self._files)
         for file in files:
             file.close()
-        for each in self._closing:
-            each()
+        for close in self._closing:
+            close()
 
     def _require_open(self) -> None:
-        if self._is_closed:  # its look-ups and its store would connect anew
-            raise UsageError(
-                "the archive is closed, and reads nothing any more", hint="open another one"
-            )
+        if self._is_closed:  # the ledger and the store would open new connections
+            raise UsageError("the archive is closed", hint="open another archive")
 
     def sources(self) -> Sequence[str]:
-        """Return the names of the sources of which something was archived, or planned."""
+        """Return the names of all sources that have archived or planned objects."""
         self._require_open()
         return self.lookup.sources()
 
     def find(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
-    ) -> Found:
-        """Look one object up, always in the ledger: its location, and what reads it.
+    ) -> ArchivedObject:
+        """Look up one object in the ledger, without reading its bytes.
 
-        Args: source: the source's name. key: the object's key. version: the id of one version; the
-            current one where None. as_of: what is archived of the key as of this time, which has a
-            zone; its `location.status` says what is known of it.
+        Args:
+            source: Name of the source.
+            key: Key of the object.
+            version: Version id. The default is the current version.
+            as_of: Return the archived version that was current at this time, which needs a time
+                zone. `location.status` of the result says how certain that is.
         """
         self._require_open()
         _require_text(source, key, "" if version is None else version)
@@ -115,10 +117,11 @@ class Archive:
     def open(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> io.BufferedReader:
-        """Return an object as a binary file that can be sought; what is compared when, its `raw`
-        says (`ObjectFile`).
+        """Open an object as a seekable binary file.
 
-        It is looked up now; nothing of it is read yet. Not for several threads at once.
+        The object is looked up now and read later. See `ObjectFile`, which is the file's `raw`, for
+        which bytes are verified when. The file may not be used by several threads at the same time.
+        The arguments are those of `find`.
         """
         file: io.BufferedReader = io.BufferedReader(
             self.find(source, key, version, as_of=as_of).open(), BLOCK_BYTES
@@ -130,55 +133,57 @@ class Archive:
     def read(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> bytes:
-        """Return an object's bytes, which were compared with its SHA-256.
+        """Return all bytes of an object, verified by the SHA-256 in the ledger.
 
-        Its location is remembered for `LOOKUP_SECONDS`, so that what the key had so long ago may be
-        given, and nothing else: bytes by a remembered location are compared, too, and where they
-        cannot be had, the object is looked up again.
+        The location of a current version is cached for `LOOKUP_SECONDS`. The result may therefore
+        be a version that was current that long ago, but never other bytes. If a cached location
+        cannot be read, the object is looked up again. The arguments are those of `find`.
         """
         self._require_open()
         _require_text(source, key, "" if version is None else version)
-        is_remembered = version is None and as_of is None
-        known = self._lookups.get(source, key) if is_remembered else None
-        if known:
+        is_cached = version is None and as_of is None
+        location = self._locations.get(source, key) if is_cached else None
+        if location:
             try:
-                return _whole(Found(known, self.store))
+                return _read_whole(ArchivedObject(location, self.store))
             except (StoreError, IntegrityError):
-                self._lookups.forget(source, key)
-                if (found := self.find(source, key)).location == known:
+                self._locations.forget(source, key)
+                archived = self.find(source, key)
+                if archived.location == location:
                     raise
         else:
-            found = self.find(source, key, version, as_of=as_of)
-        body = _whole(found)
-        if is_remembered:
-            self._lookups.remember(source, found.location)
+            archived = self.find(source, key, version, as_of=as_of)
+        body = _read_whole(archived)
+        if is_cached:
+            self._locations.remember(source, archived.location)
         return body
 
     def save(self, source: str, key: str, path: str | Path, version: str | None = None) -> None:
-        """Write an object to a file, which appears when it is whole and was compared; memory is
-        bounded.
+        """Write an object to a file. Memory use does not depend on the object's size.
 
-        Raises:
-            UsageError: the file cannot be written.
+        The file appears at `path` only when the object is complete and verified.
         """
         save(self.find(source, key, version), Path(path))
 
-    def read_many(self, source: str, wanted: Iterable[Wanted]) -> Iterator[ObjectRead]:
-        """Yield objects, or ranges `(key, start, end)` of them, as `bulk.read_many` reads them, by
-        few requests.
+    def read_many(self, source: str, requests: Iterable[ReadRequest]) -> Iterator[ObjectRead]:
+        """Read many objects, or byte ranges of objects, with few requests to the store.
 
-        They come in another order than they were asked for: `number` says which it is. One that
-        cannot be read is yielded with its `error`, which its `body` raises.
+        Results come in any order: `number` is the position in `requests`. If an object cannot be
+        read, its result has an `error`, which `body` raises.
+
+        Args:
+            source: Name of the source.
+            requests: Keys, or tuples `(key, start, end)` with the meaning of a slice.
         """
         self._require_open()
         _require_text(source)
-        return self._while_open(read_many(self.lookup, self.store, source, wanted))
+        return self._while_open(read_many(self.lookup, self.store, source, requests))
 
     def _while_open(self, reads: Generator[ObjectRead, None, None]) -> Iterator[ObjectRead]:
         with closing(reads):
             self._require_open()
-            for one in reads:
-                yield one
+            for read in reads:
+                yield read
                 self._require_open()
 
     def ls(
@@ -189,15 +194,21 @@ class Archive:
         recursive: bool = False,
         as_of: datetime | None = None,
     ) -> Iterator[Location | str]:
-        """Yield what begins with a prefix, in the order of the bytes of keys: of each key what
-        `read` gives, with its `status`.
+        """List archived objects in the byte order of their keys.
 
-        A prefix is of whole characters. Where not `recursive`, what has a further '/' behind it is
-        one text that ends in '/'. Memory is a page.
+        Yields the location that `read` would use for each key, with its `status`. Memory use is
+        bounded by one page of the listing.
+
+        Args:
+            source: Name of the source.
+            prefix: List only keys that begin with this text.
+            recursive: If False, keys with a further "/" behind the prefix are grouped: each group
+                is one string that ends in "/".
+            as_of: List what was archived as of this time, which needs a time zone.
         """
         self._require_open()
         _require_text(source, prefix)
-        require_zone(as_of)  # also where nothing is listed
+        require_zone(as_of)  # even if nothing is listed
         empty = True
         for entry in (list_objects if recursive else list_level)(
             self.lookup, source, prefix, as_of=as_of
@@ -212,34 +223,32 @@ class Archive:
 def _require_text(*names: str) -> None:
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"a source, a key and a version are text, and not {name!r}")
+            raise TypeError(f"source, key and version must be text, not {name!r}")
 
 
-def _whole(found: Found) -> bytes:
-    whole = io.BytesIO()
-    found.write_to(whole)
-    return whole.getvalue()
+def _read_whole(archived: ArchivedObject) -> bytes:
+    body = io.BytesIO()
+    archived.write_to(body)
+    return body.getvalue()
 
 
-class _Lookups:
-    """Where objects were a moment ago; a key that was not archived is not remembered."""
-
+class _LocationCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], tuple[float, Location]] = OrderedDict()
+        self._locations: OrderedDict[tuple[str, str], tuple[float, Location]] = OrderedDict()
 
     def get(self, source: str, key: str) -> Location | None:
         with self._lock:
-            since, location = self._known.get((source, key), (0.0, None))
+            since, location = self._locations.get((source, key), (0.0, None))
         return location if location and time.monotonic() - since < LOOKUP_SECONDS else None
 
     def remember(self, source: str, location: Location) -> None:
         with self._lock:
-            self._known[source, location.row.key] = time.monotonic(), location
-            self._known.move_to_end((source, location.row.key))
-            if len(self._known) > MAX_LOOKUPS:
-                self._known.popitem(last=False)
+            self._locations[source, location.row.key] = time.monotonic(), location
+            self._locations.move_to_end((source, location.row.key))
+            if len(self._locations) > MAX_LOOKUPS:
+                self._locations.popitem(last=False)
 
     def forget(self, source: str, key: str) -> None:
         with self._lock:
-            self._known.pop((source, key), None)
+            self._locations.pop((source, key), None)

@@ -1,6 +1,4 @@
-"""The archive for programs that await: each call of `Archive` in a thread, so that an event loop
-goes on meanwhile.
-"""
+"""`AsyncArchive`: an `Archive` for asyncio, which runs each call in a thread."""
 
 import asyncio
 import io
@@ -13,17 +11,18 @@ from typing import Final, Self, TypeVar
 
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
-from caf_pipeline.retrieval.bulk import ObjectRead, Wanted
-from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.bulk import ObjectRead, ReadRequest
+from caf_pipeline.retrieval.reader import ArchivedObject
 
-_Given = TypeVar("_Given")
+_Item = TypeVar("_Item")
 _END: Final = object()
 
 
 class AsyncArchive:
-    """An `Archive` whose methods are awaited; they take, give and raise the same.
+    """An `Archive` whose methods are coroutines or asynchronous iterators.
 
-    What is cancelled ends in its thread.
+    Arguments, results and errors are those of `Archive`. Cancelling a call does not interrupt its
+    thread, which finishes on its own.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -41,47 +40,40 @@ class AsyncArchive:
         await self.close()
 
     async def close(self) -> None:
-        """Close its connections, where it opened them, and files that it opened.
-
-        It refuses to read then, and so do they.
-        """
+        """Close the archive; see `Archive.close`."""
         await asyncio.to_thread(self.archive.close)
 
     async def sources(self) -> Sequence[str]:
-        """Return the names of the sources."""
+        """Return the names of the sources; see `Archive.sources`."""
         return await asyncio.to_thread(self.archive.sources)
 
     async def find(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
-    ) -> Found:
-        """Look an object up; what it gives waits for providers, so give its methods to
-        `asyncio.to_thread`.
-        """
+    ) -> ArchivedObject:
+        """Look up one object. Run the methods of the result with `asyncio.to_thread`."""
         return await asyncio.to_thread(self.archive.find, source, key, version, as_of=as_of)
 
     async def save(
         self, source: str, key: str, path: str | Path, version: str | None = None
     ) -> None:
-        """Write an object to a file."""
+        """Write an object to a file; see `Archive.save`."""
         await asyncio.to_thread(self.archive.save, source, key, path, version)
 
     async def open(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> io.BufferedReader:
-        """Look an object up; the file's own methods wait for providers, so give them to
-        `asyncio.to_thread`.
-        """
+        """Open an object as a file. Run the methods of the file with `asyncio.to_thread`."""
         return await asyncio.to_thread(self.archive.open, source, key, version, as_of=as_of)
 
     async def read(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> bytes:
-        """Return an object's bytes, which were compared."""
+        """Return all bytes of an object, verified; see `Archive.read`."""
         return await asyncio.to_thread(self.archive.read, source, key, version, as_of=as_of)
 
-    def read_many(self, source: str, wanted: Iterable[Wanted]) -> AsyncIterator[ObjectRead]:
-        """Yield objects, or ranges of them."""
-        return _stepwise(self.archive.read_many(source, wanted))
+    def read_many(self, source: str, requests: Iterable[ReadRequest]) -> AsyncIterator[ObjectRead]:
+        """Read many objects or ranges; see `Archive.read_many`."""
+        return _iterate_in_threads(self.archive.read_many(source, requests))
 
     def ls(
         self,
@@ -91,26 +83,26 @@ class AsyncArchive:
         recursive: bool = False,
         as_of: datetime | None = None,
     ) -> AsyncIterator[Location | str]:
-        """Yield what begins with a prefix."""
-        return _stepwise(self.archive.ls(source, prefix, recursive=recursive, as_of=as_of))
+        """List archived objects; see `Archive.ls`."""
+        return _iterate_in_threads(
+            self.archive.ls(source, prefix, recursive=recursive, as_of=as_of)
+        )
 
 
-async def _stepwise(given: Iterator[_Given]) -> AsyncIterator[_Given]:
-    """Yield what an iterator gives, each step in a thread."""
-    lock = (
-        threading.Lock()
-    )  # a step that is cancelled goes on in its thread, and an iterator that runs cannot be closed
+async def _iterate_in_threads(items: Iterator[_Item]) -> AsyncIterator[_Item]:
+    # A cancelled step goes on in its thread, and a running generator cannot be closed.
+    lock = threading.Lock()
 
-    def step() -> _Given | object:
+    def step() -> _Item | object:
         with lock:
-            return next(given, _END)
+            return next(items, _END)
 
     def close() -> None:
         with lock:
-            given.close()  # type: ignore[attr-defined]  # it is a generator
+            items.close()  # type: ignore[attr-defined]  # it is a generator
 
     try:
-        while (one := await asyncio.to_thread(step)) is not _END:
-            yield one  # type: ignore[misc]
+        while (item := await asyncio.to_thread(step)) is not _END:
+            yield item  # type: ignore[misc]
     finally:
         await asyncio.to_thread(close)

@@ -1,15 +1,12 @@
-"""Many objects, or ranges of them, by fewer requests than objects: what lies close together in a
-chunk is read at once.
-
-One object is `reader`; which keys there are is `listing`.
-"""
+"""Reads many objects, or ranges of objects, with few requests: neighbours in a chunk share one."""
 
 import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, groupby, islice, zip_longest
 from typing import Final
 
@@ -18,42 +15,40 @@ from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_between
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
-from caf_pipeline.retrieval.reader import Found, not_located
+from caf_pipeline.retrieval.reader import ArchivedObject, not_located
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader, PostRecord
 
 MERGE_GAP_BYTES: Final = 256 << 10
-"""Between two ranges that are read by one request, and thrown away.
+"""The largest gap between two ranges that one request reads; the bytes in the gap are discarded.
 
-A provider at 50 MB/s gives that in 5 ms, which is less than the way there and back to most of them.
+A provider at 50 MB/s sends them in 5 ms, less than the round trip to most providers.
 """
 
 REQUEST_BYTES: Final = IN_MEMORY_BYTES
-"""Of a request for several ranges; a range that is larger has a request of its own."""
+"""The largest request for several ranges. A larger range has a request of its own."""
 
 SMALL_BYTES: Final = 1 << 20
-"""Up to this size a whole object is read together with its neighbours; a larger one would gain
-little.
-"""
+"""Whole objects up to this size share requests; larger objects would gain little."""
 
 LOOKUP_KEYS: Final = 1000
-"""Of one look-up: a listing's page has as many."""
+"""Keys per look-up, as many as a page of a listing has."""
 
-Wanted = str | tuple[str, int | None, int | None]
-"""A key, or a key with the start and the end of a range, which mean what they mean in a slice of
-the object's bytes.
-"""
+ReadRequest = str | tuple[str, int | None, int | None]
+"""A key, or (key, start, end) with the meaning of a slice of the object's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRead:
-    """What came of one of the things that were asked for.
+    """The result for one request.
 
-    Attributes: number: which of them, counted from 0. key: the object's. location: where it is;
-        None where it is not archived. start_byte: of the range, of the object's bytes. end_byte:
-        exclusive. compared: whether these bytes were compared with the SHA-256 that was taken when
-        the object was archived. error: why there are no bytes; None where there are. failed: what
-        is wrong with providers that others stood in for.
+    Attributes:
+        number: Position of the request, counted from 0.
+        location: None if the object is not archived.
+        start_byte, end_byte: The range in the object, the end exclusive.
+        compared: True if the bytes were verified by the SHA-256 in the ledger.
+        error: Why the bytes could not be read.
+        failed: Errors of providers that were replaced by others.
     """
 
     number: int
@@ -63,24 +58,19 @@ class ObjectRead:
     end_byte: int = 0
     compared: bool = False
     error: CafError | None = None
-    given: bytes = b""
+    content: bytes = b""
     failed: Mapping[str, CafError] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:
-        """The bytes; raises `error` where there are none."""
+        """The bytes. Raises `error` if they could not be read."""
         if self.error:
             raise self.error
-        return self.given
+        return self.content
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the things asked for: `[start_byte, end_byte)` of an object.
-
-    What follows from that is asked for many times.
-    """
-
     number: int
     location: Location
     start_byte: int
@@ -92,21 +82,18 @@ class _Part:
 
     @cached_property
     def is_compared(self) -> bool:
-        """Whether all of the object is read for it, so that its SHA-256 tells whether it is right:
-        as `ObjectFile` does.
-        """
+        """True if the whole object is read and verified, as `ObjectFile` does."""
         return self.is_whole or self.location.size_bytes <= IN_MEMORY_BYTES
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """What is read of the chunk."""
+        """The bytes to read from the chunk."""
         row = self.location.row
         if self.is_compared:
             return row.start_byte, row.end_byte
         return row.start_byte + self.start_byte, row.start_byte + self.end_byte
 
     def read(self, body: bytes, failed: Mapping[str, CafError], *, compared: bool) -> ObjectRead:
-        """Return it with the bytes of its range."""
         key = self.location.row.key
         return ObjectRead(
             self.number,
@@ -121,7 +108,6 @@ class _Part:
         )
 
     def failed(self, error: CafError) -> ObjectRead:
-        """Return it without bytes."""
         return ObjectRead(
             self.number,
             self.location.row.key,
@@ -134,60 +120,59 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Bytes of a stored chunk that are read at once, and what is made of them."""
-
     start_byte: int
     end_byte: int
     parts: Sequence[_Part]
 
 
-def is_small(one: Location) -> bool:
-    """Tell whether an object is read together with its neighbours."""
-    return one.size_bytes <= SMALL_BYTES and not one.parts
+def is_small(location: Location) -> bool:
+    """Return whether an object shares requests with its neighbours."""
+    return location.size_bytes <= SMALL_BYTES and not location.parts
 
 
 def read_many(
-    lookup: LocationLookups, store: ChunkReader, source: str, wanted: Iterable[Wanted]
+    lookup: LocationLookups, store: ChunkReader, source: str, requests: Iterable[ReadRequest]
 ) -> Generator[ObjectRead, None, None]:
-    """Yield what comes of each thing that is asked for, in an order that is good for reading; its
-    `number` says which it is.
+    """Read objects and ranges in an order that suits the store.
 
-    A look-up is for 1,000 keys. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart are
-    one request; requests go in the order of their offsets, those of several chunks side by side.
-    What is compared, and who is asked where a provider fails, is as for a single object
-    (`ObjectFile`, `Found`): also a range of an object of up to 8 MiB is compared. An object that
-    cannot be read keeps no other from being read.
+    Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart share a request. Several chunks are
+    read concurrently. Bytes are verified as by `ObjectFile`. Memory: 16 requests of 8 MiB with
+    their results, or the largest single request.
 
-    Memory: 16 requests of 8 MiB and what was made of them, or the largest thing that is asked for.
-
-    Raises: LedgerUnreachable, LedgerError. TypeError: something is neither a key nor a range of
-        one. All else is the `error` of what
-            it is about.
+    Raises:
+        LedgerError: The ledger did not answer, or refused the query.
+        TypeError: A request is neither a key nor (key, start, end).
     """
-    if isinstance(wanted, str):  # each of its characters is a key, too
-        raise TypeError(
-            f"what is wanted is several keys and ranges, and not one text: [{wanted!r}]"
-        )
-    yield from _read(store, _looked_up(lookup, source, wanted))
+    if isinstance(requests, str):  # each of its characters would be a key
+        raise TypeError(f"expected keys and ranges, not one text: use [{requests!r}]")
+    yield from _read(store, _looked_up(lookup, source, requests))
 
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
-    """Yield what comes of each whole object, as `read_many`, for who knows all their locations;
-    `number` counts these.
+    """Read whole objects whose locations are known; `number` is the position in `locations`.
 
-    An object that is not had with its neighbours, since providers do not answer, is read alone
-    before that is its error.
+    If providers do not answer a shared request, each of its objects is retried alone.
     """
-    parts = (_Part(number, one, 0, one.size_bytes) for number, one in enumerate(locations))
-    for is_unread, some in groupby(_read(store, _requests(parts)), _is_unread):
+
+    def retry(read: ObjectRead) -> ObjectRead:
+        assert read.location
+        return _read_alone(store, _Part(read.number, read.location, read.start_byte, read.end_byte))
+
+    parts = (
+        _Part(number, location, 0, location.size_bytes) for number, location in enumerate(locations)
+    )
+    for is_unread, reads in groupby(
+        _read(store, _requests(parts)),
+        lambda read: read.error is not None and not read.error.permanent,
+    ):
         if is_unread:
-            yield from side_by_side(some, partial(_again, store))
+            yield from side_by_side(reads, retry)
         else:
-            yield from some
+            yield from reads
 
 
 def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
-    """Yield them by number, from 0. Those that come early are held until then."""
+    """Yield results ordered by number, from 0. Memory holds those that come early."""
     early = dict[int, ObjectRead]()
     number = 0
     for read in reads:
@@ -198,28 +183,32 @@ def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
 
 
 def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
-    """Yield what requests give, and what needed none."""
-    for request, done in side_by_side(requests, partial(_try_small, store)):
+    """Yield the results. Requests too large to hold several in memory run alone."""
+
+    def get_small(
+        request: _Request | ObjectRead,
+    ) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
+        if isinstance(request, ObjectRead) or request.end_byte - request.start_byte > REQUEST_BYTES:
+            return request, None
+        return request, _get(store, request)
+
+    for request, reads in side_by_side(requests, get_small):
         if isinstance(request, ObjectRead):
             yield request
         else:
-            yield from done if done is not None else _get(store, request)
+            yield from reads if reads is not None else _get(store, request)
 
 
 def _looked_up(
-    lookup: LocationLookups, source: str, wanted: Iterable[Wanted]
+    lookup: LocationLookups, source: str, requests: Iterable[ReadRequest]
 ) -> Iterator[_Request | ObjectRead]:
-    """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
-    numbered = enumerate(wanted)
-    while some := list(islice(numbered, LOOKUP_KEYS)):
-        asked = [
-            (number, *((one, None, None) if isinstance(one, str) else _range(one)))
-            for number, one in some
-        ]
-        found = lookup.locate_many(source, {key for _, key, _, _ in asked})
+    numbered = enumerate(requests)
+    while page := list(islice(numbered, LOOKUP_KEYS)):
+        ranges = [(number, *_key_and_range(request)) for number, request in page]
+        locations = lookup.locate_many(source, {key for _, key, _, _ in ranges})
         parts = list[_Part]()
-        for number, key, start, end in asked:
-            if (location := found.get(key)) is None:
+        for number, key, start, end in ranges:
+            if (location := locations.get(key)) is None:
                 yield ObjectRead(number, key, error=not_located(lookup, source, key))
                 continue
             begin, stop, _ = slice(start, end).indices(location.size_bytes)
@@ -227,24 +216,20 @@ def _looked_up(
         yield from _requests(parts)
 
 
-def _range(one: tuple[str, int | None, int | None]) -> tuple[str, int | None, int | None]:
-    """Return it where it is a key with a start and an end; raise TypeError else."""
-    try:
-        key, start, end = one
-        is_one = isinstance(key, str) and all(
+def _key_and_range(request: ReadRequest) -> tuple[str, int | None, int | None]:
+    if isinstance(request, str):
+        return request, None, None
+    with suppress(TypeError, ValueError):
+        key, start, end = request
+        if isinstance(key, str) and all(
             edge is None or hasattr(edge, "__index__") for edge in (start, end)
-        )
-    except (TypeError, ValueError):
-        is_one = False
-    if not is_one:
-        raise TypeError(f"{one!r} is neither a key nor (key, start, end)")
-    return key, start, end
+        ):
+            return key, start, end
+    raise TypeError(f"{request!r} is neither a key nor (key, start, end)")
 
 
 def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
-    """Yield what to read for all of these, chunks in turn; what needs no reading is yielded as it
-    is.
-    """
+    """Yield what to read, chunks in turn, and the results that need no reading."""
     by_chunk = defaultdict[PostRecord, list[_Part]](list)
     for part in parts:
         if part.start_byte == part.end_byte and not part.is_whole:
@@ -253,141 +238,98 @@ def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
             yield _Request(0, part.location.size_bytes, [part])
         else:
             by_chunk[part.location.posting].append(part)
-    merged = zip_longest(*(_merged(some) for some in by_chunk.values()))
+    merged = zip_longest(*(_merged(chunk_parts) for chunk_parts in by_chunk.values()))
     yield from filter(None, chain.from_iterable(merged))
 
 
 def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
-    """Yield the requests for ranges of one chunk, in order."""
     start_byte = end_byte = 0
-    taken: list[_Part] = []
-    for part in sorted(parts, key=lambda one: one.span):
+    merged: list[_Part] = []
+    for part in sorted(parts, key=lambda part: part.span):
         begin, stop = part.span
-        if taken and (
+        if merged and (
             begin - end_byte > MERGE_GAP_BYTES or max(stop, end_byte) - start_byte > REQUEST_BYTES
         ):
-            yield _Request(start_byte, end_byte, taken)
-            taken = []
-        if not taken:
+            yield _Request(start_byte, end_byte, merged)
+            merged = []
+        if not merged:
             start_byte, end_byte = begin, stop
-        taken.append(part)
+        merged.append(part)
         end_byte = max(end_byte, stop)
-    if taken:
-        yield _Request(start_byte, end_byte, taken)
-
-
-def _try_small(
-    store: ChunkReader, request: _Request | ObjectRead
-) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
-    """Return what a request gives; None where it is so large that memory would not hold several at
-    once.
-    """
-    if isinstance(request, ObjectRead) or request.end_byte - request.start_byte > REQUEST_BYTES:
-        return request, None
-    return request, _get(store, request)
+    if merged:
+        yield _Request(start_byte, end_byte, merged)
 
 
 def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
-    """Return what a request gives.
-
-    A provider that gives some object wrong is believed nothing that cannot be compared.
-    """
+    """Read a request. A provider with a wrong object provides no unverifiable bytes."""
     first, last = request.parts[0].location, request.parts[-1].location
-    one = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
-    holders = RangeHolders(one, store, f"{first.row.key}' to '{last.row.key}")
-    reads, left, is_first = list[ObjectRead](), list(request.parts), True
-    while len(left) > 1:
-        body, passed, failed = _all_of(holders)
-        end_byte = request.start_byte + len(body)
-        wrong = _wrong(
-            (part for part in left if part.span[1] <= end_byte), body, request.start_byte
-        )
+    located = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
+    holders = RangeHolders(located, store, f"{first.row.key}' to '{last.row.key}")
+    reads, unread, is_first = list[ObjectRead](), list(request.parts), True
+    while len(unread) > 1:
+        body, replaced, error = _read_available(holders)
+        view, end_byte = memoryview(body), request.start_byte + len(body)
+        wrong = {
+            part.span
+            for part in unread
+            if part.is_compared
+            and part.span[1] <= end_byte
+            and hashlib.sha256(
+                view[part.span[0] - request.start_byte : part.span[1] - request.start_byte]
+            ).digest()
+            != part.location.row.sha256
+        }
         others = list[_Part]()
-        for part in left:
-            if part.span[1] > end_byte and failed and not failed.permanent and is_first:
-                reads.append(
-                    part.failed(failed)
-                )  # to ask again for each of a thousand objects would only take longer
+        for part in unread:
+            begin, end = (byte - request.start_byte for byte in part.span)
+            if part.span[1] > end_byte and error and not error.permanent and is_first:
+                # Asking again for each of a thousand objects would only take longer.
+                reads.append(part.failed(error))
             elif part.span[1] > end_byte or part.span in wrong or (wrong and not part.is_compared):
                 others.append(part)
             else:
-                end = part.span[1] - request.start_byte
-                stood_in = {
+                begin += part.start_byte if part.is_compared else 0
+                content = bytes(view[begin : begin + part.end_byte - part.start_byte])
+                failed = {
                     provider: holders.failed[provider]
-                    for provider, since in passed.items()
+                    for provider, since in replaced.items()
                     if since < end
                 }
-                reads.append(_cut_out(part, body, request.start_byte, stood_in))
-        left = others
-        if failed or not left:
+                reads.append(part.read(content, failed, compared=part.is_compared))
+        unread = others
+        if error or not unread:
             break
         holders.refuse()
         is_first = False
-    return [*reads, *(_alone(store, part) for part in left)]
+    return [*reads, *(_read_alone(store, part) for part in unread)]
 
 
-def _all_of(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafError | None]:
-    """Return the bytes of a range, from its beginning as far as they are to be had, and why they
-    end before it does.
-
-    Between them, from which byte on others stood in for which providers.
-    """
-    body, passed = bytearray(), dict.fromkeys(holders.failed, 0)
+def _read_available(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafError | None]:
+    """Return the bytes, where each failed provider was replaced, and the error at the end."""
+    body, replaced = bytearray(), dict.fromkeys(holders.failed, 0)
     try:
         for piece in holders.pieces(0, holders.size_bytes):
             for provider in holders.failed:
-                passed.setdefault(provider, len(body))
+                replaced.setdefault(provider, len(body))
             body += piece
     except (StoreError, IntegrityError) as error:
-        return body, passed, error
-    return body, passed, None
+        return body, replaced, error
+    return body, replaced, None
 
 
-def _wrong(parts: Iterable[_Part], body: bytearray, at: int) -> set[tuple[int, int]]:
-    """Return which spans of the chunk, whose bytes from `at` on these are, do not have the SHA-256
-    of their object.
-    """
-    known = {part.span: part.location.row.sha256 for part in parts if part.is_compared}
-    view = memoryview(body)
-    return {
-        span
-        for span, sha256 in known.items()
-        if hashlib.sha256(view[span[0] - at : span[1] - at]).digest() != sha256
-    }
-
-
-def _cut_out(part: _Part, body: bytearray, at: int, failed: Mapping[str, CafError]) -> ObjectRead:
-    begin = part.span[0] - at + (part.start_byte if part.is_compared else 0)
-    its = bytes(memoryview(body)[begin : begin + part.end_byte - part.start_byte])
-    return part.read(its, failed, compared=part.is_compared)
-
-
-def _alone(store: ChunkReader, part: _Part) -> ObjectRead:
-    """Read one object or range as if it alone were asked for."""
+def _read_alone(store: ChunkReader, part: _Part) -> ObjectRead:
     location, begin, end = part.location, part.start_byte, part.end_byte
     try:
         if part.is_compared:
             whole = io.BytesIO()
-            failed = Found(location, store).write_to(whole)
-            return part.read(
-                whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end]),
-                failed,
-                compared=True,
-            )
+            failed = ArchivedObject(location, store).write_to(whole)
+            content = whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end])
+            return part.read(content, failed, compared=True)
         ranges = holders_of(location, store)
-        its = b"".join(pieces_between(ranges, begin, end))
-        return part.read(
-            its, {who: error for one in ranges for who, error in one.failed.items()}, compared=False
-        )
+        content = b"".join(pieces_between(ranges, begin, end))
+        errors = {
+            provider: error for holders in ranges for provider, error in holders.failed.items()
+        }
+        return part.read(content, errors, compared=False)
     except (StoreError, IntegrityError) as error:
         return part.failed(error)
-
-
-def _is_unread(read: ObjectRead) -> bool:
-    return read.error is not None and not read.error.permanent
-
-
-def _again(store: ChunkReader, read: ObjectRead) -> ObjectRead:
-    """Read alone what could not be read with its neighbours."""
-    assert read.location
-    return _alone(store, _Part(read.number, read.location, read.start_byte, read.end_byte))

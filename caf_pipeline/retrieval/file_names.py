@@ -1,15 +1,13 @@
-"""Where a key's file is below a folder: names that any key has, that lead nowhere else, and from
-which the key can be read again.
+"""Maps keys to file names below a folder, and back.
 
-A key is a path of its parts between '/', each as it is, but for those that a file system cannot
-hold or that mean something else:
+Each part of a key between '/' is a name of its own. Parts that a file system cannot hold, or that
+have a special meaning, are escaped:
 
-    "", ".", "..", and all that begin with ".caf"     .caf~<part>       an empty part is .caf~
-    more than 200 bytes                               .caf+<some>/.caf+<some>/.caf~<rest>
+    "", ".", "..", and parts that begin with ".caf"    .caf~<part>; an empty part is .caf~
+    more than 200 bytes                                .caf+<some>/.caf+<some>/.caf~<rest>
 
-Any part may be written so, and one that is already may have any number of `.caf+` before it; that
-is done where the name of one key is the folder of another (`a` and `a/b`), or something else has
-the name.
+Any other part may be escaped, too, and an escaped part may have any number of `.caf+` before it.
+This happens if one key's file is another key's folder (`a` and `a/b`), or if the name is taken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,45 +15,45 @@ from types import MappingProxyType
 from typing import Final
 
 MAX_NAME_BYTES: Final = 200
-"""What file systems hold is 255 bytes of a name, or 255 UTF-16 units."""
+"""File systems allow names of 255 bytes or 255 UTF-16 units."""
 
-_OWN: Final = ".caf"
-_WHOLE: Final = ".caf~"
-_BEGUN: Final = ".caf+"
-_AS_IT_IS: Final[Mapping[int, int]] = MappingProxyType({})
+_ESCAPE: Final = ".caf"
+_LAST_NAME: Final = ".caf~"
+_EARLIER_NAME: Final = ".caf+"
+_NO_ESCAPES: Final[Mapping[int, int]] = MappingProxyType({})
 
 
-def path_of(key: str, escaped: Mapping[int, int] = _AS_IT_IS) -> Sequence[str]:
-    """Return the names that lead to a key's file, each of at most 255 bytes; `escaped` says how
-    often, by a part's number.
+def path_of(key: str, escaped: Mapping[int, int] = _NO_ESCAPES) -> Sequence[str]:
+    """Return the names that lead to a key's file, each of at most 255 bytes.
+
+    `escaped` maps the number of a part, counted from 0, to how often it is escaped.
     """
-    return [
-        name
-        for number, part in enumerate(key.split("/"))
-        for name in _names(part, escaped.get(number, 0))
-    ]
+    path: list[str] = []
+    for number, part in enumerate(key.split("/")):
+        times, rest = escaped.get(number, 0), part
+        if not (
+            part in ("", ".", "..")
+            or part.startswith(_ESCAPE)
+            or len(part.encode()) > MAX_NAME_BYTES
+        ):
+            path += [*[_EARLIER_NAME] * (times - 1), _LAST_NAME + part] if times else [part]
+            continue
+        path += [_EARLIER_NAME] * times
+        while len(rest.encode()) > MAX_NAME_BYTES:
+            piece = rest.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+            path.append(_EARLIER_NAME + piece)
+            rest = rest[len(piece) :]
+        path.append(_LAST_NAME + rest)
+    return path
 
 
 def key_of(names: Sequence[str]) -> str:
-    """Return the key whose file is at these names."""
-    parts, begun = [], ""
+    """Return the key whose file has these names."""
+    parts, beginning = [], ""
     for name in names:
-        if name.startswith(_BEGUN):
-            begun += name.removeprefix(_BEGUN)
+        if name.startswith(_EARLIER_NAME):
+            beginning += name.removeprefix(_EARLIER_NAME)
         else:
-            parts.append(begun + name.removeprefix(_WHOLE))
-            begun = ""
+            parts.append(beginning + name.removeprefix(_LAST_NAME))
+            beginning = ""
     return "/".join(parts)
-
-
-def _names(part: str, times: int) -> list[str]:
-    if not (
-        part in ("", ".", "..") or part.startswith(_OWN) or len(part.encode()) > MAX_NAME_BYTES
-    ):
-        return [*[_BEGUN] * (times - 1), _WHOLE + part] if times else [part]
-    names, rest = [_BEGUN] * times, part
-    while len(rest.encode()) > MAX_NAME_BYTES:
-        taken = rest.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
-        names.append(_BEGUN + taken)
-        rest = rest[len(taken) :]
-    return [*names, _WHOLE + rest]

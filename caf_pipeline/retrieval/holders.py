@@ -1,7 +1,6 @@
-"""The bytes of one range of a stored chunk, from whichever providers hold it: fail-over,
-resumption, and who gave wrong bytes.
+"""Reads a range of a stored chunk from its providers: with fail-over, and blame for wrong bytes.
 
-An object is one range, one in parts is several: each has its SHA-256.
+An object is one range; a split object is several. Each range has its SHA-256.
 """
 
 import hashlib
@@ -20,53 +19,44 @@ from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.pipeline_threads import consume_concurrently
 
 ALONE_BYTES: Final = 4 << 20
-"""Of a range that one thread reads, compares and writes: of less, starting others takes longer than
-what they save.
-"""
+"""Up to this size one thread reads, hashes and writes a range: starting more would take longer."""
 
 REPAIR: Final = "the chunk is damaged at the store: 'caf repair' stores it again"
-"""The hint where the providers that have something of a chunk give other bytes."""
+"""The hint if every provider that has the chunk returns wrong bytes."""
 
 
 class RangeHolders:
-    """The providers that hold a range, asked in turn: where one breaks off, the next goes on at the
-    same byte.
+    """The providers of a range, asked in turn. If one fails, the next goes on at the same byte.
 
-    Who gave wrong bytes is asked no more. Where several gave some of them, it is not known who
-    lied: then each is asked alone.
+    A provider that returned wrong bytes is not asked again. If several providers contributed to
+    wrong bytes, it is unknown which one is to blame: each of them is then asked alone.
 
     Attributes:
-        size_bytes: of the range.
-        failed: the last error of each provider that did not give it right.
+        size_bytes: Size of the range.
+        failed: Last error of each provider that failed, or returned wrong bytes.
     """
 
-    def __init__(self, one: LocatedRange, store: ChunkReader, key: str) -> None:
-        self.size_bytes = one.end_byte - one.start_byte
+    def __init__(self, located: LocatedRange, store: ChunkReader, key: str) -> None:
+        self.size_bytes = located.end_byte - located.start_byte
         self.failed: dict[str, CafError] = {}
-        self._one = one
+        self._range = located
         self._store = store
         self._key = key
-        # Providers that are asked in turn for one reading. The next group is asked only where the
-        # bytes of the first were wrong.
+        # Groups of providers. The next group is asked only if the bytes of the first were wrong.
         self._groups: list[Sequence[str]] = []
-        self._is_asked = False
-        self._gave: set[str] = set()
+        self._is_looked_up = False
+        self._contributors: set[str] = set()
 
     def pieces(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield the bytes from `start_byte` to `end_byte` (exclusive) of the range, in pieces of at
-        most 1 MiB, not yet compared.
+        """Yield bytes of the range in pieces of at most 1 MiB, not verified.
 
-        Where a provider fails, the next one goes on at the same byte.
-
-        Raises: ObjectMissing, IntegrityError, StoreUnreachable: every provider failed before the
-            last byte; which of the three
-                as by `copy`.
+        Raises the errors of `copy` if every provider fails before the last byte.
         """
-        posting, offset = self._one.posting, self._one.start_byte
+        posting, offset = self._range.posting, self._range.start_byte
         position = start_byte
-        self._ask()
+        self._look_up_holders()
         group = self._groups[0] if self._groups else ()
-        self._gave = set()
+        self._contributors = set()
         for provider in group:
             if position == end_byte or (
                 provider in self.failed and self.failed[provider].permanent
@@ -77,46 +67,50 @@ class RangeHolders:
                     posting, offset + position, offset + end_byte, provider=provider
                 ):
                     position += len(piece)
-                    self._gave.add(provider)
+                    self._contributors.add(provider)
                     yield piece
             except (StoreError, IntegrityError) as error:
                 self.failed[provider] = error
         if position < end_byte:
             self._groups = self._groups[1:] or self._groups
-            raise self._refused()
+            raise self._read_error()
 
     def compare(self, sha256: bytes) -> bool:
-        """Tell whether the whole range, as `pieces` gave it last, is what was archived; else others
-        are asked from now on.
+        """Return whether this is the SHA-256 of the range.
+
+        If it is not, other providers than those of the last reading are asked from now on.
         """
-        if sha256 == self._one.sha256:
+        if sha256 == self._range.sha256:
             return True
         self.refuse()
         return False
 
     def refuse(self) -> None:
-        """Ask others from now on than who gave the bytes last: they were wrong."""
+        """Ask other providers from now on: the bytes of the last reading were wrong."""
         group, *others = self._groups
-        if len(self._gave) == 1:
-            alone = []
+        if len(self._contributors) == 1:
+            suspects = []
             self.failed |= dict.fromkeys(
-                self._gave, IntegrityError("its bytes do not match the SHA-256 in the ledger")
+                self._contributors,
+                IntegrityError("its bytes do not match the SHA-256 in the ledger"),
             )
         else:
-            alone = [[one] for one in group if one in self._gave]
-        left = [one for one in group if one not in self._gave]
-        self._groups = [*alone, *([left] if left else []), *others]
+            suspects = [[provider] for provider in group if provider in self._contributors]
+        unused = [provider for provider in group if provider not in self._contributors]
+        self._groups = [*suspects, *([unused] if unused else []), *others]
 
     def copy(self, write: Callable[[bytes], object], begin_again: Callable[[], None]) -> None:
-        """Give the whole range to `write`, and compare it; `begin_again` says that what was given
-        is void.
+        """Pass the whole range to `write` and verify it.
 
-        Raises: IntegrityError: the providers that have it give other bytes; the message names them.
-            ObjectMissing: none has it. StoreUnreachable: no provider that answers gives it right,
-            and one did not answer. After any of them, `begin_again` was called last.
+        `begin_again` is called when all that was written is void, and before each error.
+
+        Raises:
+            IntegrityError: The providers that have the range return other bytes.
+            ObjectMissing: No provider has the range.
+            StoreUnreachable: No provider that answered has the right bytes, and one did not answer.
         """
-        self._ask()
-        while groups := len(self._groups):
+        self._look_up_holders()
+        while group_count := len(self._groups):
             digest = hashlib.sha256()
             try:
                 pieces = self.pieces(0, self.size_bytes)
@@ -130,40 +124,33 @@ class RangeHolders:
                     return
             except (StoreError, IntegrityError):
                 begin_again()
-                if len(self._groups) == groups:
+                if len(self._groups) == group_count:
                     raise
             begin_again()
-        raise self._refused()
+        raise self._read_error()
 
-    def _ask(self) -> None:
-        """Learn who holds the range, once."""
-        if not self._is_asked:
-            self._groups, self._is_asked = (
-                [self._store.holders(self._one.posting) if self.size_bytes else []],
-                True,
-            )
+    def _look_up_holders(self) -> None:
+        if not self._is_looked_up:
+            self._groups = [self._store.holders(self._range.posting) if self.size_bytes else []]
+            self._is_looked_up = True
 
-    def _refused(self) -> CafError:
-        """Return the error for a range that no provider gave correctly; its class says whether a
-        retry can help.
-        """
-        what = f"'{self._key}' (chunk {self._one.chunk})"
+    def _read_error(self) -> CafError:
+        what = f"'{self._key}' (chunk {self._range.chunk})"
         if not self.failed and not self.size_bytes:
-            return IntegrityError(
-                f"{what} cannot be given as it was archived: its row has the SHA-256 of other bytes"
-            )
-        return not_given(what, self.failed)
+            return IntegrityError(f"{what} is empty, but its SHA-256 is that of other bytes")
+        return unreadable(what, self.failed)
 
 
-def not_given(what: str, failed: Mapping[str, CafError]) -> CafError:
-    """Return the error of what no provider gives right, by the error of each; its class says
-    whether a retry can help.
+def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
+    """Return the error for `what`, given the error of each provider.
+
+    Its class says whether a retry can help.
     """
     errors = failed.values()
     if not errors:
         return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")
-    said = "; ".join(f"{provider}: {error}" for provider, error in failed.items())
-    message = f"no provider gives {what} as it was archived: {said}"
+    reasons = "; ".join(f"{provider}: {error}" for provider, error in failed.items())
+    message = f"no provider returns {what} as it was archived: {reasons}"
     if any(not error.permanent for error in errors):
         return StoreUnreachable(message, hint="try again later")
     if any(isinstance(error, IntegrityError) for error in errors):
@@ -172,31 +159,24 @@ def not_given(what: str, failed: Mapping[str, CafError]) -> CafError:
 
 
 def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
-    """Return the ranges that an object is made of, in order, with who holds them; nobody is asked
-    yet.
-
-    Raises:
-        IntegrityError: they are not as long as the object.
-    """
-    key, ranges = (
-        location.row.key,
-        [RangeHolders(one, store, location.row.key) for one in location.ranges],
-    )
-    if (found := sum(one.size_bytes for one in ranges)) != location.size_bytes:
-        raise IntegrityError(f"the parts of '{key}' have {found} bytes of {location.size_bytes}")
+    """Return the ranges of an object. Raises IntegrityError if they do not add up to its size."""
+    key = location.row.key
+    ranges = [RangeHolders(located, store, key) for located in location.ranges]
+    if (total := sum(part.size_bytes for part in ranges)) != location.size_bytes:
+        raise IntegrityError(f"the parts of '{key}' have {total} bytes of {location.size_bytes}")
     return ranges
 
 
 def pieces_between(
     ranges: Sequence[RangeHolders], start_byte: int, end_byte: int
 ) -> Iterator[bytes]:
-    """Yield `[start_byte, end_byte)` of the object that the ranges make up; they are not compared.
+    """Yield `[start_byte, end_byte)` of an object, not verified.
 
-    Raises as `pieces`.
+    Raises the errors of `RangeHolders.pieces`.
     """
     begin = 0
-    for one in ranges:
-        first, last = max(start_byte - begin, 0), min(end_byte - begin, one.size_bytes)
+    for part in ranges:
+        first, last = max(start_byte - begin, 0), min(end_byte - begin, part.size_bytes)
         if first < last:
-            yield from one.pieces(first, last)
-        begin += one.size_bytes
+            yield from part.pieces(first, last)
+        begin += part.size_bytes

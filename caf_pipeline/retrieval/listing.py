@@ -1,8 +1,7 @@
-"""Lists what is archived of a source: for each key the object that `caf get` gives, read from the
-ledger in pages.
+"""Lists archived objects of a source from the ledger: for each key the object that `caf get` reads.
 
-Keys come in the order of their bytes. Each page is of one moment: what becomes located meanwhile
-may be missing. Memory is a page, however many keys there are.
+Keys come in byte order. Each page is a snapshot: objects located meanwhile may be missing. Memory
+holds one page, however many keys there are.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,22 +16,22 @@ from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
 
 PAGE_KEYS: Final = 1000
-"""Of one question; S3 lists as many."""
+"""Keys per query; S3 lists as many."""
 
 DELIMITER: Final = "/"
 
 _NO_KEYS: Final = ("", "")
 
-Wanted = Callable[[Location], bool]
+LocationFilter = Callable[[Location], bool]
 
 
 def every(location: Location) -> bool:
-    """Want each object."""
+    """Include every object."""
     return True
 
 
 def is_current(location: Location) -> bool:
-    """Want what the bucket had at the last inventory."""
+    """Include objects that were in the bucket at the last inventory."""
     return location.status == "current"
 
 
@@ -41,18 +40,18 @@ def list_objects(
     source: str,
     prefix: str = "",
     *,
-    wanted: Wanted = every,
+    include: LocationFilter = every,
     as_of: datetime | None = None,
 ) -> Iterator[Location]:
-    """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time,
-    what is known up to it.
+    """Yield the included object of each key that begins with `prefix`.
 
-    A prefix is of whole characters: one that ends inside a character begins no key.
+    `as_of` limits the listing to what was known at that time. A prefix consists of whole
+    characters: a prefix that ends inside a character matches no key.
     """
     pages = _Pages(lookup, source, prefix)
     while keys := pages.next():
-        found = lookup.locate_many(source, keys, as_of=as_of)
-        yield from (found[key] for key in keys if key in found and wanted(found[key]))
+        located = lookup.locate_many(source, keys, as_of=as_of)
+        yield from (located[key] for key in keys if key in located and include(located[key]))
 
 
 def list_level(
@@ -60,21 +59,20 @@ def list_level(
     source: str,
     prefix: str = "",
     *,
-    wanted: Wanted = every,
+    include: LocationFilter = every,
     as_of: datetime | None = None,
 ) -> Iterator[Location | str]:
-    """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and
-    common prefixes as text.
+    """Yield one level below `prefix`, as S3 does with a delimiter: objects and common prefixes.
 
-    A common prefix has at least one object that is wanted. It costs one question, however many
+    A common prefix is text, has at least one included object, and costs one query, however many
     objects it has.
     """
 
-    def found(keys: list[str]) -> dict[str, Location]:
+    def locate(keys: list[str]) -> dict[str, Location]:
         return {
-            key: one
-            for key, one in lookup.locate_many(source, keys, as_of=as_of).items()
-            if wanted(one)
+            key: location
+            for key, location in lookup.locate_many(source, keys, as_of=as_of).items()
+            if include(location)
         }
 
     pages = _Pages(lookup, source, prefix)
@@ -83,11 +81,11 @@ def list_level(
             (group, list(members))
             for group, members in groupby(keys, lambda key: common_prefix(prefix, key) or key)
         ]
-        located = found([members[0] for _, members in groups])
+        located = locate([members[0] for _, members in groups])
         for group, members in groups:
             if not common_prefix(prefix, members[0]):
                 yield from (located[key] for key in members if key in located)
-            elif members[0] in located or found(members[1:]):
+            elif members[0] in located or locate(members[1:]):
                 yield group
                 if members[-1] == keys[-1]:
                     pages.skip(group)
@@ -96,8 +94,9 @@ def list_level(
 def list_versions(
     lookup: LocationLookups, source: str, entries: Iterable[Location | str]
 ) -> Iterator[Location | str]:
-    """Yield what `list_level` or `list_objects` yields, and behind each object the older versions
-    of its key, newer first.
+    """Yield the entries of a listing, and after each object the older versions of its key.
+
+    Newer versions come first.
     """
     listed = iter(entries)
     while page := list(islice(listed, PAGE_KEYS)):
@@ -114,11 +113,10 @@ def list_versions(
 def list_named_versions(
     lookup: LocationLookups, source: str, prefix: str = ""
 ) -> Iterator[Location]:
-    """Yield every version of each key below a prefix under its own key, as members of a chunk are
-    named.
+    """Yield every version of each key below a prefix, under a key of its own.
 
-    An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has
-    that name.
+    An older version of `key` is named as in a chunk: `key~caf-v-<version>`. `~` is appended while
+    an archived key has that name.
     """
     listed = list_objects(lookup, source, prefix)
     while page := list(islice(listed, PAGE_KEYS)):
@@ -143,11 +141,9 @@ def list_named_versions(
 
 
 def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
-    """Return how many objects below a prefix are still to be archived, and how many were skipped:
-    what no listing has.
-    """
+    """Return how many objects below a prefix are not archived yet, and how many were skipped."""
     try:
-        raw = prefix.encode("utf-8", "surrogateescape")  # as names of the operating system are
+        raw = prefix.encode("utf-8", "surrogateescape")  # as in names from the operating system
     except UnicodeEncodeError:
         return 0, 0
     plain = (prefix, _behind(prefix)) if not prefix or is_supported(raw) else _NO_KEYS
@@ -156,8 +152,6 @@ def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tup
 
 
 class _Pages:
-    """The keys of a source that begin with a prefix, a page at a time."""
-
     def __init__(self, lookup: LocationLookups, source: str, prefix: str) -> None:
         self._lookup = lookup
         self._source = source
@@ -165,7 +159,7 @@ class _Pages:
         self._end = _behind(prefix)
 
     def next(self) -> list[str]:
-        """Return the next keys, none at the end."""
+        """Return the next keys; empty at the end."""
         if self._start is None:
             return []
         keys = list(self._lookup.archived_keys(self._source, self._start, self._end, PAGE_KEYS))
@@ -174,21 +168,20 @@ class _Pages:
         return keys
 
     def skip(self, prefix: str) -> None:
-        """Go on behind all keys that begin with a prefix."""
+        """Continue after all keys that begin with a prefix."""
         self._start = _behind(prefix)
 
 
 def common_prefix(prefix: str, key: str) -> str:
-    """Return a key up to and including the first '/' behind the prefix, "" where there is none."""
+    """Return the key up to and including the first '/' after the prefix; "" without such a '/'."""
     at = key.find(DELIMITER, len(prefix))
     return key[: at + 1] if at >= 0 else ""
 
 
 def _behind(prefix: str) -> str | None:
-    """Return the least text that is greater than all that begins with a prefix; None where there is
-    none.
+    """Return the least text that is greater than every text with this prefix, or None.
 
-    UTF-8 has the order of code points, but for surrogates, which are not text.
+    UTF-8 sorts like code points, except for surrogates, which are not text.
     """
     least = prefix.rstrip("\U0010ffff")
     if not least:

@@ -1,8 +1,7 @@
-"""Searches archived logs that clp-s packed: picks the objects by their times, fetches them, and
-lets clp-s search each.
+"""Searches archived logs that clp-s compressed: picks objects by time, fetches and searches them.
 
-The ledger has each log's first and last time. For parts of an object and adopted files, the header
-is read instead. The query is passed to clp-s as it is.
+The ledger has the first and last time of each log. For parts of an object and adopted files, the
+header is read instead. clp-s receives the query unchanged.
 """
 
 import math
@@ -17,7 +16,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -43,7 +41,7 @@ from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.listing import PAGE_KEYS, list_objects
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
-from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.child_environment import child_environment
@@ -52,55 +50,49 @@ from caf_pipeline.system.folder_lock import writing_into
 FOLDER_PREFIX: Final = ".searching-"
 
 SILENT_SECONDS: Final = 600.0
-"""How long clp-s may search one object without a match, and without an end: it reads some GiB of
-records in that time.
-"""
+"""Seconds that clp-s may search one object without a match or an end; it reads some GiB in them."""
 
 LINE_BYTES: Final = 64 << 20
-"""Of one match, which is in memory."""
+"""Size limit of one match, which is held in memory."""
 
 STDERR_BYTES: Final = 16 << 20
-"""Of what clp-s may write into a file: all that it writes there is what it has to say of itself."""
+"""Size limit of clp-s's stderr, its only file."""
 
 MOST_THREADS: Final = 4
-"""Objects that are fetched and searched at once, where there are as many cores; twice as many are
-on the disk.
-"""
+"""Objects fetched and searched concurrently, one for each core; twice as many are on the disk."""
 
 _READ_BYTES: Final = 64 << 10
-_SAID_BYTES: Final = 64 << 10
+_STDERR_TAIL_BYTES: Final = 64 << 10
 _ERROR: Final = re.compile(r"\[error\] (.+)")
 _THROWN: Final = re.compile(r"what\(\):\s*(.+)")
-_QUERY_IS_FINE: Final = "Failed to open archive"
-"""What clp-s says of a file that is not there, once it has read the query."""
+_QUERY_ACCEPTED: Final = "Failed to open archive"
+"""The error of clp-s for a missing file, which it reports only after it has parsed the query."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The times that are asked for, in milliseconds since 1970: both inclusive, as clp-s has them;
-    None: no end on that side.
-    """
+    """A period in milliseconds since 1970, both ends inclusive, as in clp-s. None is open-ended."""
 
     first_ms: int | None = None
     last_ms: int | None = None
 
     @classmethod
     def between(cls, begin: datetime | None, end: datetime | None) -> Self:
-        """Return the milliseconds that have anything of the time from `begin` to `end`, which have
-        zones.
-        """
+        """Return the milliseconds that overlap the time from `begin` to `end`, which have zones."""
         first, last = (
-            (one - _EPOCH) / timedelta(milliseconds=1) if one else None for one in (begin, end)
+            (moment - _EPOCH) / timedelta(milliseconds=1) if moment else None
+            for moment in (begin, end)
         )
         return cls(
             None if first is None else math.floor(first), None if last is None else math.ceil(last)
         )
 
     def meets(self, first_ms: int | None, last_ms: int | None) -> bool:
-        """Tell whether logs from a first to a last time may have records of the period; True where
-        their times are not told.
+        """Return whether a log with these first and last times may have records of the period.
+
+        None means that the time is unknown.
         """
         is_late = self.last_ms is not None and first_ms is not None and first_ms > self.last_ms
         is_early = self.first_ms is not None and last_ms is not None and last_ms < self.first_ms
@@ -108,19 +100,17 @@ class Period:
 
     @property
     def options(self) -> Sequence[str]:
-        """Return what tells clp-s of it."""
-        told = {"--tge": self.first_ms, "--tle": self.last_ms}
-        return [f"{name}={value}" for name, value in told.items() if value is not None]
+        """The options of clp-s for the period."""
+        values = {"--tge": self.first_ms, "--tle": self.last_ms}
+        return [f"{name}={value}" for name, value in values.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedLog:
-    """An object that was searched.
+    """A searched object.
 
-    Attributes: location: of the object. matches: as clp-s prints them, without the line's end.
-        Where the object cannot be searched, or not to its end, taking them
-            raises CafError.
-        has_no_times: whether it was searched without the period, since it has no times.
+    Iterating `matches` raises CafError if the object cannot be searched, or not to its end.
+    `has_no_times` is True if the period was ignored because the object has no times.
     """
 
     location: Location
@@ -129,7 +119,7 @@ class SearchedLog:
 
 
 def find_clp_s() -> Path:
-    """Return the program clp-s; raises SettingsError where it is not installed."""
+    """Return the path of the program clp-s; raises SettingsError if it is not installed."""
     spec = find_spec("yscope_clp_core")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
@@ -137,18 +127,15 @@ def find_clp_s() -> Path:
             return program
     raise SettingsError(
         "clp-s, which searches logs, is not installed",
-        hint="pip install yscope-clp-core==0.12.1b0 installs it, as the extra 'logs' does; for "
-        "Linux on x86-64",
+        hint="'pip install yscope-clp-core==0.12.1b0' installs it, and so does the extra 'logs'; "
+        "it needs Linux on x86-64",
     )
 
 
 class LogSearch:
-    """One search.
+    """One search, as a context manager that kills its processes and deletes its files.
 
-    Used as a context: when it ends, no process of it runs, and nothing of what was fetched is left.
-
-    Attributes: listed: objects below the prefix, so far. not_recorded: those of them whose header
-        was read, since nothing records whether they are logs.
+    `not_recorded` counts objects whose header was read because the ledger has no times.
     """
 
     def __init__(
@@ -160,52 +147,52 @@ class LogSearch:
         ignore_case: bool = False,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        """Prepare to search.
-
-        Args: query: as clp-s takes it. staging: the folder in which a private one is made for what
-            is fetched. period: which records are wanted. ignore_case: whether clp-s does.
-            silent_seconds: how long clp-s may search one object without a match, and without an
-            end.
-
-        Raises:
-            SettingsError: clp-s is not installed.
-        """
+        """Prepare to search; `silent_seconds` is the timeout for a match. Raises SettingsError."""
         self.listed = self.not_recorded = 0
         self._clp_s = find_clp_s()
-        # What begins with '-' would be an option to it. A space before a query means nothing.
+        # clp-s would parse a leading '-' as an option. A space before a query means nothing.
         self._query = f" {query}" if query.startswith("-") else query
         self._staging = staging.absolute()  # clp-s runs in another folder
         self._period = period
         self._flags = ["--ignore-case"] if ignore_case else []
         self._silent_seconds = silent_seconds
-        self._lock = threading.Lock()  # from `_is_over` on no file is made and no process started
+        self._lock = threading.Lock()  # once `_is_over`, no file or process is created
         self._is_over = False
         self._closing = ExitStack()
         self._folder = staging
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._parsing = (
-            threading.Lock()
-        )  # metadata made to be large take memory: those of one object at a time
+        self._parsing = threading.Lock()  # hostile metadata may take much memory: one at a time
 
     def __enter__(self) -> Self:
-        """Make the private folder.
+        """Create the private folder.
 
         Raises:
-            UsageError: clp-s refuses the query. StagingError: the folder cannot be made.
+            UsageError: clp-s refuses the query.
+            StagingError: The folder cannot be created.
         """
+
+        def kill_all() -> None:
+            with self._lock:
+                self._is_over = True
+                for process in self._processes:
+                    process.kill()
+            for process in self._processes:
+                process.wait()
+                assert process.stdout
+                process.stdout.close()
+
         with ExitStack() as opened:
             try:
                 self._staging.mkdir(parents=True, exist_ok=True)
-                opened.enter_context(
-                    writing_into(self._staging)
-                )  # who tidies up there leaves the folder alone meanwhile
+                # The lock keeps a concurrent cleanup away from the folder.
+                opened.enter_context(writing_into(self._staging))
                 folder = opened.enter_context(
                     tempfile.TemporaryDirectory(dir=self._staging, prefix=FOLDER_PREFIX)
                 )
             except OSError as error:
                 raise _no_room(self._staging, error) from error
             self._folder = Path(folder)
-            opened.callback(self._end_all)  # before the folder goes
+            opened.callback(kill_all)  # before the folder is deleted
             self._require_query()
             self._closing = opened.pop_all()
         return self
@@ -218,75 +205,49 @@ class LogSearch:
     ) -> None:
         self._closing.close()
 
-    def _end_all(self) -> None:
-        with self._lock:
-            self._is_over = True
-            for process in self._processes:
-                process.kill()
-        for process in self._processes:
-            process.wait()
-            assert process.stdout
-            process.stdout.close()
-
-    # --- which objects
-    # --------------------------------------------------------------------------------
-
     def search(
         self, lookup: LocationLookups, store: ChunkReader, source: str, prefix: str
     ) -> Iterator[SearchedLog]:
-        """Yield what comes of each log below a prefix that may have records of the period, in the
-        order of the keys.
+        """Yield each log below a prefix that may have records of the period, in key order.
 
-        Several are fetched and searched at once. The matches of one are to be taken before the next
-        is asked for.
-
-        Raises:
-            LedgerUnreachable, LedgerError. All else is an error of the object that it is about.
+        Several logs are fetched and searched concurrently. Read the matches of each log before you
+        take the next one. Errors of one object are raised by its `matches`.
         """
-        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-        picked = self._picked(lookup, source, prefix)
-        with closing(side_by_side(picked, partial(self._begin, store), threads)) as begun:
-            for log in begun:
-                if log is not None:
-                    yield log
 
-    def _picked(
+        def begin(candidate: tuple[Location, bool]) -> SearchedLog | None:
+            location, is_log = candidate
+            archived = ArchivedObject(location, store)
+            try:
+                return self._start(archived) if is_log or self._may_match(archived) else None
+            except CafError as error:
+                return SearchedLog(location, _raise_later(error))
+            except OSError as error:
+                return SearchedLog(location, _raise_later(_no_room(self._staging, error)))
+
+        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        candidates = self._candidates(lookup, source, prefix)
+        with closing(side_by_side(candidates, begin, threads)) as logs:
+            yield from filter(None, logs)
+
+    def _candidates(
         self, lookup: LocationLookups, source: str, prefix: str
     ) -> Iterator[tuple[Location, bool]]:
-        """Yield the objects that are, or may be, logs of the period, and whether they are known to
-        be.
-        """
+        """Yield possible logs of the period, and whether the ledger confirms them."""
         listed = list_objects(lookup, source, prefix)
         while page := list(islice(listed, PAGE_KEYS)):
-            recorded = lookup.chunks_with_log_times({one.chunk for one in page})
+            recorded = lookup.chunks_with_log_times({location.chunk for location in page})
             times = lookup.log_times(page)
             self.listed += len(page)
-            for number, one in enumerate(page):
-                if one.parts or one.chunk not in recorded:
-                    if one.size_bytes >= HEADER_BYTES:
+            for number, location in enumerate(page):
+                if location.parts or location.chunk not in recorded:
+                    if location.size_bytes >= HEADER_BYTES:
                         self.not_recorded += 1
-                        yield one, False
+                        yield location, False
                 elif number in times and self._period.meets(*times[number]):
-                    yield one, True
+                    yield location, True
 
-    def _begin(self, store: ChunkReader, picked: tuple[Location, bool]) -> SearchedLog | None:
-        """Fetch an object and start its search; None where it turns out to be no log of the
-        period.
-        """
-        location, is_known = picked
-        found = Found(location, store)
-        try:
-            if not is_known and not self._is_wanted(found):
-                return None
-            return self._start(found)
-        except CafError as error:
-            return SearchedLog(location, _failing(error))
-        except OSError as error:
-            return SearchedLog(location, _failing(_no_room(self._staging, error)))
-
-    def _is_wanted(self, found: Found) -> bool:
-        """Tell by its header whether an object is a log that may have records of the period."""
-        ranges = ObjectRanges(found)
+    def _may_match(self, archived: ArchivedObject) -> bool:
+        ranges = ObjectRanges(archived)
         first, size_bytes = ranges.read_prefix(FIRST_READ_BYTES)
         if not begins_as_archive(first):
             return False
@@ -298,46 +259,48 @@ class LogSearch:
                 ),
             )
         except ArchiveError:
-            times = None  # it is searched, so that what is wrong with it is told
+            return True  # the search reports what is wrong with it
         return times is None or self._period.meets(*times)
 
-    # --- one object
-    # --------------------------------------------------------------------------------
+    def _start(self, archived: ArchivedObject) -> SearchedLog:
+        location = archived.location
+        with self._lock:
+            self._require_running()
+            temporary = tempfile.NamedTemporaryFile(dir=self._folder, delete=False)  # noqa: SIM115
 
-    def _start(self, found: Found) -> SearchedLog:
-        location = found.location
-        with self._made() as file:
-            path = Path(file.name)
+        def read(begin: int, end: int) -> bytes:
+            temporary.seek(begin)
+            return temporary.read(end - begin)
+
+        with temporary:
+            path = Path(temporary.name)
             try:
-                found.write_to(file)
-                file.flush()
-                with self._parsing:
-                    has_times = _has_times(file, location)
+                archived.write_to(temporary)
+                temporary.flush()
+                with self._parsing:  # raises ArchiveError if clp-s would fail, or fill the memory
+                    metadata = read_metadata(
+                        read(0, FIRST_READ_BYTES), location.size_bytes, read, name="the archive"
+                    )
+                has_times = bool(metadata.time_ranges)
                 period = self._period.options if has_times else ()
-                process, said = self._run(*period, *self._flags, "--", str(path), self._query)
+                process, stderr = self._run(*period, *self._flags, "--", str(path), self._query)
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
-        matches = self._matches(process, said, path)
+        matches = self._matches(process, stderr, path)
         return SearchedLog(
             location, matches, has_no_times=bool(self._period.options) and not has_times
         )
 
-    def _made(self) -> IO[bytes]:
-        """Return a new file in the private folder."""
-        with self._lock:
-            self._require_going_on()
-            return tempfile.NamedTemporaryFile(dir=self._folder, delete=False)
-
-    def _require_going_on(self) -> None:
+    def _require_running(self) -> None:
         if self._is_over:
             raise StagingError("the search is over")
 
     def _run(self, *arguments: str) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
-        """Start a search; return its process, and the file with what it says of itself."""
+        """Start clp-s. `_end` closes the returned file of its stderr."""
         with self._lock:
-            self._require_going_on()
-            said = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  who waits for the process closes it
+            self._require_running()
+            stderr = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `_end` closes it
             try:
                 process = subprocess.Popen(
                     [self._clp_s, "s", *arguments],
@@ -345,90 +308,85 @@ class LogSearch:
                     env=child_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=said,
+                    stderr=stderr,
                     bufsize=0,
                 )
             except BaseException:
-                said.close()
+                stderr.close()
                 raise
             self._processes.add(process)
         with suppress(ProcessLookupError):
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (STDERR_BYTES, STDERR_BYTES))
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
-        return process, said
+        return process, stderr
 
     def _matches(
-        self, process: "subprocess.Popen[bytes]", said: IO[bytes], path: Path
+        self, process: "subprocess.Popen[bytes]", stderr: IO[bytes], path: Path
     ) -> Iterator[bytes]:
         try:
             rest = yield from self._lines(process)
             if status := self._wait(process):
-                raise _failed(status, said)
-            if rest:  # where clp-s broke off it is half a record
+                ended = f"crashed, by signal {-status}" if status < 0 else f"exited with {status}"
+                raise ArchiveError(
+                    f"clp-s {ended}: {_reason(_tail(stderr))}",
+                    hint="its bytes are the archived bytes: their SHA-256 was verified",
+                )
+            if rest:  # after a failure it would be half a record
                 yield rest
         finally:
-            self._end(process, said)
+            self._end(process, stderr)
             path.unlink(missing_ok=True)
 
     def _lines(self, process: "subprocess.Popen[bytes]") -> Generator[bytes, None, bytes]:
-        """Yield the lines that a process writes, without their ends; return what follows the last
-        one's end.
-        """
+        """Yield the lines of a process without their ends. Returns an unfinished last line."""
         assert process.stdout
-        descriptor, poll, held = process.stdout.fileno(), select.poll(), bytearray()
+        descriptor, poll, line = process.stdout.fileno(), select.poll(), bytearray()
         poll.register(descriptor, select.POLLIN)
         while True:
             if not poll.poll(self._silent_seconds * 1000):
-                raise self._silent()
+                raise self._timeout()
             piece = os.read(descriptor, _READ_BYTES)
             if not piece:
-                return bytes(held)
+                return bytes(line)
             first, *others = piece.split(b"\n")
-            held += first
-            if len(held) > LINE_BYTES:
+            line += first
+            if len(line) > LINE_BYTES:
                 raise ArchiveLimitReached(
-                    f"a record has more than {LINE_BYTES} bytes", hint=_BY_HAND
+                    f"a record has more than {LINE_BYTES} bytes",
+                    hint="fetch the file with 'caf get' and run clp-s on it",
                 )
-            for each in others:
-                yield bytes(held)
-                held[:] = each
+            for other in others:
+                yield bytes(line)
+                line[:] = other
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         try:
             return process.wait(self._silent_seconds)
         except subprocess.TimeoutExpired as error:
-            raise self._silent() from error
+            raise self._timeout() from error
 
-    def _silent(self) -> CafError:
+    def _timeout(self) -> CafError:
         return CafError(
             f"clp-s was stopped: it printed nothing for {self._silent_seconds:g} seconds",
             hint="set a longer --timeout",
         )
 
-    def _end(self, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
-        """Kill the process and wait until it has ended."""
+    def _end(self, process: "subprocess.Popen[bytes]", stderr: IO[bytes]) -> None:
         process.kill()
         process.wait()
         with self._lock:
             self._processes.discard(process)
         assert process.stdout
         process.stdout.close()
-        said.close()
-
-    # --- the query
-    # --------------------------------------------------------------------------------
+        stderr.close()
 
     def _require_query(self) -> None:
-        """Raise UsageError where clp-s refuses the query: it reads the query before it looks for
-        the archive.
-        """
+        """Check the query by searching a missing archive: clp-s parses the query first."""
         missing = str(self._folder / "missing")
         try:
-            process, said = self._run(*self._flags, "--", missing, self._query)
+            process, stderr = self._run(*self._flags, "--", missing, self._query)
         except ValueError as error:  # a NUL, or half a surrogate pair
-            raise UsageError(
-                f"the query {self._query!r} cannot be given to clp-s: {error}"
-            ) from error
+            raise UsageError(f"clp-s cannot receive the query {self._query!r}: {error}") from error
         except OSError as error:
             raise SettingsError(
                 f"{self._clp_s} cannot be run: {error.strerror}",
@@ -438,71 +396,41 @@ class LogSearch:
             for _ in self._lines(process):
                 pass
             status = self._wait(process)
-            text = _text_of(said)
+            text = _tail(stderr)
         finally:
-            self._end(process, said)
+            self._end(process, stderr)
         if status < 0:
             raise SettingsError(
                 f"{self._clp_s} cannot be run: it was ended by signal {-status}",
                 hint="install yscope-clp-core again",
             )
-        if _QUERY_IS_FINE not in text:
+        if _QUERY_ACCEPTED not in text:
             raise UsageError(
-                f"clp-s refuses the query {self._query!r}: {_reason(text)}", hint=_QUERIES
+                f"clp-s refuses the query {self._query!r}: {_reason(text)}",
+                hint="docs/formats.md describes queries such as: level: ERROR AND msg: *timeout*",
             )
 
 
-_BY_HAND: Final = "fetch the file with 'caf get' and run clp-s on it"
-_QUERIES: Final = "docs/formats.md says what a query looks like: level: ERROR AND msg: *timeout*"
-
-
-def _has_times(file: IO[bytes], location: Location) -> bool:
-    """Tell whether a whole archive has times to search by.
-
-    Raises:
-        ArchiveError: it is one that clp-s cannot read, or that would fill its memory.
-    """
-
-    def read(begin: int, end: int) -> bytes:
-        file.seek(begin)
-        return file.read(end - begin)
-
-    archive = read_metadata(
-        read(0, FIRST_READ_BYTES), location.size_bytes, read, name="the archive"
-    )
-    return bool(archive.time_ranges)
-
-
-def _failed(status: int, said: IO[bytes]) -> ArchiveError:
-    ended = f"crashed, by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ArchiveError(
-        f"clp-s {ended}: {_reason(_text_of(said))}",
-        hint="its bytes are those that were archived: SHA-256 was compared",
-    )
-
-
-def _failing(error: CafError) -> Iterator[bytes]:
+def _raise_later(error: CafError) -> Iterator[bytes]:
     yield from ()
     raise error
 
 
 def _no_room(folder: Path, error: OSError) -> StagingError:
     return StagingError(
-        f"the folder {folder} cannot take what is searched: {error.strerror}",
-        hint="make room there, or set 'staging' elsewhere",
+        f"the folder {folder} cannot be written: {error.strerror}",
+        hint="make room there, or set 'staging' to another folder",
     )
 
 
-def _text_of(said: IO[bytes]) -> str:
-    """Return the end of what clp-s said of itself."""
-    size_bytes = said.seek(0, os.SEEK_END)
-    said.seek(max(size_bytes - _SAID_BYTES, 0))
-    return said.read().decode("utf-8", "replace")
+def _tail(stderr: IO[bytes]) -> str:
+    size_bytes = stderr.seek(0, os.SEEK_END)
+    stderr.seek(max(size_bytes - _STDERR_TAIL_BYTES, 0))
+    return stderr.read().decode("utf-8", "replace")
 
 
 def _reason(text: str) -> str:
-    """Return the sentence that says what is wrong."""
     for pattern in (_THROWN, _ERROR):
-        if told := pattern.findall(text):
-            return str(told[-1]).strip()
-    return (text.strip().splitlines() or ["it says nothing"])[-1].strip()
+        if reasons := pattern.findall(text):
+            return str(reasons[-1]).strip()
+    return (text.strip().splitlines() or ["no reason given"])[-1].strip()

@@ -1,8 +1,4 @@
-"""One object as a file for other programs: read, sought, never written; see `ObjectFile` for what
-is compared when.
-
-Source: io.RawIOBase in Python's library reference.
-"""
+"""`ObjectFile`: an archived object as a read-only, seekable file."""
 
 import hashlib
 import io
@@ -21,65 +17,55 @@ from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_betw
 from caf_pipeline.store.protocol import ChunkReader
 
 IN_MEMORY_BYTES: Final = 8 << 20
-"""An object is compared in memory up to this size, in a temporary file or as it passes beyond
-it.
-"""
+"""Larger objects are verified while they are streamed, or in a temporary file."""
 
 BLOCK_BYTES: Final = 1 << 20
-"""What is asked for at least where a large object is read from its middle: who reads columns or
-lines comes back for more.
-"""
+"""Bytes read at least after a seek into a large object: readers of columns or lines go on there."""
 
 
 class ObjectFile(io.RawIOBase):
-    """An object as a file that is read and sought. Not for several threads at once.
+    """An archived object as a read-only, seekable file. Not safe for concurrent threads.
 
-    What is compared. The ledger has the SHA-256 of each object, of one in parts that of each part;
-    nothing tells whether less than that is right, and a provider may give any bytes. So:
+    The ledger has a SHA-256 of each object, or of each part of a split object. Smaller ranges
+    cannot be verified, and a provider may return any bytes. Therefore:
 
-    - An object of up to 8 MiB is read as a whole and compared before its first byte is handed out,
-      whatever is asked for. No wrong byte of it is ever handed out.
-    - A larger one that is read from its beginning on, without a `seek`, streams. What is handed out
-      is not compared yet: the last piece of the object, or of each part, is held back until all of
-      it was. Who reaches the end (`read` returns b"") has read what was archived. Else an error
-      comes in place of the end: what was handed out has to be thrown away. After `seek(0)` it can
-      be read again; a provider that alone gave wrong bytes is asked no more.
-    - Of a range read after a `seek` into the middle of a larger object only the length is certain,
-      and that a provider which the store lists gave it; `compared` is False then.
+    - An object of up to 8 MiB is read and verified as a whole before `read` returns its first byte.
+      `read` never returns a wrong byte of it.
+    - A larger object that is read from the beginning, without a `seek`, is streamed. The returned
+      bytes are not verified yet. The last piece of the object, or of each part, is held back until
+      all of it is verified. If you reach the end (`read` returns b""), you have read the
+      archived bytes. Otherwise an error is raised instead of the end, and you must discard what you
+      read. You can read again after `seek(0)`. A provider that alone returned wrong bytes is not
+      asked again.
+    - After a `seek` into the middle of a larger object, only the length of the bytes is certain.
+      `compared` is then False.
 
-    Who may act on no byte before all are compared takes `Found.pieces` or `Found.write_to`.
+    If you must not use unverified bytes at all, use `ArchivedObject.pieces` or
+    `ArchivedObject.write_to`.
 
-    A holder that breaks off is followed by another at the same byte. Memory is bounded by 8 MiB, or
-    twice what is asked for at once. From a middle at least 1 MiB is asked for.
+    If a provider fails, the next one goes on at the same byte. Memory use is at most 8 MiB, or
+    twice the size of one read if that is more. After a `seek`, at least 1 MiB is requested.
 
-    Raises on reading: ObjectMissing, StoreUnreachable, IntegrityError; of a stream, again on each
-    reading until a `seek`.
+    Reading raises ObjectMissing, StoreUnreachable or IntegrityError. A stream raises its error
+    again on each read until the next `seek`.
     """
 
     def __init__(self, location: Location, store: ChunkReader) -> None:
-        """Prepare to read; raises IntegrityError where the parts of the object are not as long as
-        it is.
-        """
+        """Prepare to read. Raises IntegrityError if the sizes of the parts do not add up."""
         self.location = location
         self._ranges = holders_of(location, store)
-        self._starts = list(accumulate((one.size_bytes for one in self._ranges), initial=0))
+        self._starts = list(accumulate((part.size_bytes for part in self._ranges), initial=0))
         self._position = 0
         self._block = memoryview(b"")
-        self._block_at = 0  # the block's first byte, of the object
-        self._passing: Iterator[bytes] | None = (
-            None  # a range from its first byte on; the block is of it
-        )
+        self._block_at = 0  # position of the block in the object
+        self._stream: Iterator[bytes] | None = None  # of one range; the block is its last piece
         self._is_whole = False  # the block is the whole object
-        self._pending = (
-            False  # bytes of a range that is not compared yet were handed out, since the last seek
-        )
-        self._refused: CafError | None = None  # of a stream, which has no end then
+        self._pending = False  # unverified bytes were returned since the last seek
+        self._error: CafError | None = None  # that ended the stream
 
     @property
     def compared(self) -> bool:
-        """Whether all bytes that were handed out since the last `seek` are of ranges that were
-        compared as a whole.
-        """
+        """True if all bytes returned since the last `seek` belong to verified ranges."""
         return not self._pending
 
     def readable(self) -> bool:
@@ -98,12 +84,12 @@ class ObjectFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move, also behind the end, where there is nothing to read. No provider is asked.
+        """Move to a position, which may be behind the end. No provider is asked.
 
-        Raises: io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an
-            OSError, as of a file, by which
-                zipfile knows what is too short for it, and a ValueError, as of fsspec's files and
-                those in memory.
+        Raises:
+            io.UnsupportedOperation: The position is negative or `whence` is unknown. It is an
+                OSError, as zipfile expects of a file that is too short. It is also a ValueError, as
+                fsspec's files and io.BytesIO raise.
         """
         self._require_open()
         offset = operator.index(offset)
@@ -114,88 +100,78 @@ class ObjectFile(io.RawIOBase):
         }.get(whence)
         if begin is None or begin + offset < 0:
             raise io.UnsupportedOperation(f"an object has no byte {offset} from {whence}")
-        if begin + offset != self._position or self._refused:
-            self._stop_passing()
-            self._pending, self._refused = False, None
+        if begin + offset != self._position or self._error:
+            self._end_stream()
+            self._pending, self._error = False, None
         self._position = begin + offset
         return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Read at most what the buffer holds; 0 at the end."""
+        """Read bytes into the buffer and return how many; 0 at the end."""
         self._require_open()
-        if self._refused:
-            raise self._refused
+        if self._error:
+            raise self._error
         view = memoryview(buffer).cast("B")
         if not self._is_whole and self.location.size_bytes <= IN_MEMORY_BYTES:
-            self._read_whole()
+            whole = io.BytesIO()
+            for part, start_byte in zip(self._ranges, self._starts, strict=False):
+                part.copy(whole.write, partial(cut, whole, start_byte))
+            self._block, self._block_at, self._is_whole = whole.getbuffer(), 0, True
         if not len(view) or self._position >= self.location.size_bytes:
             return 0
         if not self._block_at <= self._position < self._block_at + len(self._block):
-            self._next_block(len(view))
-        given = self._block[self._position - self._block_at :][: len(view)]
-        view[: len(given)] = given
-        self._position += len(given)
-        self._pending |= not self._is_whole and self._passing is None
-        return len(given)
+            at = self._position
+            if at in self._starts:
+                self._stream = self._verified_pieces(self._ranges[self._starts.index(at)])
+            if self._stream:
+                try:
+                    block = next(self._stream)
+                except CafError as error:
+                    self._error = error
+                    raise
+            else:
+                end = min(at + max(len(view), BLOCK_BYTES), self.location.size_bytes)
+                block = b"".join(pieces_between(self._ranges, at, end))
+            self._block, self._block_at = memoryview(block), at
+        piece = self._block[self._position - self._block_at :][: len(view)]
+        view[: len(piece)] = piece
+        self._position += len(piece)
+        self._pending |= not self._is_whole and self._stream is None
+        return len(piece)
 
     def close(self) -> None:
-        """End a request that is under way."""
-        self._stop_passing()
+        """End the request that is under way."""
+        self._end_stream()
         super().close()
 
     def _require_open(self) -> None:
         if self.closed:
             raise ValueError("the object is closed")
 
-    def _read_whole(self) -> None:
-        whole = io.BytesIO()
-        for one, start_byte in zip(self._ranges, self._starts, strict=False):
-            one.copy(whole.write, partial(cut, whole, start_byte))
-        self._block, self._block_at, self._is_whole = whole.getbuffer(), 0, True
-
-    def _next_block(self, wanted: int) -> None:
-        """Let the block begin at the position, which is before the end."""
-        at = self._position
-        if at in self._starts:
-            self._passing = self._pass(self._ranges[self._starts.index(at)])
-        if self._passing:
-            try:
-                block = next(self._passing)
-            except CafError as error:
-                self._refused = error
-                raise
-        else:
-            end = min(at + max(wanted, BLOCK_BYTES), self.location.size_bytes)
-            block = b"".join(pieces_between(self._ranges, at, end))
-        self._block, self._block_at = memoryview(block), at
-
-    def _pass(self, one: RangeHolders) -> Iterator[bytes]:
-        """Yield a range as it comes, its last piece when it was compared."""
-        digest, held = hashlib.sha256(), b""
+    def _verified_pieces(self, part: RangeHolders) -> Iterator[bytes]:
+        """Yield a range, but hold back its last piece until all is verified."""
+        digest, last_piece = hashlib.sha256(), b""
         pending, self._pending = self._pending, True
-        for piece in one.pieces(0, one.size_bytes):
+        for piece in part.pieces(0, part.size_bytes):
             digest.update(piece)
-            if held:
-                yield held
-            held = piece
-        if not one.compare(digest.digest()):
+            if last_piece:
+                yield last_piece
+            last_piece = piece
+        if not part.compare(digest.digest()):
             raise IntegrityError(
-                f"what was read of '{self.location.row.key}' is not what was archived: its SHA-256 "
-                "differs",
-                hint="throw away what was read, and read it from the beginning: another provider "
-                "is asked",
+                f"the bytes read of '{self.location.row.key}' do not match its SHA-256",
+                hint="discard them and read again from the beginning: another provider is asked",
             )
         self._pending = pending
-        yield held
+        yield last_piece
 
-    def _stop_passing(self) -> None:
-        """End the request for the range that passes."""
-        if self._passing is not None:
-            self._passing = None
+    def _end_stream(self) -> None:
+        if self._stream is not None:
+            self._stream = None
             self._block = memoryview(b"")
 
 
 def cut(file: IO[bytes], size_bytes: int) -> None:
-    """Let a file have so many bytes, and be written from there on."""
+    """Truncate a file to a size and go to its end."""
     file.seek(size_bytes)
     file.truncate()

@@ -1,33 +1,27 @@
-"""Ranges of an archived object, for what reads a file by ranges: each is one range read of its
-chunk.
-
-An object as a file that is sought is `object_file.ObjectFile`, made for reading columns and lines:
-it reads ahead of what is asked for.
-"""
+"""`ObjectRanges`: an archived object for code that reads a file by ranges."""
 
 import io
 from collections.abc import Iterator
 
 from caf_pipeline.retrieval.holders import holders_of, pieces_between
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
-from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline.system.ranges import FileRanges
 
 
 class ObjectRanges(FileRanges):
-    """An object of up to 8 MiB is read as a whole and compared first; of a larger one a range's
-    length is certain, no more.
+    """Ranges of an archived object, without read-ahead.
 
-    Its methods raise ObjectMissing, StoreUnreachable and IntegrityError beside what `FileRanges`
-    does.
+    An object of up to 8 MiB is read and verified first. Larger objects are not verified. Methods
+    also raise ObjectMissing, StoreUnreachable and IntegrityError.
     """
 
-    def __init__(self, found: Found) -> None:
-        """Prepare to read; nothing is asked for yet."""
-        self.name = found.location.row.key
-        self._found = found
-        self._size_bytes = found.location.size_bytes
-        self._ranges = holders_of(found.location, found.store)
+    def __init__(self, archived: ArchivedObject) -> None:
+        """Prepare to read, without a request."""
+        self.name = archived.location.row.key
+        self._archived = archived
+        self._size_bytes = archived.location.size_bytes
+        self._ranges = holders_of(archived.location, archived.store)
         self._whole: bytes | None = None
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
@@ -40,19 +34,16 @@ class ObjectRanges(FileRanges):
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """See `FileRanges`."""
-        if self._size_bytes <= IN_MEMORY_BYTES:
-            wanted: Iterator[bytes] = iter((self._compared()[start_byte:end_byte],))
+        if self._size_bytes > IN_MEMORY_BYTES:
+            pieces = pieces_between(self._ranges, start_byte, end_byte)
         else:
-            wanted = pieces_between(self._ranges, start_byte, end_byte)
-        for piece in wanted:
+            if self._whole is None:
+                body = io.BytesIO()
+                self._archived.write_to(body)
+                self._whole = body.getvalue()
+            pieces = iter((self._whole[start_byte:end_byte],))
+        for piece in pieces:
             yield from (piece[at : at + piece_bytes] for at in range(0, len(piece), piece_bytes))
 
     def close(self) -> None:
-        """See `FileRanges`; who opened the store closes it."""
-
-    def _compared(self) -> bytes:
-        if self._whole is None:
-            whole = io.BytesIO()
-            self._found.write_to(whole)
-            self._whole = whole.getvalue()
-        return self._whole
+        """Do nothing: the caller closes the store."""

@@ -1,7 +1,4 @@
-"""Gives one object back: one look-up, one range read, and its SHA-256.
-
-`Found` hands out nothing before the whole object was compared; `Found.open` gives a file that can
-be sought (`object_file`).
+"""Looks up one object and reads it, verified by its SHA-256.
 
 Source: promise 5 in docs/design.md.
 """
@@ -32,16 +29,14 @@ PIECE_BYTES: Final = 1 << 20
 _TIME: Final = "%Y-%m-%d %H:%M:%S UTC"
 
 VERSIONS_NAMED: Final = 10
-"""Of an object, where another was asked for: the latest."""
+"""Versions that an error names, newest first, if the requested version is not archived."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A located object.
+class ArchivedObject:
+    """A located object, which can be read.
 
-    Attributes: location: its row, and the chunk that it is in. store: where that chunk is kept.
-        folder: where an object too large for memory is compared; the system's folder for temporary
-        files where None.
+    A large object is verified in a temporary file in `folder`, by default the system's.
     """
 
     location: Location
@@ -50,13 +45,14 @@ class Found:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """The object's bytes, read and compared as a whole when the first piece is taken.
+        """The object's bytes in pieces of at most 1 MiB.
 
-        Pieces have at most 1 MiB. Memory is bounded; the temporary file of a large object is as
-        large as the object.
+        The object is read and verified as a whole before the first piece is yielded. Memory use is
+        bounded: an object of more than 8 MiB needs a temporary file of its size.
 
         Raises:
-            As `write_to`; no byte was yielded. UsageError: the temporary file cannot be written.
+            CafError: An error of `write_to`. No byte was yielded.
+            UsageError: The temporary file cannot be written.
         """
         with tempfile.SpooledTemporaryFile(
             max_size=IN_MEMORY_BYTES, dir=str(self.folder) if self.folder else None
@@ -65,8 +61,8 @@ class Found:
                 self.write_to(spool)
             except OSError as error:
                 raise UsageError(
-                    f"the object's {self.location.size_bytes} bytes cannot be kept while they are "
-                    f"compared: {error.strerror}",
+                    f"no room to verify the object's {self.location.size_bytes} bytes: "
+                    f"{error.strerror}",
                     hint="set TMPDIR to a folder with room, or let 'caf get' write to a file",
                 ) from error
             spool.seek(0)
@@ -74,45 +70,45 @@ class Found:
                 yield piece
 
     def write_to(self, file: IO[bytes]) -> Mapping[str, CafError]:
-        """Write the object to a file that can be sought and cut, from where it is on, from holders
-        that give it right.
+        """Write the object to a seekable file, from the file's position on.
 
-        Bytes are written as they come, and cut off again where they are wrong. Returns what is
-        wrong with providers that others stood in for.
+        Bytes are written as they arrive and cut off again if they are wrong. After an error the
+        file has its old content.
 
-        Raises: IntegrityError: the providers that have it give other bytes; the message names them.
-            ObjectMissing: none has it. StoreUnreachable: no provider that answers gives it right,
-            and one did not answer. After any of them the file ends where it was. OSError: as the
-            file's, also where it cannot be sought.
+        Returns:
+            The errors of providers that failed and were replaced by others.
+
+        Raises:
+            IntegrityError: The providers that have the object return other bytes.
+            ObjectMissing: No provider has the object.
+            StoreUnreachable: No provider that answered has the right bytes, and one did not answer.
+            OSError: The file cannot be written, or is not seekable.
         """
         start_byte = begin = file.tell()
         failed = dict[str, CafError]()
         try:
-            for one in holders_of(self.location, self.store):
-                one.copy(file.write, partial(cut, file, begin))
-                begin += one.size_bytes
-                failed |= one.failed
+            for part in holders_of(self.location, self.store):
+                part.copy(file.write, partial(cut, file, begin))
+                begin += part.size_bytes
+                failed |= part.failed
         except CafError:
             cut(file, start_byte)
             raise
         return failed
 
     def compare(self) -> Mapping[str, CafError]:
-        """Read the whole object and compare it, keeping nothing; return what is wrong with
-        providers that others stood in for.
+        """Read and verify the whole object without keeping it.
 
-        Raises: as `write_to`.
+        Returns and raises the same as `write_to`.
         """
         failed: dict[str, CafError] = {}
-        for one in holders_of(self.location, self.store):
-            one.copy(lambda piece: None, lambda: None)
-            failed |= one.failed
+        for part in holders_of(self.location, self.store):
+            part.copy(lambda piece: None, lambda: None)
+            failed |= part.failed
         return failed
 
     def open(self) -> ObjectFile:
-        """Return the object as a file, of which nothing is read yet; see `ObjectFile` for what is
-        compared when.
-        """
+        """Return the object as a file. Nothing is read yet; see `ObjectFile`."""
         return ObjectFile(self.location, self.store)
 
 
@@ -125,24 +121,22 @@ def fetch(
     *,
     as_of: datetime | None = None,
     folder: Path | None = None,
-) -> Found:
-    """Look one object up; its bytes are read when the first piece is taken.
+) -> ArchivedObject:
+    """Look up one object, without reading its bytes.
 
-    Args: lookup: where its location is looked up. store: where its chunk is kept. source: the
-        source's name. key: the object's key. object_version: the version id (or object version) of
-        one version; the current one where None. as_of: the version that was last modified latest up
-        to this time, or that an inventory up to it found current. folder: see `Found`.
+    `as_of` chooses the version that was modified last before or at this time, or that an inventory
+    up to this time found to be current.
 
-    Raises: NotLocated: there is no row for it. It says why, where that is known: under way,
-        skipped, lost. Where other versions are
-            located, the hint names the latest. UsageError: both a version and a time are asked for.
+    Raises:
+        NotLocated: There is no location. The error gives the reason, or names archived versions.
+        UsageError: Both a version and a time are given.
     """
     if object_version is not None and as_of:
         raise UsageError("a version and a time exclude each other", hint="give one of them")
     location = lookup.locate(source, key, object_version, as_of=as_of)
     if location is None:
         raise not_located(lookup, source, key, object_version, as_of=as_of)
-    return Found(location, store, folder)
+    return ArchivedObject(location, store, folder)
 
 
 def not_located(
@@ -153,112 +147,98 @@ def not_located(
     *,
     as_of: datetime | None = None,
 ) -> NotLocated:
-    """Return the error of a key, or of a version of one, that has no location: it says what is
-    known of it.
-    """
-    known = lookup.not_archived(source, key)
-    of_version = [one for one in known if one.object_version == object_version]
-    asked = object_version is not None or as_of
-    versions, count = lookup.versions(source, key, VERSIONS_NAMED) if asked else ([], 0)
+    """Return the error for a key or version without a location, with the reason if it is known."""
+    records = lookup.not_archived(source, key)
+    of_version = [record for record in records if record.object_version == object_version]
+    is_specific = object_version is not None or as_of
+    versions, count = lookup.versions(source, key, VERSIONS_NAMED) if is_specific else ([], 0)
     if versions and not of_version:
         named = ", ".join(
-            f"{each.object_version} ({each.last_modified:{_TIME}})" for each in versions
+            f"{version.object_version} ({version.last_modified:{_TIME}})" for version in versions
         )
         more = f" and {count - len(versions):,} older" if count > len(versions) else ""
-        which = f"as it was at {_shown(as_of)}" if as_of else f"as version '{object_version}'"
+        if as_of:
+            try:
+                moment = f"{as_of.astimezone(UTC):{_TIME}}"
+            except OverflowError:  # in UTC it is before the year 1, or after 9999
+                moment = as_of.isoformat(" ")
+            which = f"as it was at {moment}"
+        else:
+            which = f"as version '{object_version}'"
         return NotLocated(
             f"'{key}' of source {source} is not archived {which}",
-            hint=f"its versions, with their LastModified: {named}{more}",
+            hint=f"archived versions, with their LastModified: {named}{more}",
         )
     what = f"'{key}' of source {source}" + (f", version '{object_version}'," if of_version else "")
-    if known:
-        return _why(min(of_version or known, key=_order), what, source)
+    if records:
+        return _explained(min(of_version or records, key=_priority), what, source)
     return no_source(lookup, source) or NotLocated(
         f"{what} is not archived",
-        hint="no inventory that was planned had it, or a filter leaves it out: see 'caf status'",
+        hint="no planned inventory has it, or a filter leaves it out: see 'caf status'",
     )
-
-
-def _shown(moment: datetime) -> str:
-    try:
-        return f"{moment.astimezone(UTC):{_TIME}}"
-    except OverflowError:  # in UTC it is before the year 1, or after 9999
-        return moment.isoformat(" ")
 
 
 def no_source(lookup: LocationLookups, source: str) -> NotLocated | None:
-    """Return the error of a source that the ledger does not know; None where it does."""
+    """Return the error for a source that the ledger does not have, or None if it has it."""
     if source in (sources := lookup.sources()):
         return None
     return NotLocated(
-        f"the ledger has no source '{source}'", hint=f"it has {', '.join(sources) or 'none'}"
+        f"the ledger has no source '{source}'", hint=f"sources: {', '.join(sources) or 'none'}"
     )
 
 
-def _order(one: NotArchived) -> int:
-    """Return what is told first of a key: what is under way, then what is skipped, what is lost,
-    and what was skipped once.
-    """
-    if one.chunk is None:
-        return 3 if one.is_over else 1
-    return 0 if one.state in CLAIMING else 2
+def _priority(record: NotArchived) -> int:
+    if record.chunk is None:
+        return 3 if record.is_over else 1
+    return 0 if record.state in CLAIMING else 2
 
 
-def _why(one: NotArchived, what: str, source: str) -> NotLocated:
-    if one.chunk and one.state in CLAIMING:
+def _explained(record: NotArchived, what: str, source: str) -> NotLocated:
+    if record.chunk and record.state in CLAIMING:
+        return NotLocated(
+            f"{what} is not archived yet: its chunk {record.chunk} is '{record.state}'",
+            hint=f"'caf unpark {record.chunk}' lets runs continue it"
+            if record.state == "parked"
+            else f"'caf run {source}' continues it",
+        )
+    if record.chunk:
+        return NotLocated(
+            f"{what} was archived in chunk {record.chunk}, which is '{record.state}' and is not "
+            "read any more",
+            hint=f"if S3 still has the object, 'caf run {source}' archives it again",
+        )
+    if record.is_over:
         hint = (
-            f"'caf unpark {one.chunk}' lets runs go on with it"
-            if one.state == "parked"
-            else f"caf run {source} goes on with it"
+            "no inventory lists it any more, a filter leaves it out, or its chunk was abandoned: "
+            f"'caf run {source}' checks again"
         )
-        return NotLocated(
-            f"{what} is not archived yet: chunk {one.chunk} has it, which is '{one.state}'",
-            hint=hint,
-        )
-    if one.chunk:
-        return NotLocated(
-            f"{what} was archived in chunk {one.chunk}, which is '{one.state}': its bytes are not "
-            "given out any more",
-            hint=f"where S3 still has it, caf run {source} archives it again",
-        )
-    if one.is_over:
-        again = (
-            "no inventory lists it any more, a filter leaves it out, or a chunk that had it was "
-            "given up:"
-            f" caf run {source} looks again"
-        )
-    elif one.retry_at:
-        again = f"it may be planned again from {one.retry_at.astimezone(UTC):{_TIME}} on"
+    elif record.retry_at:
+        hint = f"it may be planned again from {record.retry_at.astimezone(UTC):{_TIME}} on"
     else:
-        again = "it is not planned again by itself"
-    if one.state == SkipReason.WAITING:
+        hint = "it is not planned again automatically"
+    if record.state == SkipReason.WAITING:
         return NotLocated(
-            f"{what} is not archived yet: it waits for a chunk to be filled",
-            hint=f"{again}, by any plan",
+            f"{what} is not archived yet: it waits until its chunk is full",
+            hint=f"{hint}, by any plan",
         )
     return NotLocated(
-        f"{what} is not archived: it was skipped as {one.state} ({one.detail})", hint=again
+        f"{what} is not archived: it was skipped as {record.state} ({record.detail})", hint=hint
     )
 
 
-def save(found: Found, path: Path) -> None:
-    """Write the object to `path`, which appears only when it is whole and compared.
-
-    Raises:
-        As `Found.write_to`; nothing was written. UsageError: the path cannot be written.
-    """
-    write_whole(path, found.write_to)
+def save(archived: ArchivedObject, path: Path) -> None:
+    """Write an object to `path`, which appears only when the object is complete and verified."""
+    write_whole(path, archived.write_to)
 
 
 def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write a file, which appears at `path` only when it is whole; where a link is, what
-    it leads to is written.
+    """Let `fill` write a file that appears at `path` only when it is complete.
 
-    What is no regular file, as a pipe or /dev/null, is given the bytes when they are whole, and
-    stays what it is.
+    The target of a link is written. A pipe or a device receives the complete bytes.
 
-    Raises: As `fill`; nothing was written. UsageError: the path cannot be written. BrokenPipeError:
-        the reader of a pipe left.
+    Raises:
+        UsageError: The path cannot be written.
+        BrokenPipeError: The reader of a pipe has closed it.
     """
     try:
         if path.is_dir():
@@ -277,5 +257,5 @@ def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}",
-            hint="name a file in a folder that exists, where there is room",
+            hint="choose a file in an existing folder that has room",
         ) from error

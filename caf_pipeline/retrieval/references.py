@@ -1,10 +1,9 @@
-"""Objects as references (URL, offset, length) into the stored chunks, by which others read them
-with no code of ours.
+"""Exports references (URL, offset, length) into stored chunks, which others read without our code.
 
-A file that ends in .json is what fsspec's ReferenceFileSystem reads (version 1 of kerchunk's
-specification); one that ends in .parquet has a row for each object, or for each part of one, in
-kerchunk's words (path, offset, size). Folders of Parquet files that fsspec reads lazily are for
-Zarr alone: a name in them is the number of an array's chunk, so that no key of ours has one.
+A file that ends in .json is for fsspec's ReferenceFileSystem (version 1 of kerchunk's format).
+A file that ends in .parquet has a row for each object, or for each part of a split object. Its
+columns have kerchunk's names (path, offset, size). The Parquet folders that fsspec reads lazily
+work for Zarr alone: their names are numbers of array chunks.
 
 Source: kerchunk's reference specification; fsspec.implementations.reference.
 """
@@ -23,7 +22,7 @@ import pyarrow as pa
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
 from caf_pipeline.ledger.records import LocatedRange, Location
-from caf_pipeline.retrieval.holders import not_given
+from caf_pipeline.retrieval.holders import unreadable
 from caf_pipeline.store.protocol import ChunkReader, PostRecord
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_whole
@@ -31,8 +30,8 @@ from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_
 SCHEMA: Final = pa.schema(
     [
         ("key", pa.string()),
-        ("part", pa.int32()),  # from 0, of an object larger than a chunk
-        ("parts", pa.int32()),  # how many there are; 1 of any other object
+        ("part", pa.int32()),  # from 0, of a split object
+        ("parts", pa.int32()),  # 1 if the object is not split
         ("path", pa.string()),  # the URL
         ("offset", pa.int64()),
         ("size", pa.int64()),
@@ -43,18 +42,18 @@ SCHEMA: Final = pa.schema(
 
 
 COMPARED_BYTES: Final = 64 << 10
-"""The largest object that is read, and compared, to try a provider: a request takes as long.
+"""The largest object that is read whole to test a provider; of a larger object one byte is read.
 
-Of a larger one it is a byte.
+The request takes as long either way.
 """
 
 
 @dataclass
 class ReferenceSums:
-    """What was written: objects and chunks.
+    """Counts of objects and chunks written.
 
-    Of JSON beside them: objects in several parts, which it has no reference for, and references to
-    keys that end in '/', which fsspec does not read, since it cuts the '/' off.
+    JSON has no references for split objects, counted by `in_parts`. fsspec cannot read keys that
+    end in '/', counted by `end_in_slash`, because it strips the '/'.
     """
 
     objects: int = 0
@@ -65,7 +64,7 @@ class ReferenceSums:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where the bytes of an object, or of a part of one, are."""
+    """The place of an object, or of one part of a split object."""
 
     key: str
     part: int
@@ -80,96 +79,83 @@ class Reference:
 def write_references(
     locations: Iterable[Location], store: ChunkReader, path: Path
 ) -> ReferenceSums:
-    """Write references to a file, JSON or Parquet by its name; it appears when it is whole.
+    """Write references to a JSON or Parquet file, by its suffix; it appears when it is complete.
 
-    Memory does not grow with objects.
+    The URL of a chunk is that of its best provider that just returned an object of it correctly.
+    Memory does not grow with the number of objects.
 
-    Where a link is, what it leads to is written.
-
-    The URL of a chunk is that of the best of its providers that gave an object of it right when it
-    was asked.
-
-    Raises: StoreUnreachable: no provider gives anything of some chunk now. ObjectMissing: none has
-        it. IntegrityError: those that
-            have it give other bytes. StagingError: the file cannot be written. StoreError. Then
-            there is no new file.
+    Raises:
+        StoreError, IntegrityError: No provider returns an object of some chunk.
+        StagingError: The file cannot be written.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):
-        if path.suffix == ".parquet":
-            write_whole(_batches(_references(locations, store, sums)), file, SCHEMA, durable=True)
+        is_parquet = path.suffix == ".parquet"
+        references = _references(locations, store, sums, has_parts=is_parquet)
+        if is_parquet:
+            batches = (
+                pa.RecordBatch.from_pylist(
+                    [{name: getattr(row, name) for name in SCHEMA.names} for row in rows], SCHEMA
+                )
+                for rows in iter(lambda: list(islice(references, ROWS_PER_GROUP)), [])
+            )
+            write_whole(batches, file, SCHEMA, durable=True)
         else:
-            whole = _without_parts(locations, sums)
-            _write_json(_references(whole, store, sums), file)
+            with WholeFile(file) as whole:
+                separator = b'{"version":1,"refs":{\n'
+                for reference in references:
+                    # An HTTP range cannot be empty.
+                    target: Any = (
+                        [reference.path, reference.offset, reference.size] if reference.size else ""
+                    )
+                    key = json.dumps(reference.key).encode()
+                    whole.file.write(separator + key + b":" + json.dumps(target).encode())
+                    separator = b",\n"
+                whole.file.write((separator if separator.startswith(b"{") else b"") + b"\n}}\n")
     return sums
 
 
-def _without_parts(locations: Iterable[Location], sums: ReferenceSums) -> Iterator[Location]:
-    """Yield what one reference can name, and count the other objects."""
-    for location in locations:
-        if len(location.ranges) == 1:
-            sums.end_in_slash += location.row.key.endswith("/")
-            yield location
-        else:
-            sums.objects += 1
-            sums.in_parts += 1
-
-
 def _references(
-    locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums
+    locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums, *, has_parts: bool
 ) -> Iterator[Reference]:
     urls: dict[PostRecord, str] = {}
     for location in locations:
         row, ranges = location.row, location.ranges
         sums.objects += 1
-        for part, one in enumerate(ranges):
-            url = urls.get(one.posting)
+        if not has_parts:
+            if len(ranges) > 1:
+                sums.in_parts += 1
+                continue
+            sums.end_in_slash += row.key.endswith("/")
+        for part, located in enumerate(ranges):
+            url = urls.get(located.posting)
             if url is None:
-                url = urls[one.posting] = _url(one, store)
+                url = urls[located.posting] = _url(located, store)
                 sums.chunks += 1
-            size = one.end_byte - one.start_byte
             yield Reference(
-                row.key, part, len(ranges), url, one.start_byte, size, one.sha256, row.last_modified
+                row.key,
+                part,
+                len(ranges),
+                url,
+                located.start_byte,
+                located.end_byte - located.start_byte,
+                located.sha256,
+                row.last_modified,
             )
 
 
-def _url(one: LocatedRange, store: ChunkReader) -> str:
-    """Return where a chunk can be read: at a provider that gives this object of it right now, or a
-    byte of a larger one.
-    """
+def _url(located: LocatedRange, store: ChunkReader) -> str:
     failed: dict[str, CafError] = {}
-    size_bytes, urls = one.end_byte - one.start_byte, store.urls(one.posting)
-    for provider in store.holders(one.posting):
+    size_bytes, urls = located.end_byte - located.start_byte, store.urls(located.posting)
+    for provider in store.holders(located.posting):
         try:
             is_compared = 0 < size_bytes <= COMPARED_BYTES
-            read = (one.start_byte, one.end_byte) if is_compared else (0, 1)
-            body = b"".join(store.read(one.posting, *read, provider=provider))
-            if is_compared and hashlib.sha256(body).digest() != one.sha256:
-                raise IntegrityError("it gives other bytes than those that were archived")
+            start_byte, end_byte = (located.start_byte, located.end_byte) if is_compared else (0, 1)
+            body = b"".join(store.read(located.posting, start_byte, end_byte, provider=provider))
+            if is_compared and hashlib.sha256(body).digest() != located.sha256:
+                raise IntegrityError("its bytes are not the archived bytes")
             if provider in urls:
                 return urls[provider]
         except (StoreError, IntegrityError) as error:
             failed[provider] = error
-    raise not_given(f"an object of chunk {one.chunk}", failed)
-
-
-def _batches(references: Iterable[Reference]) -> Iterator[pa.RecordBatch]:
-    left = iter(references)
-    while some := list(islice(left, ROWS_PER_GROUP)):
-        yield pa.RecordBatch.from_pylist(
-            [{name: getattr(one, name) for name in SCHEMA.names} for one in some], SCHEMA
-        )
-
-
-def _write_json(references: Iterable[Reference], path: Path) -> None:
-    with WholeFile(path) as whole:
-        before = b'{"version":1,"refs":{\n'
-        for one in references:
-            where: Any = (
-                [one.path, one.offset, one.size] if one.size else ""
-            )  # no HTTP range has no bytes
-            whole.file.write(
-                before + json.dumps(one.key).encode() + b":" + json.dumps(where).encode()
-            )
-            before = b",\n"
-        whole.file.write((before if before.startswith(b"{") else b"") + b"\n}}\n")
+    raise unreadable(f"an object of chunk {located.chunk}", failed)

@@ -1,7 +1,4 @@
-"""What a restore is, wherever it goes: objects written that are not there, and what became of each.
-
-The two places are `restore_folder` and `restore_bucket`.
-"""
+"""Restores archived objects to a folder (`restore_folder`) or a bucket (`restore_bucket`)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,15 +18,13 @@ from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
 
-_GOES_ON: Final = "the same restore goes on, and leaves what is there"
-_DAMAGED: Final = (
-    "what no provider gives right stays away until 'caf repair' has stored its chunk again"
-)
-_STAYS: Final = "what was refused there is refused again until the reason given with it is gone"
+_RESUMES: Final = "running the same restore again resumes and skips what is there"
+_DAMAGED: Final = "'caf repair' must store the chunk of objects that no provider returns correctly"
+_REFUSED: Final = "objects that the target refused stay missing until their reason is gone"
 
 
 class RestoreOutcome(StrEnum):
-    """What became of an object; in a dry run, what would."""
+    """The outcome for an object. A dry run reports the expected outcome."""
 
     RESTORED = "restored"
     EQUAL = "equal"
@@ -39,12 +34,10 @@ class RestoreOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestoredObject:
-    """An object, and what became of it.
+    """The result for one object.
 
-    Attributes: location: which. outcome: EQUAL and DIFFERENT say that something is there already,
-        which was left as it is. place: its path in the folder, or its key in the bucket. error: why
-        it failed. headers_known: whether it has its headers and user metadata, where it went to a
-        bucket; of an adopted file none are known.
+    EQUAL and DIFFERENT mean that something was there already and was left unchanged. `place` is a
+    path in the folder or a key in the bucket. `headers_known` is False for adopted files.
     """
 
     location: Location
@@ -58,39 +51,38 @@ class RestoreTarget(Protocol):
     """A place that objects are restored to."""
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """Write objects that are not there, and yield what became of each, in any order.
+        """Write the objects that are not there, and yield a result for each, in any order.
 
-        Memory does not grow with their number.
+        Memory does not grow with the number of objects.
 
         Raises:
-            StagingError, SourceError: the place takes no more, or is out of reach.
+            StagingError, SourceError: The target cannot be written, or does not answer.
         """
         ...
 
 
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
-    """Restore objects, as `RestoreTarget.restore`.
+    """Restore objects as `RestoreTarget.restore` does, with the same errors.
 
-    Raises: What that raises. StoreUnreachable: `UNREAD_IN_A_ROW` objects one after the other could
-        not be read.
+    Raises:
+        StoreUnreachable: `UNREAD_IN_A_ROW` consecutive objects could not be read.
     """
     unread = 0
-    for one in target.restore(listed):
-        yield one
-        unread = unread + 1 if one.error and not one.error.permanent else 0
+    for restored in target.restore(listed):
+        yield restored
+        unread = unread + 1 if restored.error and not restored.error.permanent else 0
         if unread == UNREAD_IN_A_ROW:
             raise StoreUnreachable(
-                f"{unread} objects in a row could not be read; the last: {one.error}", hint=_GOES_ON
-            ) from one.error
+                f"{unread} objects in a row could not be read; the last: {restored.error}",
+                hint=_RESUMES,
+            ) from restored.error
 
 
 @dataclass
 class RestoreSums:
-    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored,
-    `errors` the kinds met.
+    """Counts of the results so far.
 
-    Beside them, `not_yet_archived` and `skipped` are the objects below the prefix that no listing
-    of the archive has. `older_versions` counts the other archived versions of the listed keys.
+    `not_yet_archived` and `skipped` count objects that no listing of the archive has.
     """
 
     listed: int = 0
@@ -105,22 +97,20 @@ class RestoreSums:
     skipped: int = 0
     older_versions: int = 0
 
-    def add(self, one: RestoredObject) -> None:
-        """Count an object."""
+    def add(self, restored: RestoredObject) -> None:
+        """Count a result."""
         self.listed += 1
-        self.older_versions += one.location.older_versions
-        setattr(self, one.outcome.value, getattr(self, one.outcome.value) + 1)
-        if one.outcome is RestoreOutcome.RESTORED:
-            self.restored_bytes += one.location.size_bytes
-            self.without_headers += not one.headers_known
-        if one.error:
-            self.errors.add(type(one.error))
+        self.older_versions += restored.location.older_versions
+        setattr(self, restored.outcome.value, getattr(self, restored.outcome.value) + 1)
+        if restored.outcome is RestoreOutcome.RESTORED:
+            self.restored_bytes += restored.location.size_bytes
+            self.without_headers += not restored.headers_known
+        if restored.error:
+            self.errors.add(type(restored.error))
 
     @property
     def beside(self) -> str:
-        """Return what a restore cannot have brought back, as a part of a sentence; empty where
-        there is nothing.
-        """
+        """A phrase that counts the objects a restore cannot bring back; empty if there are none."""
         if not self.not_yet_archived and not self.skipped:
             return ""
         return (
@@ -132,11 +122,9 @@ class RestoreSums:
         return any(issubclass(error, kinds) for error in self.errors)
 
     def failure(self, ended: CafError | None, force: str = "--force") -> CafError | None:
-        """Return the error that says why not all is there; None where all is.
+        """Return the error that explains why the restore is incomplete, or None.
 
-        It is the one that ended the list, where there is such, but for what no other try makes
-        right: wrong bytes, and objects that no provider has. `force` names the option that replaces
-        what is different.
+        This is the error that ended the results, unless some objects need a repair.
         """
         if not ended and not self.failed and not self.different:
             return None
@@ -147,19 +135,11 @@ class RestoreSums:
         kind = next((kind for kind in kinds if self._met(kind)), CafError)
         if kind is StoredChunkMissing:
             kind = ObjectMissing
-        others = any(
+        resumes = ended is not None or any(
             not issubclass(error, IntegrityError | StoredChunkMissing | NotRestored)
             for error in self.errors
         )
-        hints = (
-            [_GOES_ON] * (others or ended is not None)
-            + [_DAMAGED] * is_lost
-            + [_STAYS] * self._met(NotRestored)
-        )
+        hints = [_RESUMES] * resumes + [_DAMAGED] * is_lost + [_REFUSED] * self._met(NotRestored)
         hints += [f"{force} replaces what is different"] * bool(self.different)
-        said = (
-            f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not "
-            "be "
-            "restored"
-        )
-        return kind(said, hint="; ".join(hints))
+        count = counted(self.failed + self.different, "object")
+        return kind(f"{count} of {self.listed:,} could not be restored", hint="; ".join(hints))

@@ -1,11 +1,11 @@
-"""Archived objects as objects of a bucket, with their headers and user metadata.
+"""Restores archived objects to a bucket, with their headers and user metadata.
 
-What writes them there is `source.protocol.ObjectTarget`.
+`source.protocol.ObjectTarget` writes them.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -17,7 +17,7 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import ObjectRead, is_small, read_located
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
-from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.source.protocol import ExistingObject, KeyTaken, ObjectTarget
@@ -25,16 +25,21 @@ from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import NotRestored
 
 OBJECTS_AT_ONCE: Final = 2_000
-"""Objects whose headers are read at once."""
+"""Objects whose headers and presence in the bucket are looked up together."""
 
-_Prepared = tuple[Location, ObjectHeaders | None, bool, ObjectRead | None]
-"""An object, its headers (None: not known, as of an adopted file), whether it may be there already,
-and its bytes if they were read.
-"""
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An object to restore. `headers` is None if they are unknown."""
+
+    location: Location
+    headers: ObjectHeaders | None
+    may_exist: bool
+    read: ObjectRead | None = None
 
 
 class RestoreBucket:
-    """A `RestoreTarget`: each object appears when its bytes were compared, both here and by S3."""
+    """A `RestoreTarget` that writes to a bucket. Both this process and S3 verify each object."""
 
     def __init__(
         self,
@@ -53,118 +58,103 @@ class RestoreBucket:
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`."""
-        yield from side_by_side(self._prepared(listed), self._restore, drains=True)
 
-    def _prepared(self, listed: Iterable[Location]) -> Iterator[_Prepared]:
-        """Yield each object with what is known of it, in any order.
+        def restore_one(candidate: _Candidate) -> RestoredObject:
+            location, headers = candidate.location, candidate.headers
+            try:
+                place = self._bucket.place(location.row.key)
+                outcome = self._outcome(candidate, place)
+                return RestoredObject(location, outcome, place, headers_known=headers is not None)
+            except (NotRestored, StoreError, IntegrityError) as error:
+                return RestoredObject(location, RestoreOutcome.FAILED, error=error)
 
-        Headers are read for many objects at once, one listing tells of many that they are not
-        there, and of these the small ones are read by few requests.
-        """
-        locations = iter(listed)
-        while some := list(islice(locations, OBJECTS_AT_ONCE)):
+        yield from side_by_side(self._candidates(listed), restore_one, drains=True)
+
+    def _candidates(self, listed: Iterable[Location]) -> Iterator[_Candidate]:
+        """Yield the objects in any order. Small objects that do not exist are read together."""
+        remaining = iter(listed)
+        while page := list(islice(remaining, OBJECTS_AT_ONCE)):
             headers = self._lookup.header_sets(
-                {one.row.header_set for one in some if one.row.header_set}
+                {location.row.header_set for location in page if location.row.header_set}
             )
-            first = some[0].row.key
-            there = self._bucket.keys_between(first, some[-1].row.key)
-            new = list[tuple[Location, ObjectHeaders | None]]()
-            for one in some:
-                key, own = one.row.key, headers.get(one.row.header_set or b"")
-                may_be_there = there is None or key == first or key in there
-                if is_small(one) and not may_be_there and not self._dry_run:
-                    new.append((one, own))
+            first = page[0].row.key
+            existing = self._bucket.keys_between(first, page[-1].row.key)
+            new = list[_Candidate]()
+            for location in page:
+                key = location.row.key
+                may_exist = existing is None or key == first or key in existing
+                candidate = _Candidate(
+                    location, headers.get(location.row.header_set or b""), may_exist
+                )
+                if is_small(location) and not may_exist and not self._dry_run:
+                    new.append(candidate)
                 else:
-                    yield one, own, may_be_there, None
-            for read in read_located(self._store, (one for one, _ in new)):
-                yield *new[read.number], False, read
+                    yield candidate
+            for read in read_located(self._store, (candidate.location for candidate in new)):
+                yield replace(new[read.number], read=read)
 
-    def _restore(self, given: _Prepared) -> RestoredObject:
-        one, headers, may_be_there, read = given
-        try:
-            place = self._bucket.place(one.row.key)
-            outcome = self._outcome(one, headers, may_be_there, read)
-            return RestoredObject(one, outcome, place, headers_known=headers is not None)
-        except (NotRestored, StoreError, IntegrityError) as error:
-            return RestoredObject(one, RestoreOutcome.FAILED, error=error)
-
-    def _outcome(
-        self,
-        one: Location,
-        headers: ObjectHeaders | None,
-        may_be_there: bool,
-        read: ObjectRead | None,
-    ) -> RestoreOutcome:
-        """Write an object that is not there; where another is written meanwhile, look again."""
-        for look in (may_be_there, True):
-            there = self._bucket.find(one.row.key) if look else None
-            if there and self._is_equal(one, headers, there):
+    def _outcome(self, candidate: _Candidate, place: str) -> RestoreOutcome:
+        """Restore an object. If another process writes it first, compare with that."""
+        location, headers = candidate.location, candidate.headers
+        for looks in (candidate.may_exist, True):
+            existing = self._bucket.find(location.row.key) if looks else None
+            if existing and self._is_equal(location, headers, existing):
                 return RestoreOutcome.EQUAL
-            if there and not self._force:
+            if existing and not self._force:
                 return RestoreOutcome.DIFFERENT
             if self._dry_run:
                 return RestoreOutcome.RESTORED
             try:
-                checked = self._write(
-                    one, headers or ObjectHeaders(), read, replace=there is not None
-                )
+                is_verified = self._write(candidate, replaces=existing is not None)
             except KeyTaken:
                 continue
-            if not checked:  # a server that knows no SHA-256
-                self._compare(one, headers)
+            if not is_verified:  # the server does not check SHA-256
+                written = self._bucket.find(location.row.key)
+                if not written or not self._is_equal(location, headers, written):
+                    raise IntegrityError(
+                        f"{place} is not what was sent",
+                        hint="check the server: it does not verify SHA-256",
+                    )
             return RestoreOutcome.RESTORED
-        raise NotRestored(
-            f"{self._bucket.place(one.row.key)} was not written: others write it, too"
-        )
+        raise NotRestored(f"{place} was not written: other processes write it, too")
 
     def _is_equal(
-        self, one: Location, headers: ObjectHeaders | None, there: ExistingObject
+        self, location: Location, headers: ObjectHeaders | None, existing: ObjectThere
     ) -> bool:
-        """Compare size and headers, if known, and then the bytes: by S3's SHA-256 of all of them,
-        else they are read.
-        """
-        headers = headers or there.headers
-        expected = (
-            headers
-            if headers.content_type
-            else replace(headers, content_type=there.headers.content_type)
-        )
-        if there.size_bytes not in (one.size_bytes, None) or there.headers != expected:
+        headers = headers or existing.headers
+        if not headers.content_type:
+            headers = replace(headers, content_type=existing.headers.content_type)
+        if existing.size_bytes not in (location.size_bytes, None) or existing.headers != headers:
             return False
-        if there.sha256 and there.sha256 == one.row.sha256:
+        if existing.sha256 and existing.sha256 == location.row.sha256:
             return True
-        pieces, rest = self._bucket.read(one.row.key, there), b""
-        for each in one.ranges:
-            digest, left = hashlib.sha256(), each.end_byte - each.start_byte
-            while left and (piece := rest or next(pieces, b"")):
-                digest.update(piece[:left])
-                left, rest = left - len(piece[:left]), piece[left:]
-            if digest.digest() != each.sha256:
+        pieces, rest = self._bucket.read(location.row.key, existing), b""
+        for part in location.ranges:
+            digest, remaining = hashlib.sha256(), part.end_byte - part.start_byte
+            while remaining and (piece := rest or next(pieces, b"")):
+                digest.update(piece[:remaining])
+                remaining, rest = remaining - len(piece[:remaining]), piece[remaining:]
+            if digest.digest() != part.sha256:
                 return False
-        return there.size_bytes is not None or not (rest or next(pieces, b""))
+        return existing.size_bytes is not None or not (rest or next(pieces, b""))
 
-    def _write(
-        self, one: Location, headers: ObjectHeaders, read: ObjectRead | None, *, replace: bool
-    ) -> bool:
-        """Write an object; tell whether the bucket compared it. Raises KeyTaken."""
-        key = one.row.key
-        if one.size_bytes <= IN_MEMORY_BYTES:
-            body = read.body if read else Found(one, self._store).open().read()
-            sha256 = hashlib.sha256(body).digest() if one.parts else one.row.sha256
-            return self._bucket.put(key, body, sha256, headers, replace=replace)
-        upload = self._bucket.upload(key, one.size_bytes, headers)
+    def _write(self, candidate: _Candidate, *, replaces: bool) -> bool:
+        """Write an object and return whether the bucket verified it. Raises KeyTaken."""
+        location, key = candidate.location, candidate.location.row.key
+        headers = candidate.headers or ObjectHeaders()
+        if location.size_bytes <= IN_MEMORY_BYTES:
+            body = (
+                candidate.read.body
+                if candidate.read
+                else ArchivedObject(location, self._store).open().read()
+            )
+            sha256 = hashlib.sha256(body).digest() if location.parts else location.row.sha256
+            return self._bucket.put(key, body, sha256, headers, replace=replaces)
+        upload = self._bucket.upload(key, location.size_bytes, headers)
         try:
-            for each in holders_of(one, self._store):
-                each.copy(upload.write, partial(upload.rewind, upload.mark()))
-            return upload.complete(replace=replace)
+            for part in holders_of(location, self._store):
+                part.copy(upload.write, partial(upload.back_to, upload.mark()))
+            return upload.complete(replace=replaces)
         except BaseException:
             upload.abort()
             raise
-
-    def _compare(self, one: Location, headers: ObjectHeaders | None) -> None:
-        there = self._bucket.find(one.row.key)
-        if not there or not self._is_equal(one, headers, there):
-            raise IntegrityError(
-                f"{self._bucket.place(one.row.key)} is not what was sent",
-                hint="look at the server: it does not check SHA-256",
-            )

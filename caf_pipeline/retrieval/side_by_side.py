@@ -1,77 +1,60 @@
-"""Reads several objects at a time and yields the results in the objects' order, also those before
-an error.
-"""
+"""Processes several items concurrently and yields the results in order."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from caf_pipeline.errors import CafError
 
 THREADS: Final = 8
-"""Most of a small object's time is the way there and back."""
+"""Reading a small object is mostly waiting for the round trip."""
 
-_Given = TypeVar("_Given")
-_Made = TypeVar("_Made")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def side_by_side(
-    given: Iterable[_Given],
-    work: Callable[[_Given], _Made],
+    items: Iterable[_Item],
+    work: Callable[[_Item], _Result],
     threads: int = THREADS,
     *,
     drains: bool = False,
-) -> Generator[_Made, None, None]:
-    """Yield what the work makes of each, in order.
+) -> Generator[_Result, None, None]:
+    """Yield the result of `work` for each item, in order; at most `2 * threads` are under way.
 
-    At most `2 * threads` are begun and not taken yet.
-
-    An error of the work, or of `given`, ends it. With `drains`, the items under way are finished
-    and yielded before the error is raised, so that each write is reported, and none happens after
-    the end.
+    The results before an error are yielded first. With `drains`, items under way are finished and
+    yielded before the error is raised, so that each write is reported.
     """
-    under_way: deque[Future[_Made]] = deque()
+    under_way: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")
     try:
-        for one in given:
-            under_way.append(pool.submit(work, one))
+        for item in items:
+            under_way.append(pool.submit(work, item))
             if len(under_way) == 2 * threads:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
     except Exception:
         if drains:
-            yield from _drained(under_way)
+            started = [future for future in under_way if not future.cancel()]
+            # Only the first error is raised.
+            yield from (future.result() for future in started if not future.exception())
         raise
     finally:
-        pool.shutdown(
-            wait=False, cancel_futures=True
-        )  # who is interrupted does not wait for objects of any size
+        # An interrupted command does not wait for objects of any size.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _drained(under_way: Iterable[Future[_Made]]) -> Iterator[_Made]:
-    """Cancel what is not begun, and yield the results of the rest.
-
-    Their errors are dropped: the first one is raised.
-    """
-    begun = [one for one in under_way if not one.cancel()]
-    for one in begun:
-        if not one.exception():
-            yield one.result()
-
-
-def take_all(found: Iterable[_Made], take: Callable[[_Made], None]) -> CafError | None:
-    """Take each until an error ends them, and return that error; one that comes before any was
-    taken is raised.
-    """
-    taken = False
+def take_all(results: Iterable[_Result], take: Callable[[_Result], None]) -> CafError | None:
+    """Call `take` for each result; return the error at the end, but raise it if it came first."""
+    is_empty = True
     try:
-        for one in found:
-            take(one)
-            taken = True
+        for result in results:
+            take(result)
+            is_empty = False
     except CafError as error:
-        if not taken:
+        if is_empty:
             raise
         return error
     return None

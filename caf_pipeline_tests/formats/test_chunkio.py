@@ -1,6 +1,4 @@
-"""ChunkIO: the original's files byte for byte, the right entries from every damaged one, bounded
-work for forged ones.
-"""
+"""ChunkIO: files of the original, damaged files, and bounded work for forged files."""
 
 import hashlib
 import json
@@ -50,9 +48,7 @@ SIZES = (
 )
 ENTRIES = st.tuples(st.just("entry"), st.binary(min_size=16, max_size=16), SIZES)
 STEPS = st.lists(ENTRIES | st.just(("open",)), max_size=12)
-"""A log's making: entries with their user data and content size, and closings with a new writer
-after.
-"""
+"""Steps to write a log: entries with user data and content size, and new writers."""
 
 
 def sip(data) -> bytes:
@@ -76,13 +72,13 @@ def put(file: bytearray, position: int, data: bytes) -> None:
 
 
 def overwrite(file: bytearray, position: int, data: bytes) -> None:
-    """Put `data` there, as much of it as the file has room for."""
+    """Overwrite bytes of the file, without making it longer."""
     data = data[: max(0, len(file) - position)]
     put(file, position, data)
 
 
 def content_of(seed: str, size_bytes: int) -> bytes:
-    """Make a content as the vectors' scripts name it."""
+    """Return a content as the vectors' scripts describe it."""
     if seed.startswith("="):
         return bytes([int(seed[1:], 16)]) * size_bytes
     if seed.startswith("@"):
@@ -105,7 +101,7 @@ def replayed(script: list[str]) -> bytes:
 
 
 def written(steps) -> tuple[bytes, list[tuple[LogEntry, bytes]]]:
-    """Write a log by `steps`; return it with each entry and its content."""
+    """Write a log; return it with its entries and their contents."""
     file, writer, fresh, entries = bytearray(), LogWriter(), True, []
     for number, (what, *rest) in enumerate(steps):
         if what == "open":
@@ -148,9 +144,7 @@ def damaged(case: dict) -> bytes:
 
 
 def forward(real: dict) -> list[dict]:
-    """What the original's forward scan by begin + 1 gave; it agrees with the rules in every vector
-    here.
-    """
+    """Return the entries of the original's forward scan by `begin + 1`."""
     return real["all_walks"] if "all_walks" in real else real["forward_begin_plus_1"]
 
 
@@ -168,12 +162,10 @@ def assert_reads_as(file: bytes, wanted: list[dict]) -> None:
 
 
 def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
-    """Read by the rules alone, byte by byte and with everything in memory."""
+    """Read the log by the rules alone, byte by byte and in memory."""
 
     def payload(place: int, count: int) -> tuple[bytes, int]:
-        """`count` bytes from `place` on, none of a meter, and where they end; fewer where the file
-        ends.
-        """
+        """Return up to `count` bytes from `place` on, without meters, and their end."""
         taken = bytearray()
         while len(taken) < count:
             place += METER_BYTES if place % BLOCK_BYTES == 0 else 0
@@ -181,7 +173,7 @@ def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
             taken += file[place : place + step]
             place += step
             if place > len(file) + 4 * BLOCK_BYTES:
-                break  # far enough out to know that it is not in the file
+                break  # certainly outside of the file
         return bytes(taken), place
 
     def named_at(line: int) -> int | None:
@@ -228,7 +220,7 @@ def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
 
 
 class Counting:
-    """A file that counts what is asked of it and refuses to be asked for more than it has."""
+    """A file that counts reads, and refuses those beyond its end."""
 
     def __init__(self, file: bytes) -> None:
         self.file = file
@@ -282,7 +274,7 @@ def test_look_ups_find_the_right_begin(name):
             )
 
 
-def test_the_middle_is_the_entry_nearest_the_middle_of_what_the_file_has_of_the_range():
+def test_middle_is_the_entry_nearest_the_middle():
     writer = LogWriter()
     reader = reader_of(
         b"".join(writer.entry(bytes(16), b"x" * 59) for _ in range(10))
@@ -296,7 +288,7 @@ def test_the_middle_is_the_entry_nearest_the_middle_of_what_the_file_has_of_the_
 # Stepping past an entry
 
 
-def test_what_follows_an_entry_is_lost_where_both_its_content_and_its_last_meter_are_damaged():
+def test_entries_after_damaged_content_and_meter_are_lost():
     file = bytearray((VECTORS / "spans_two_meters.chunkio").read_bytes())
     put(file, 140_000, b"damaged")
     assert [entry.begin for entry, _ in reading(bytes(file))] == [0, 106, 150_178, 150_278]
@@ -308,7 +300,7 @@ def test_what_follows_an_entry_is_lost_where_both_its_content_and_its_last_meter
 
 
 @pytest.mark.parametrize("meter_is_damaged", [False, True])
-def test_a_torn_entry_does_not_lead_into_the_content_of_what_was_written_over_its_end(
+def test_torn_entry_does_not_lead_into_later_content(
     meter_is_damaged,
 ):
     inner = LogWriter().entry(b"inner entry here", b"false")[METER_BYTES:]
@@ -338,9 +330,9 @@ def test_a_meter_counts_when_the_file_ends_right_behind_it():
 # Look-ups
 
 
-def test_answers_do_not_depend_on_what_was_read_before():
+def test_answers_do_not_depend_on_earlier_reads():
     file = bytearray((VECTORS / "many_small.chunkio").read_bytes())
-    put(file, BLOCK_BYTES, meter(456))  # right by its hash, and a lie
+    put(file, BLOCK_BYTES, meter(456))  # a lie with a valid hash
     fresh = reading(bytes(file))
     reader = reader_of(bytes(file))
     assert [(entry, reader.content(entry)) for entry, _ in reversed(fresh)] == [*reversed(fresh)]
@@ -350,7 +342,7 @@ def test_answers_do_not_depend_on_what_was_read_before():
 # Writing
 
 
-def test_the_next_entry_begins_on_the_grid_after_a_torn_write():
+def test_entry_after_a_torn_write_begins_on_the_grid():
     first = LogWriter().entry(bytes(16), b"one")
     file = first + LogWriter(len(first)).entry(bytes(16), b"two")
     assert [(entry.begin, content) for entry, content in reading(file)] == [
@@ -359,7 +351,7 @@ def test_the_next_entry_begins_on_the_grid_after_a_torn_write():
     ]
 
 
-def test_a_writer_told_how_much_of_a_torn_write_arrived_goes_on_from_there():
+def test_writer_continues_after_a_torn_write():
     writer = LogWriter()
     file = writer.entry(bytes(16), b"one") + writer.entry(bytes(16), b"2" * 100_000)[:70_000]
     writer = LogWriter(len(file))
@@ -395,7 +387,7 @@ def test_user_data_of_another_length_is_refused(size_bytes):
         LogWriter().entry(bytes(size_bytes), b"")
 
 
-def test_a_content_past_the_formats_limit_is_refused_and_changes_nothing():
+def test_content_beyond_the_limit_is_refused_without_a_change():
     writer = LogWriter()
     writer.entry(bytes(16), b"x")
     before = writer.position
@@ -433,7 +425,7 @@ def test_writing_copies_a_large_content_once():
     assert peak < 1.2 * len(content)
 
 
-def test_padding_completes_an_entry_of_which_only_zeros_were_missing():
+def test_padding_completes_an_entry_with_missing_zeros():
     whole = LogWriter().entry(bytes(16), b"2" + bytes(10))
     file = whole[:-5] + LogWriter(len(whole) - 5).entry(bytes(16), b"next")
     assert [content for _, content in reading(file)] == [b"2" + bytes(10), b"next"]
@@ -450,13 +442,13 @@ def test_padding_completes_an_entry_of_which_only_zeros_were_missing():
 @example(
     [("entry", bytes(16), BLOCK_PAYLOAD - 60), ("entry", bytes(16), 0), ("entry", bytes(16), 3)]
 )
-def test_what_was_written_reads_back(steps):
+def test_written_entries_read_back(steps):
     file, entries = written(steps)
     assert reading(file) == entries
 
 
 @given(STEPS, st.data())
-def test_a_truncated_log_has_its_first_entries_and_at_most_one_torn(steps, data):
+def test_truncated_log_has_its_first_entries_and_one_torn(steps, data):
     file, entries = written(steps)
     cut = data.draw(st.integers(0, len(file)))
     found = reading(file[:cut])
@@ -469,7 +461,7 @@ def test_a_truncated_log_has_its_first_entries_and_at_most_one_torn(steps, data)
 
 
 @given(STEPS, STEPS, st.data())
-def test_a_truncated_log_that_was_written_on_has_all_that_was_written_since(steps, more, data):
+def test_continued_truncated_log_has_all_later_entries(steps, more, data):
     file, entries = written(steps)
     cut = data.draw(st.integers(0, len(file)))
     start = line_at_or_after(cut)
@@ -486,14 +478,12 @@ def test_a_truncated_log_that_was_written_on_has_all_that_was_written_since(step
     torn = dict(entries[len(whole) : len(whole) + 1])
     assert all(
         content in (None, torn[entry]) for entry, content in before[len(whole) :]
-    )  # right where only zeros were cut off
+    )  # right if only zeros were cut off
 
 
 @given(STEPS.filter(lambda steps: any(step[0] == "entry" for step in steps)), st.data())
-def test_a_flipped_byte_invents_nothing_and_loses_only_what_is_near(steps, data):
-    """Lost are, at most, entries of its block and on to the end of the block in which the last
-    entry that began there ends.
-    """
+def test_flipped_byte_affects_only_nearby_entries(steps, data):
+    """Only entries up to the end of the last entry that begins in the block may be lost."""
     file, entries = written(steps)
     place = data.draw(st.integers(0, len(file) - 1))
     broken = bytearray(file)
@@ -556,10 +546,8 @@ def test_arbitrary_bytes_are_read_without_an_error(junk, offset):
 # Forged files
 
 
-def test_a_meter_that_lies_adds_the_entry_that_it_names_and_hides_no_other():
-    """One that names an entry inside a content, as an attacker would: what is reached without it
-    stays reached.
-    """
+def test_lying_meter_hides_no_other_entry():
+    """Forge a meter that names an entry inside of a content: other entries stay reachable."""
     inner = LogWriter().entry(b"inner entry here", b"false")[METER_BYTES:]
     writer = LogWriter()
     file = bytearray(writer.entry(bytes(16), bytes(44) + inner))
@@ -585,7 +573,7 @@ def test_a_meter_that_names_no_legal_begin_counts_as_damaged(named):
 
 
 @pytest.mark.parametrize("size_bytes", [100, MAX_CONTENT_BYTES])
-def test_a_forged_size_makes_the_reader_ask_for_nothing_beyond_the_file(size_bytes):
+def test_forged_size_reads_nothing_beyond_the_file(size_bytes):
     file = b"romkatv/chunkio\n" + forged_header(size_bytes)
     counting = Counting(file)
     reader = LogReader(counting.read, len(file))
@@ -602,7 +590,7 @@ def test_a_forged_size_makes_the_reader_ask_for_nothing_beyond_the_file(size_byt
     assert peak < 100_000
 
 
-def test_a_content_that_would_end_past_the_file_is_not_read_to_find_the_way_on():
+def test_content_that_ends_past_the_file_is_not_read():
     file = bytearray(BLOCK_BYTES + 1000)
     put(file, METER_BYTES, forged_header(BLOCK_BYTES + 2000))
     counting = Counting(bytes(file))
@@ -626,7 +614,7 @@ def test_a_size_past_the_formats_limit_is_no_header():
         {"user": b"?"},
     ],
 )
-def test_an_entry_that_the_file_does_not_have_has_no_content(change):
+def test_missing_entry_has_no_content(change):
     reader = reader_of(LogWriter().entry(bytes(16), b"ab"))
     assert reader.content(LogEntry(0, 58, bytes(16), 2)) == b"ab"
     other = LogEntry(
@@ -638,10 +626,8 @@ def test_an_entry_that_the_file_does_not_have_has_no_content(change):
     assert reader.content(other) is None
 
 
-def test_overlapping_contents_claimed_from_every_block_are_read_in_linear_time():
-    """Each block's meter names its own header, whose content runs on to the end and whose last
-    meter is gone.
-    """
+def test_overlapping_contents_are_read_in_linear_time():
+    """Let each meter name a header whose content extends to the end, without its last meter."""
     blocks = 200
     file = bytearray(blocks * BLOCK_BYTES + 100)
     claimed = []
@@ -656,7 +642,7 @@ def test_overlapping_contents_claimed_from_every_block_are_read_in_linear_time()
     assert counting.asked_bytes < 6 * len(file)
 
 
-def test_thousands_of_meters_that_name_one_entry_have_it_read_once():
+def test_entry_named_by_many_meters_is_read_once():
     writer = LogWriter()
     file = bytearray(writer.entry(bytes(16), b"x") + writer.entry(bytes(16), b"y") + bytes(4 << 20))
     for line in range(BLOCK_BYTES, len(file) - METER_BYTES, BLOCK_BYTES):
@@ -666,7 +652,7 @@ def test_thousands_of_meters_that_name_one_entry_have_it_read_once():
     assert counting.asked_bytes < BLOCK_BYTES + len(file) // 1000
 
 
-def test_a_scan_asks_for_a_block_at_a_time_and_each_once():
+def test_scan_reads_each_block_once():
     file = b"".join(map(LogWriter().entry, [bytes(16)] * 500, map(bytes, range(1000, 1500))))
     counting = Counting(file)
     assert len(list(LogReader(counting.read, len(file)).entries())) == 500
@@ -674,7 +660,7 @@ def test_a_scan_asks_for_a_block_at_a_time_and_each_once():
     assert counting.asked_bytes < 1.01 * len(file)
 
 
-def test_headers_that_span_one_line_have_its_two_blocks_read_once():
+def test_headers_across_a_line_read_each_block_once():
     file = bytearray(40 * BLOCK_BYTES)
     for number in range(1, 40):
         put(file, number * BLOCK_BYTES, meter(BLOCK_BYTES - number))
@@ -683,7 +669,7 @@ def test_headers_that_span_one_line_have_its_two_blocks_read_once():
     assert counting.asked_bytes == 2 * BLOCK_BYTES + 39 * METER_BYTES
 
 
-def test_a_files_size_that_is_too_large_by_far_does_not_keep_the_reader():
+def test_wrong_file_size_does_not_delay_the_reader():
     file = LogWriter().entry(bytes(16), b"x")
     file += forged_header(MAX_CONTENT_BYTES)
     asked = []
@@ -718,7 +704,7 @@ def test_memory_is_bounded_by_the_content_asked_for():
     assert peak < 1.3 * len(content)
 
 
-def test_what_the_file_raises_is_raised():
+def test_errors_of_the_file_are_raised():
     def broken(start: int, end: int) -> bytes:
         raise OSError(f"no bytes {start} to {end}")
 
@@ -734,7 +720,7 @@ def damage_of(file: bytes) -> list[LogDamage]:
 
 
 @pytest.mark.parametrize("vector", FILES, ids=lambda v: v["name"])
-def test_a_check_finds_no_damage_where_a_writer_was_not_torn(vector):
+def test_check_finds_no_damage_in_an_intact_log(vector):
     file = (VECTORS / vector["file"]).read_bytes()
     torn = [line for line in vector["script"] if line.startswith("truncate")]
     assert bool(damage_of(file)) == bool(torn)
@@ -744,7 +730,7 @@ def test_a_check_finds_no_damage_where_a_writer_was_not_torn(vector):
 
 
 @pytest.mark.parametrize("case", DAMAGE, ids=lambda v: v["name"])
-def test_a_check_finds_every_damage_that_can_be_told(case):
+def test_check_finds_every_detectable_damage(case):
     entry_ends = {entry.end for entry, _ in reading((VECTORS / case["base"]).read_bytes())}
     file = damaged(case)
     cut_behind_an_entry = all("truncate" in one for one in case["ops"]) and len(
@@ -754,7 +740,7 @@ def test_a_check_finds_every_damage_that_can_be_told(case):
 
 
 @given(STEPS, st.data())
-def test_a_check_finds_each_changed_byte_and_salvage_all_that_it_did_not_touch(steps, data):
+def test_check_and_salvage_find_each_changed_byte(steps, data):
     file, entries = written(steps)
     assert damage_of(file) == []
     if not file:
@@ -774,7 +760,7 @@ def test_a_check_finds_each_changed_byte_and_salvage_all_that_it_did_not_touch(s
     assert {entry for entry in whole if whole[entry].reachable} == reached & set(whole)
 
 
-def test_salvage_finds_what_a_damaged_header_hides_and_marks_it():
+def test_salvage_marks_entries_behind_a_damaged_header():
     case = next(case for case in DAMAGE if case["name"] == "many_header5")
     file = damaged(case)
     found = list(reader_of(file).salvage())
@@ -785,7 +771,7 @@ def test_salvage_finds_what_a_damaged_header_hides_and_marks_it():
     assert sum(one.reachable for one in found) == len(reading(file)) == 144
 
 
-def test_salvage_marks_a_log_that_is_the_content_of_an_entry():
+def test_salvage_marks_a_log_inside_an_entry():
     found = list(reader_of((VECTORS / "embedded_plain.chunkio").read_bytes()).salvage())
     assert [(one.entry.begin, one.reachable, one.inside) for one in found] == [
         (0, True, None),
@@ -794,7 +780,7 @@ def test_salvage_marks_a_log_that_is_the_content_of_an_entry():
     ]
 
 
-def test_a_check_and_a_salvage_of_forged_overlapping_contents_take_linear_time():
+def test_check_and_salvage_of_forged_contents_are_linear():
     file = bytearray(100 * BLOCK_BYTES)
     for number in range(99):
         put(
@@ -860,7 +846,7 @@ def test_deflate_contents_are_inflated_by_pieces(piece_bytes):
         (DEFLATED + b"x", "behind"),
     ],
 )
-def test_what_is_no_deflate_content_is_refused(content, said):
+def test_invalid_deflate_content_is_refused(content, said):
     with pytest.raises(MalformedArchive, match=said):
         list(inflated([content]))
 

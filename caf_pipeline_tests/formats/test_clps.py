@@ -1,6 +1,4 @@
-"""clp-s archives: what clp-s itself says of its own, its verdict on damaged ones, bounded work for
-forged ones.
-"""
+"""clp-s archives: archives of clp-s, damaged archives, and bounded work for forged ones."""
 
 import json
 import struct
@@ -8,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,13 +22,23 @@ from caf_pipeline.formats.clps import (
     read_metadata,
     read_times,
 )
+from caf_pipeline_tests.support.clps_archives import (
+    WHOLE,
+    archive_info,
+    built,
+    files,
+    frame,
+    range_index,
+    times,
+    wrapped,
+)
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "clps"
 REAL = json.loads((VECTORS / "manifest.json").read_text())
 ODD = json.loads((VECTORS / "corrupt.json").read_text())
 
 READ_AS_METADATA = {"version_0_3_1", "truncate_1696", "packets_no_tsdict"}
-"""What clp-s refuses for its records' sake: the metadata are whole, and nothing in them tells."""
+"""Archives that clp-s refuses because of their records: their metadata are valid."""
 
 
 def opened(file: bytes, first_bytes: int = FIRST_READ_BYTES):
@@ -49,74 +55,15 @@ def records_of(file: bytes) -> int:
     return count_records(file[table.offset : table.offset + table.size], name="it")
 
 
-def archive_info(**fields) -> tuple[int, bytes]:
-    return 0, msgspec.msgpack.encode(fields or {"num_segments": 1})
-
-
-def files(entries=None, **others) -> tuple[int, bytes]:
-    default = [{"n": name, "o": number} for number, name in enumerate(SECTIONS)]
-    return 1, msgspec.msgpack.encode({"files": default if entries is None else entries, **others})
-
-
-def times(*ranges: tuple[bytes, list[int], int, bytes], patterns=()) -> tuple[int, bytes]:
-    packet = struct.pack("<Q", len(ranges))
-    for key, columns, encoding, values in ranges:
-        packet += (
-            struct.pack(
-                f"<Q{len(key)}sQ{len(columns)}iQ", len(key), key, len(columns), *columns, encoding
-            )
-            + values
-        )
-    packet += struct.pack("<Q", len(patterns))
-    return 2, packet + b"".join(
-        struct.pack(f"<QQ{len(text)}s", number, len(text), text) for number, text in patterns
-    )
-
-
-def range_index(*entries) -> tuple[int, bytes]:
-    return 3, msgspec.msgpack.encode(list(entries))
-
-
-def built(
-    *packets: tuple[int, bytes], count: int | None = None, trailing: bytes = b"", **header
-) -> bytes:
-    """Make an archive of these packets, whose sections hold nothing of use."""
-    plain = bytes([len(packets) if count is None else count])
-    plain += (
-        b"".join(struct.pack("<BI", kind, len(payload)) + payload for kind, payload in packets)
-        + trailing
-    )
-    return wrapped(frame(plain), **header)
-
-
-def wrapped(
-    metadata: bytes,
-    *,
-    sections: int = 100,
-    total: int | None = None,
-    metadata_size: int | None = None,
-    kind=0,
-) -> bytes:
-    size = len(metadata) if metadata_size is None else metadata_size
-    total = HEADER_BYTES + len(metadata) + sections if total is None else total
-    head = struct.pack("<4sHBBQQ32xIH2x", b"\xfd\x2f\xc5\x30", 0, 5, 0, 12345, total, size, kind)
-    return head + metadata + bytes(sections)
-
-
-def frame(plain: bytes) -> bytes:
-    return pa.compress(plain, codec="zstd", asbytes=True)
-
-
-WHOLE = (archive_info(), files(), times(), range_index({"e": 2, "f": {"_filename": "a"}, "s": 0}))
 PLAIN = bytes([len(WHOLE)]) + b"".join(
     struct.pack("<BI", kind, len(payload)) + payload for kind, payload in WHOLE
 )
 
-# What clp-s wrote
+# Archives of clp-s
 
 
 @pytest.mark.parametrize("vector", REAL, ids=lambda v: v["name"])
-def test_the_metadata_of_a_real_archive_say_what_clp_s_printed(vector):
+def test_metadata_of_real_archives_match_clp_s(vector):
     file, wanted, printed = (
         (VECTORS / vector["file"]).read_bytes(),
         vector["expected"],
@@ -160,7 +107,7 @@ def test_the_metadata_of_a_real_archive_say_what_clp_s_printed(vector):
 
 
 @pytest.mark.parametrize("vector", ODD, ids=lambda v: v["name"])
-def test_an_odd_archive_is_refused_where_clp_s_refuses_its_metadata(vector):
+def test_odd_archive_is_refused_as_clp_s_refuses_it(vector):
     file = (VECTORS / vector["file"]).read_bytes()
     if vector["clp_s_0.12.1b0"]["extract_rc"] == 0 or vector["name"] in READ_AS_METADATA:
         assert [one.name for one in opened(file).sections] == list(SECTIONS)
@@ -169,7 +116,7 @@ def test_an_odd_archive_is_refused_where_clp_s_refuses_its_metadata(vector):
             opened(file)
 
 
-def test_two_reads_give_the_metadata_and_one_where_they_are_short():
+def test_metadata_take_at_most_two_reads():
     file = (VECTORS / "two_files_0.12.1b0.clps").read_bytes()
     asked = []
 
@@ -232,7 +179,7 @@ def test_the_times_alone_are_those_of_all_the_metadata(vector):
         wrapped(b"".join(frame(bytes([one])) for one in PLAIN)),
     ],
 )
-def test_what_clp_s_takes_is_taken(file):
+def test_archives_that_clp_s_accepts_are_accepted(file):
     assert set(SECTIONS) <= {one.name for one in opened(file).sections}
 
 
@@ -307,7 +254,7 @@ def test_what_clp_s_takes_is_taken(file):
         ),
     ],
 )
-def test_what_breaks_a_rule_is_refused_in_one_sentence(file, said):
+def test_archives_that_break_a_rule_are_refused(file, said):
     with pytest.raises(ArchiveError, match=said) as refused:
         opened(file)
     assert str(refused.value).startswith("it: ")
@@ -320,7 +267,7 @@ def test_metadata_that_end_within_a_frame_are_refused(cut):
         opened(wrapped(metadata))
 
 
-def test_fields_of_an_input_may_be_anything_and_names_any_bytes():
+def test_input_fields_and_names_may_be_anything():
     fields = {
         "_filename": "n",
         "_file_split_number": 3,
@@ -335,7 +282,7 @@ def test_fields_of_an_input_may_be_anything_and_names_any_bytes():
 
 
 @pytest.mark.parametrize(("records", "tables"), [(0, []), (70, [60, 10]), (40_000, [1] * 40_000)])
-def test_records_are_summed_up_where_the_metadata_do_not_tell(records, tables):
+def test_records_are_counted_without_their_metadata(records, tables):
     plain = struct.pack("<QQQQQ", 1, 0, 99, 0, len(tables))
     plain += b"".join(
         struct.pack("<QQiQ", 0, 0, number, count) for number, count in enumerate(tables)
@@ -390,7 +337,7 @@ def milliseconds(first, last) -> bytes:
     return struct.pack("<qq", first, last)
 
 
-def test_times_are_those_of_all_keys_and_told_only_where_each_key_tells_them():
+def test_times_are_known_only_if_every_key_has_them():
     told = [
         times((b"a", [1], 1, milliseconds(5, 9)), (b"b", [2], 1, milliseconds(-3, 7))),
         times((b"a", [1], 1, milliseconds(5, 9)), (b"b", [2], 2, struct.pack("<dd", 1.5, 2.5))),
@@ -441,6 +388,7 @@ _HOSTILE = """
 import sys
 from caf_pipeline.errors import ArchiveError
 from caf_pipeline_tests.formats.test_clps import *
+from caf_pipeline_tests.support.clps_archives import *
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 before = peak_bytes()
 one = b"\\x83\\xa1s\\x00\\xa1e\\x00\\xa1f\\x80"
@@ -465,4 +413,4 @@ def test_memory_is_bounded_for_every_forged_archive():
     done = subprocess.run(
         [sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 400  # MiB, of which making them takes a half
+    assert int(done.stdout) < 400  # MiB; making them takes half

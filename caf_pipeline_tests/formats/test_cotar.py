@@ -1,6 +1,4 @@
-"""cotar indexes: the real builder's byte for byte, and an answer or a refusal for every damaged
-one.
-"""
+"""cotar indexes: those of the real builder, and damaged indexes."""
 
 import contextlib
 import gzip
@@ -32,7 +30,7 @@ SAME = [
     "no_eof_blocks",
     "tenk",
 ]
-"""Archives of which the real builder makes the right index."""
+"""Archives that the real builder indexes correctly."""
 
 OTHERS = {
     "no_files": [],
@@ -43,7 +41,7 @@ OTHERS = {
     "pax_longname": [f"{'d' * 60}/{'e' * 60}/file.txt", "short"],
     "pax_global": ["short"],
 }
-"""Archives of which it makes none or a wrong one, and the files that they have."""
+"""Archives that it indexes wrongly or not at all, and their files."""
 
 CUT_OFF = [
     "truncated_data",
@@ -67,7 +65,7 @@ def files_in(tar: bytes):
 
 
 class Counted:
-    """A file that counts the reads behind the first, of its end."""
+    """A file that counts the reads after that of its end."""
 
     def __init__(self, content: bytes):
         self.content, self.reads = content, 0
@@ -100,7 +98,7 @@ def test_an_index_is_byte_for_byte_the_real_builders(name):
 
 
 @pytest.mark.parametrize(("name", "names"), OTHERS.items(), ids=OTHERS)
-def test_what_the_real_builder_gets_wrong_is_indexed_right(name, names):
+def test_files_that_the_real_builder_loses_are_indexed(name, names):
     tar = vector(f"{name}.tar")
     files = files_in(tar)
     index = index_of(files)
@@ -122,16 +120,16 @@ def test_a_tar_that_is_cut_off_has_no_index(name):
 @pytest.mark.parametrize(
     "name", [name for name in TARS if (VECTORS / f"{name}.tar.index").exists()]
 )
-def test_names_are_found_in_the_real_builders_indexes_as_the_real_reader_finds_them(name, embedded):
+def test_names_are_located_as_by_the_real_reader(name, embedded):
     found = opened(vector(f"{name}.tar.index"), vector(f"{name}.tar") if embedded else None)
     for look in TARS[name]["lookup_external"]["results"]:
         expected = look["index"] and (look["index"]["offset"], look["index"]["size"])
         if expected is None and not look["name"].isascii():
-            continue  # it finds none of these by their names: see the next test
+            continue  # it cannot locate these by name: see the next test
         assert found.find(look["name"].encode()) == expected
 
 
-def test_a_name_that_was_taken_for_latin_1_is_found_by_its_own():
+def test_name_taken_for_latin_1_is_located():
     found = opened(vector("gnu_utf8_names.tar.index"))
     assert found.find("café.txt".encode()) == found.find("cafÃ©.txt".encode()) == Slot(512, 3)
     assert found.find("日本/😀".encode()) == Slot(2560, 2)
@@ -168,7 +166,7 @@ def test_an_index_whose_damage_does_not_matter_is_read(name):
             )
 
 
-def test_a_slot_that_lost_its_hash_is_damage_and_not_a_missing_file():
+def test_slot_without_hash_is_damage():
     found = opened(vector("x_rec_hash_only_zero.tar.index"))
     with pytest.raises(MalformedArchive, match="damaged"):
         found.find(b"b.txt")
@@ -179,10 +177,10 @@ BASIC, TAR = vector("basic.tar.index"), vector("basic.tar")
 SIX = BASIC[:4] + (6).to_bytes(4, "little")
 
 
-def test_behind_a_tar_only_the_last_header_is_needed_to_find():
+def test_index_behind_a_tar_needs_only_its_last_header():
     found = opened(b"\0" * 8 + BASIC[8:], TAR)
     assert found.find(b"b.txt") == Slot(3584, 512)
-    with pytest.raises(MalformedArchive, match="what is not there"):
+    with pytest.raises(MalformedArchive, match="damaged"):
         found.find(b"nope")
 
 
@@ -211,7 +209,7 @@ def test_behind_a_tar_only_the_last_header_is_needed_to_find():
         "version 1",
     ],
 )
-def test_a_damaged_index_behind_a_tar_is_refused_or_finds_nothing_wrong(index):
+def test_damaged_index_behind_a_tar_locates_nothing_wrong(index):
     names = {file.name: Slot(file.start_byte, file.size_bytes) for file in files_in(TAR)}
     try:
         found = opened(index, TAR)
@@ -223,7 +221,7 @@ def test_a_damaged_index_behind_a_tar_is_refused_or_finds_nothing_wrong(index):
         pytest.fail("nothing was refused")
 
 
-def test_of_two_indexes_behind_a_tar_the_last_counts():
+def test_last_index_behind_a_tar_counts():
     assert opened(BASIC, TAR + vector("one_file.tar.index")).find(b"b.txt") == Slot(3584, 512)
 
 
@@ -234,7 +232,7 @@ def test_a_full_table_ends_a_search_after_one_turn():
     assert found.find(b"nope") is None
 
 
-def test_a_search_through_a_table_that_nobody_makes_is_given_up():
+def test_search_of_an_oversized_table_is_abandoned():
     count = 1 << 28
     header = b"COT\2" + count.to_bytes(4, "little")
     full = (b"\1" * 16) * (SUFFIX_BYTES // 16)
@@ -258,11 +256,11 @@ FILES = st.lists(st.binary(min_size=1, max_size=30), unique=True, max_size=300).
 @given(FILES, st.booleans())
 @example([FileRange(b"%d" % number, 512 * number, 1) for number in range(20_000)], True)
 @settings(max_examples=80)
-def test_every_file_is_found_by_at_most_one_read_and_no_other_is(files, embedded):
+def test_each_file_is_located_with_at_most_one_read(files, embedded):
     found = opened(index_of(files), bytes(1024) if embedded else None)
     found.file.reads = 0
-    for each in files[:2000]:
-        assert found.find(each.name) == Slot(each.start_byte, each.size_bytes)
+    for file in files[:2000]:
+        assert found.find(file.name) == Slot(file.start_byte, file.size_bytes)
     assert found.file.reads <= min(len(files), 2000)
     assert found.find(b"?" * 31) is None
 
@@ -286,7 +284,7 @@ def test_slots_are_filled_as_by_one_insertion_after_the_other(files):
 
 
 @pytest.mark.parametrize("file", [FileRange(b"a", 512, 1 << 32), FileRange(b"a", 1 << 41, 1)])
-def test_what_the_format_cannot_hold_is_refused_by_its_name(file):
+def test_unindexable_names_are_refused(file):
     with pytest.raises(MemberRefused, match="'a'"):
         index_of([file])
 

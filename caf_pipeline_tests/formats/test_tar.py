@@ -1,6 +1,4 @@
-"""Tar archives: every variant's members as Python's tarfile finds them, and headers that others
-read.
-"""
+"""Tar archives: members of every variant as tarfile reads them, and written headers."""
 
 import io
 import subprocess
@@ -21,7 +19,7 @@ LONG = "d" * 60 + "/" + "e" * 90 + "/" + "f" * 120
 
 
 def made(members, tar_format=tarfile.PAX_FORMAT, **more) -> bytes:
-    """Return an archive of `(name, body)`, or of TarInfo objects as they are."""
+    """Return an archive of `(name, body)` pairs or TarInfo objects."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tar_format, **more) as tar:
         for member in members:
@@ -43,11 +41,11 @@ def info(name, kind, link="") -> tarfile.TarInfo:
 PAX = info(LONG, tarfile.REGTYPE).tobuf(tarfile.PAX_FORMAT)
 GNU = info("g" * 120, tarfile.REGTYPE).tobuf(tarfile.GNU_FORMAT)
 NAMED_TWICE = PAX[:-512] + GNU[:-512] + PAX[-512:]
-"""A member with a PAX header and, behind it, a long name of GNU."""
+"""Return a member with a PAX header and then a long name of GNU."""
 
 
 def members_of(tar: bytes, **more):
-    """Walk an archive by a reader that cannot go back, and that refuses what is not there."""
+    """Walk an archive with a reader that only moves forward, and refuses missing bytes."""
     read_to = 0
 
     def read(start, end):
@@ -74,7 +72,7 @@ def test_members_are_those_that_tarfile_finds(tar_format, bodies):
     tar = made(bodies.items(), tar_format)
     assert bodies_of(tar) == bodies
     with tarfile.open(fileobj=io.BytesIO(tar)) as other:
-        places = [(each.offset_data, each.size) for each in other.getmembers()]
+        places = [(member.offset_data, member.size) for member in other.getmembers()]
     assert [
         (file.start_byte, file.size_bytes) for file in files_of(members_of(tar)).files
     ] == places
@@ -91,7 +89,7 @@ def test_members_are_those_that_tarfile_finds(tar_format, bodies):
 )
 @example(bodies={"": b"no name"})
 @settings(max_examples=60)
-def test_what_is_written_is_read_by_tarfile_and_by_us(bodies):
+def test_written_tar_is_readable_by_tarfile_and_us(bodies):
     tar = b"".join(
         header(name.encode(), len(body)) + body + padding(len(body))
         for name, body in bodies.items()
@@ -100,12 +98,12 @@ def test_what_is_written_is_read_by_tarfile_and_by_us(bodies):
     assert len(tar) % 10_240 == 0
     assert bodies_of(tar) == bodies
     with tarfile.open(fileobj=io.BytesIO(tar)) as other:
-        found = [(each.name, each.size) for each in other.getmembers()]
+        found = [(member.name, member.size) for member in other.getmembers()]
     assert [size for _, size in found] == [len(body) for body in bodies.values()]
     assert [name.rstrip("/") for name, _ in found] == [name.rstrip("/") for name in bodies]
 
 
-def test_gnu_tar_extracts_what_is_written(tmp_path):
+def test_gnu_tar_extracts_written_archives(tmp_path):
     bodies = {"a": b"1", "ü": b"2" * 600, LONG: b"3", "p" * 150 + "/" + "n" * 100: b"4"}
     tar = b"".join(
         header(name.encode(), len(body)) + body + padding(len(body))
@@ -116,7 +114,7 @@ def test_gnu_tar_extracts_what_is_written(tmp_path):
     assert {name: (tmp_path / name).read_bytes() for name in bodies} == bodies
 
 
-def test_a_size_that_ustar_cannot_hold_stands_in_a_pax_header():
+def test_large_size_is_in_a_pax_header():
     head = header(b"huge", 8 << 30)
     with tarfile.open(fileobj=io.BytesIO(head + bytes(1024))) as tar:
         assert tar.next().size == 8 << 30
@@ -151,11 +149,11 @@ def test_a_size_that_ustar_cannot_hold_stands_in_a_pax_header():
     ],
     ids=lambda given: None if isinstance(given, bytes) else " ".join(given) or "none",
 )
-def test_what_is_extracted_last_is_what_is_found(tar, bodies):
+def test_last_member_of_a_name_counts(tar, bodies):
     assert bodies_of(tar) == bodies
 
 
-def test_a_repeated_link_is_found_once_for_each_time_that_it_means_the_same():
+def test_repeated_link_counts_once_for_each_target():
     tar = made([("a", b"1"), info("l", tarfile.LNKTYPE, "a"), info("l", tarfile.LNKTYPE, "a")])
     assert [file.name for file in files_of(members_of(tar)).files] == [b"a", b"l", b"l"]
 
@@ -173,7 +171,7 @@ def test_links_in_a_circle_are_refused():
         )
 
 
-def test_a_long_chain_of_links_and_many_pax_records_cost_no_more_than_they_are():
+def test_long_link_chains_and_pax_headers_are_linear():
     links = [info(f"l{number}", tarfile.LNKTYPE, f"l{number + 1}") for number in range(10_000)]
     records = {f"user.{number}": "" for number in range(20_000)}
     found = files_of(members_of(made([*links, ("l10000", b"1")], pax_headers=records))).files
@@ -181,12 +179,12 @@ def test_a_long_chain_of_links_and_many_pax_records_cost_no_more_than_they_are()
     assert len({file.start_byte for file in found}) == 1
 
 
-def test_a_name_that_would_not_be_read_back_is_not_written():
+def test_unreadable_name_is_not_written():
     with pytest.raises(MemberRefused):
         header(b"n" * (1 << 20), 0)
 
 
-def test_an_archive_ends_at_two_blocks_of_zeros_unless_told_to_go_on():
+def test_two_zero_blocks_end_an_archive_by_default():
     one, other = made([("a", b"1")]), made([("b", b"2")])
     assert bodies_of(one + other) == {"a": b"1"}
     assert bodies_of(one + other, ignore_zeros=True) == {"a": b"1", "b": b"2"}
@@ -209,9 +207,9 @@ def test_a_checksum_of_signed_bytes_is_right_too():
     assert bodies_of(bytes(tar)) == {"ü": b"1"}
 
 
-def test_a_sparse_file_is_told_and_has_no_range(tmp_path):
+def test_sparse_file_has_no_range(tmp_path):
     with (tmp_path / "s").open("wb") as file:
-        for position in range(0, 100 << 20, 4 << 20):  # more holes than the header itself holds
+        for position in range(0, 100 << 20, 4 << 20):  # more holes than the header holds
             file.seek(position)
             file.write(b"x")
     (tmp_path / "a").write_bytes(b"1")
@@ -232,7 +230,7 @@ def test_an_archive_that_is_cut_off_is_refused(cut):
         members_of(tar[:cut])
 
 
-def test_a_name_without_its_member_is_refused():
+def test_name_without_member_is_refused():
     tar = made([(LONG, b"1")], tarfile.GNU_FORMAT)
     with pytest.raises(MalformedArchive, match="cut off"):
         members_of(tar[: 2 * BLOCK_BYTES])
@@ -281,7 +279,7 @@ def test_pax_records_that_are_none_are_refused(records):
         members_of(bytes(tar))
 
 
-def test_a_name_of_a_gibibyte_is_refused_before_it_is_read():
+def test_oversized_name_is_refused_before_reading():
     tar = bytearray(made([(LONG, b"1")], tarfile.GNU_FORMAT))
     tar[124:136] = b"%011o\0" % (1 << 30)
     tar[148:156] = b"        "
@@ -306,7 +304,7 @@ BASE = made(
     st.integers(0, len(BASE)),
 )
 @settings(max_examples=300)
-def test_whatever_the_bytes_are_ranges_lie_inside_or_it_is_refused(edits, cut):
+def test_ranges_of_any_bytes_lie_inside_the_file(edits, cut):
     tar = bytearray(BASE)
     for place, value in edits:
         tar[place] = value

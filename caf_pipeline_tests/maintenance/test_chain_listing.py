@@ -1,6 +1,4 @@
-"""The bulk look: which chunks the store's lists make suspect, what a list cannot do, and what a
-pass asks and leaves.
-"""
+"""The chain listing: suspect chunks, incomplete lists, and the requests of a pass."""
 
 import base64
 import hashlib
@@ -15,7 +13,7 @@ from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease, lists_lease
 from caf_pipeline.maintenance import chain_listing
-from caf_pipeline.maintenance.chain_listing import look_in_bulk
+from caf_pipeline.maintenance.chain_listing import check_chain_listing
 from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.steps import chunk_steps
@@ -94,7 +92,7 @@ def states(context):
 
 
 def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.chunks, found.listed, found.copies) == (len(names), len(names), 3 * len(names))
     assert (found.suspected, found.trouble, found.left_out, suspected(context)) == (
         set(),
@@ -105,49 +103,41 @@ def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
     assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (found.began, 0)
 
 
-def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(
-    context, store, names
-):
+def test_unlisted_chunk_is_looked_at_first_and_damaged(context, store, names):
     for _ in prove_oldest(context, 9):
-        pass  # the last one is now the one that was looked at last
+        pass  # the last chunk was looked at last
     store.forget(posting(context, names[-1]))
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert (suspected(context), states(context)) == ([names[-1]], {ChunkState.LOCATED})
     (report,) = prove_oldest(context, 1)
     assert (report.chunk.name, report.chunk.state) == (names[-1], ChunkState.DAMAGED)
     assert suspected(context) == []
 
 
-def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_left(
-    context, store, names
-):
+def test_lost_copy_makes_a_chunk_suspect(context, store, names):
     store.required_copies = 2
     store.unlisted = {"bert"}
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == sorted(names)
     assert all(report.proven for report in prove_oldest(context, 9))
     assert suspected(context) == []
 
 
-def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_not_does_not(
-    context, store, names, database
-):
+def test_only_a_stale_proof_makes_a_chunk_suspect(context, store, names, database):
     store.height, store.proven = (
         1050,
         {"bert": 850},
     )  # windows begin with the start, a bit more than 100, and have 100 blocks
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == []
     store.proven = {"bert": 750}
     make_due(database)
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == sorted(names)
     assert {copy.windows for name in names for copy in context.ledger.replicas.list(name)} == {0}
 
 
-def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(
-    context, store, names
-):
+def test_copy_without_any_proof_makes_a_chunk_suspect(context, store, names):
     whole, lacking = store.proof_pages, posting(context, names[0]).merkle_root
 
     def without(provider):
@@ -155,22 +145,22 @@ def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(
         return pages if provider == "bert" else whole(provider)
 
     store.proof_pages = without
-    assert look_in_bulk(context).copies == 3 * len(names) - 1
+    assert check_chain_listing(context).copies == 3 * len(names) - 1
     assert suspected(context) == names[:1]
 
 
-def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store, names, database):
+def test_complete_later_listing_clears_suspicion(context, store, names, database):
     posts, store.posts = store.posts, {}  # a node that lists nothing
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.suspected_chunks, suspected(context), states(context)) == (
         len(names),
         sorted(names),
         {ChunkState.LOCATED},
     )
     store.posts = posts
-    assert next(prove_oldest(context, 1)).proven  # the truth is found by the look alone
+    assert next(prove_oldest(context, 1)).proven  # only the look finds the truth
     make_due(database)
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == []
 
 
@@ -178,38 +168,37 @@ def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store
 # -----------------------------------------------------------------------------------------
 
 
-def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(
-    context, store, names, database
-):
+def test_broken_listing_makes_no_chunk_suspect(context, store, names, database):
     whole = store.file_pages
 
     def broken(archive_id):
         yield next(whole(archive_id))
-        raise StoreUnreachable("the node went away")
+        raise StoreUnreachable("no node")
 
     store.file_pages = broken
-    store.unlisted = {"bert"}  # what was read already is as little told
-    found = look_in_bulk(context)
-    assert (found.trouble, suspected(context)) == ("the node went away", [])
-    assert "cut off: the node went away" in found.described()
+    store.unlisted = {"bert"}  # nor do the pages that were read
+    found = check_chain_listing(context)
+    assert (found.trouble, suspected(context)) == ("no node", [])
+    assert "no node" in found.described()
     assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (None, 0)
     store.unlisted = set()
     assert len(list(prove_oldest(context, 9))) == len(names)
-    assert look_in_bulk(context) is None  # others must not all read at once what one could not
+    # Other sources must not repeat the failed pass.
+    assert check_chain_listing(context) is None
 
 
-def test_proofs_that_break_off_leave_what_the_whole_list_of_files_said(context, store, names):
+def test_broken_proofs_keep_the_result_of_the_files(context, store, names):
     store.forget(posting(context, names[0]))
 
     def broken(provider):
-        raise StoreUnreachable("the node went away")
+        raise StoreUnreachable("no node")
 
     store.proof_pages = broken
-    assert look_in_bulk(context).trouble
+    assert check_chain_listing(context).trouble
     assert suspected(context) == names[:1]
 
 
-def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspected(context, store):
+def test_chunk_located_during_the_listing_is_not_suspect(context, store):
     first, second, third = [chunk.name for chunk in plan(context).chunks][:3]
     archive_chunk(context, first)
     archive_chunk(context, second)
@@ -225,31 +214,29 @@ def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspec
         )
 
     store.file_pages = meanwhile
-    look_in_bulk(context)
+    check_chain_listing(context)
     assert suspected(context) == [second]
 
 
-def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, names, monkeypatch):
+def test_pages_beyond_the_limit_are_reported(context, store, names, monkeypatch):
     monkeypatch.setattr(chain_listing, "PROVIDER_PAGES", 1)
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert found.left_out == [
         f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")
     ]
-    assert suspected(context) == []  # of what was not read nothing is missing
+    assert suspected(context) == []  # nothing is missing among unread entries
     assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (None, 0)
 
 
-def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(
-    context, store, names, database, monkeypatch
-):
+def test_truncated_file_listing_proves_no_absence(context, store, names, database, monkeypatch):
     monkeypatch.setattr(chain_listing, "FILE_PAGES", 1)
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.listed, found.suspected, found.left_out) == (1, set(), ["files after 1 page"])
 
 
 def test_a_store_without_lists_has_no_pass(context, store, names):
     store.height = None
-    assert look_in_bulk(context) is None
+    assert check_chain_listing(context) is None
     assert suspected(context) == []
 
 
@@ -257,13 +244,11 @@ def test_a_store_without_lists_has_no_pass(context, store, names):
 # ------------------------------------------------------------------------------------------
 
 
-def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_minutes_only(
-    context, store, names, database
-):
+def test_one_listing_an_hour_serves_all_sources(context, store, names, database):
     store.forget(posting(context, names[0]))
-    look_in_bulk(context)
+    check_chain_listing(context)
     other = replace(context, source="another", holder=this_process("run-2"))
-    assert look_in_bulk(other) is None
+    assert check_chain_listing(other) is None
     assert suspected(context) == names[:1]
     with connected(database) as connection:
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM chain_listings"
@@ -271,13 +256,13 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
     make_due(database)
     assert context.ledger.chain_listings.begin(
         store.name, chain_listing.RETRY_SECONDS
-    )  # and its process dies
-    assert look_in_bulk(other) is None
+    )  # its process dies
+    assert check_chain_listing(other) is None
     make_due(database)
-    assert look_in_bulk(other).chunks == len(names)
-    with connected(database) as connection:  # written while the database's clock was a year ahead
+    assert check_chain_listing(other).chunks == len(names)
+    with connected(database) as connection:  # written while the clock was a year ahead
         connection.execute("UPDATE chain_listings SET next_at = next_at + interval '1 year'")
-    assert look_in_bulk(other).chunks == len(names)
+    assert check_chain_listing(other).chunks == len(names)
 
 
 def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
@@ -285,12 +270,10 @@ def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
     context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
     archive_everything(context)
     with ledger.leases.hold(lists_lease(store.name), this_process("run-2")):
-        assert look_in_bulk(context) is None
+        assert check_chain_listing(context) is None
 
 
-def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected_ones_nor_the_rest(
-    context, store, names
-):
+def test_unavailable_suspects_do_not_block_other_chunks(context, store, names):
     unanswered, gone, *others = names
     assert len(others) >= 2
     asked, root = store.read, posting(context, unanswered).merkle_root
@@ -302,7 +285,7 @@ def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected
 
     store.read = read
     posts, store.posts = store.posts, {}
-    look_in_bulk(context)
+    check_chain_listing(context)
     store.posts = posts
     store.forget(posting(context, gone))
     seen = []
@@ -313,9 +296,7 @@ def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected
     assert gone not in suspected(context)
 
 
-def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(
-    context, store, names, ledger, database
-):
+def test_a_quarter_of_looks_is_for_other_chunks(context, store, names, ledger, database):
     first, *others = names
     began, _ = ledger.chain_listings.located_copies()
     ledger.chain_listings.suspect(began, [ledger.chunks.get(name).caf_file_id for name in others])
@@ -330,9 +311,7 @@ def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(
 
 
 class ListingNode(ScriptedLcd):
-    """A node that lists so many files of the archive, each with three providers, in pages of what
-    is asked for.
-    """
+    """A node that lists files of the archive in pages, each file with three providers."""
 
     def __init__(self, archive_id, count):
         super().__init__()
@@ -384,7 +363,7 @@ class ListingNode(ScriptedLcd):
 
 @pytest.fixture
 def on_jackal(tmp_path, ledger, database):
-    """A source with so many located chunks in the ledger, and a node that lists them."""
+    """Return a source with many located chunks, and a node that lists them."""
     opened = []
 
     def make(count):
@@ -403,9 +382,9 @@ def on_jackal(tmp_path, ledger, database):
 
 
 @pytest.mark.parametrize(("count", "pages"), [(300, 4), (600, 8)])
-def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, count, pages):
+def test_requests_grow_with_pages_not_with_chunks(on_jackal, count, pages):
     context, node = on_jackal(count)
-    found = look_in_bulk(context)
+    found = check_chain_listing(context)
     assert (found.listed, found.copies, found.suspected, found.pages) == (
         count,
         3 * count,
@@ -414,10 +393,10 @@ def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, c
     )
     asked = [path for path in node.asked if path.startswith(("files", "proofs"))]
     assert len(asked) == pages
-    assert len(node.asked) <= 2 * pages + 5  # each page after a look at how far the node is
+    assert len(node.asked) <= 2 * pages + 5  # the node's height is checked before each page
 
 
-def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(on_jackal):
+def test_node_falling_behind_cuts_the_listing_off(on_jackal):
     context, node = on_jackal(600)
     context.store.chain._nodes._attempts = 1
     first = node.answers[f"files/note/caf_pipeline/{node.archive_id}"]
@@ -427,12 +406,12 @@ def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(o
         return first(params)
 
     node.answers[f"files/note/caf_pipeline/{node.archive_id}"] = falls_behind
-    found = look_in_bulk(context)
-    assert "is at block 50; 100 was seen before" in found.trouble
+    found = check_chain_listing(context)
+    assert "block 50" in found.trouble
     assert suspected(context) == []
 
 
-def test_the_doctor_asks_by_pages_too_and_one_by_one_only_for_what_the_list_does_not_have(
+def test_doctor_lists_pages_and_asks_for_missing_chunks_alone(
     on_jackal,
 ):
     context, node = on_jackal(300)

@@ -1,4 +1,4 @@
-"""What is decided on each object of a fresh inventory, and the files that are made of it."""
+"""Decisions about the objects of a fresh inventory, and the files with these decisions."""
 
 import csv
 import hashlib
@@ -68,7 +68,7 @@ ODD_KEYS = [
 
 
 def row(obj: S3Object, chunk: int = GOOD, **changes) -> dict:
-    """A location of an object."""
+    """Return a location of an object."""
     values = {
         "key": obj.key,
         "object_version": obj.object_version,
@@ -93,17 +93,17 @@ def write_located(path: Path, rows: list[dict]) -> Path:
 
 @dataclass
 class Decided:
-    """Decisions by (key, version id)."""
+    """Return decisions by (key, version id)."""
 
     rows: list[dict]
     gone: int
     gone_examples: list[bytes]
 
     def reasons(self) -> list[str | None]:
-        return [each["reason"] for each in self.rows]
+        return [row["reason"] for row in self.rows]
 
     def details(self) -> list[str]:
-        return [each["detail"] for each in self.rows]
+        return [row["detail"] for row in self.rows]
 
 
 def write_rewritten(path: Path, rows: Iterable[tuple[S3Object, str]]) -> Path:
@@ -125,7 +125,7 @@ def decide(
     rewritten=(),
 ) -> Decided:
     folder.mkdir(exist_ok=True)
-    snapshot = write_snapshot(folder / "s.parquet", *[[each] for each in objects])
+    snapshot = write_snapshot(folder / "s.parquet", *[[item] for item in objects])
     located, standing = (
         write_located(folder / "l.parquet", list(rows)),
         write_standing(folder / "k.parquet", list(known)),
@@ -146,12 +146,12 @@ def decide(
 # ------------------------------------------------------------------------------------------
 
 
-def test_an_object_that_is_the_same_in_a_good_chunk_is_safe(tmp_path):
+def test_unchanged_object_in_a_good_chunk_is_safe(tmp_path):
     same = [thing(b"a", etag="e", size=3), thing(b"b", version="v1")]
     assert decide(tmp_path, same, map(row, same)).reasons() == [None, None]
 
 
-def test_an_object_in_a_chunk_that_is_not_good_has_the_chunks_reason(tmp_path):
+def test_object_in_a_bad_chunk_has_the_chunks_reason(tmp_path):
     obj = thing(b"a")
     decided = decide(tmp_path, [obj], [row(obj, BAD)])
     assert (decided.reasons(), decided.details()) == (
@@ -160,7 +160,7 @@ def test_an_object_in_a_chunk_that_is_not_good_has_the_chunks_reason(tmp_path):
     )
 
 
-def test_an_object_in_a_chunk_that_nobody_looked_at_is_not_safe(tmp_path):
+def test_object_in_an_unchecked_chunk_is_not_safe(tmp_path):
     obj = thing(b"a")
     assert decide(tmp_path, [obj], [row(obj, 99)]).reasons() == ["not_looked_at"]
 
@@ -178,26 +178,26 @@ def test_another_object_under_the_key_is_changed(tmp_path, now):
     assert decide(tmp_path, [now], [row(thing(b"a"))]).reasons() == ["changed"]
 
 
-def test_an_older_version_that_is_archived_says_nothing_of_the_newer_one(tmp_path):
+def test_archived_older_version_does_not_cover_a_newer_one(tmp_path):
     assert decide(
         tmp_path, [thing(b"a", version="v2")], [row(thing(b"a", version="v1"))]
     ).reasons() == ["changed"]
 
 
-def test_a_version_with_another_etag_than_the_archived_one_is_changed(tmp_path):
+def test_version_with_another_etag_is_changed(tmp_path):
     assert decide(
         tmp_path, [thing(b"a", version="v1", etag="x")], [row(thing(b"a", version="v1"))]
     ).reasons() == ["changed"]
 
 
-def test_a_version_id_that_looks_like_an_etag_identity_is_no_match(tmp_path):
+def test_version_id_resembling_an_etag_does_not_match(tmp_path):
     archived = thing(b"a", etag="e", size=1)
     assert decide(tmp_path, [thing(b"a", version="etag:e:1")], [row(archived)]).reasons() == [
         "changed"
     ]
 
 
-def test_a_key_that_was_listed_twice_without_versions_is_not_safe(tmp_path):
+def test_key_listed_twice_without_versions_is_not_safe(tmp_path):
     first, second = thing(b"a", etag="1"), thing(b"a", etag="2", minute=1)
     assert decide(
         tmp_path, [first, second, thing(b"b")], [row(first), row(second), row(thing(b"b"))]
@@ -208,7 +208,7 @@ def test_a_key_that_was_listed_twice_without_versions_is_not_safe(tmp_path):
     ]
 
 
-def test_a_key_that_was_listed_with_two_versions_is_two_objects(tmp_path):
+def test_two_versions_of_a_key_are_two_objects(tmp_path):
     first, second = thing(b"a", version="1"), thing(b"a", version="2", minute=1)
     assert decide(tmp_path, [first, second], [row(first)]).reasons() == [None, "changed"]
 
@@ -218,20 +218,20 @@ def test_a_row_of_another_length_than_the_object_disagrees(tmp_path):
     assert decide(tmp_path, [obj], [row(obj, end_byte=14)]).reasons() == ["disagrees"]
 
 
-def test_a_row_that_is_a_part_of_an_object_does_not_make_it_safe(tmp_path):
+def test_row_of_a_part_does_not_make_an_object_safe(tmp_path):
     obj = thing(b"a")
     assert decide(tmp_path, [obj], [row(obj, part=1, part_count=2)]).reasons() == ["changed"]
 
 
 def in_parts(obj: S3Object, chunks=(GOOD, GOOD, GOOD)) -> list[dict]:
-    """The locations of an object of 9 bytes in three parts."""
+    """Return the locations of an object of 9 bytes in three parts."""
     return [
         row(obj, chunk, part=part, part_count=3, end_byte=13)
         for part, chunk in enumerate(chunks, 1)
     ]
 
 
-def test_an_object_in_parts_is_as_safe_as_the_worst_of_its_chunks(tmp_path):
+def test_split_object_is_as_safe_as_its_worst_chunk(tmp_path):
     obj = thing(b"a", size=9)
     assert decide(tmp_path, [obj], in_parts(obj)).reasons() == [None]
     for chunks in ((BAD, GOOD, GOOD), (GOOD, BAD, GOOD), (GOOD, GOOD, BAD)):
@@ -250,10 +250,10 @@ def test_an_object_in_parts_is_as_safe_as_the_worst_of_its_chunks(tmp_path):
         (lambda rows: rows.append(rows[1] | {"part": 4}), "changed"),
         (lambda rows: rows[1].update(object_version="another"), "changed"),
         (lambda rows: rows[1].update(end_byte=14), "disagrees"),
-        (lambda rows: [one.update(etag="other") for one in rows], "changed"),
+        (lambda rows: [row.update(etag="other") for row in rows], "changed"),
     ],
 )
-def test_parts_that_do_not_make_up_the_object_do_not_make_it_safe(tmp_path, change, reason):
+def test_incomplete_parts_do_not_make_an_object_safe(tmp_path, change, reason):
     obj = thing(b"a", size=9)
     rows = in_parts(obj)
     change(rows)
@@ -267,13 +267,13 @@ def test_a_version_id_that_would_need_encoding_is_not_expressible(tmp_path, vers
 
 
 @pytest.mark.parametrize("etag", ["", 'W/"abc"'])
-def test_an_etag_that_may_stay_while_bytes_change_makes_nothing_safe(tmp_path, etag):
+def test_unreliable_etag_makes_nothing_safe(tmp_path, etag):
     bare, pinned = (replace(thing(b"a"), etag=etag, version_id=version) for version in (None, "v1"))
     assert decide(tmp_path, [bare], [row(bare)]).reasons() == ["not_told_apart"]
     assert decide(tmp_path, [pinned], [row(pinned)]).reasons() == [None]
 
 
-def test_what_is_claimed_or_skipped_or_new_is_told_apart(tmp_path):
+def test_claimed_skipped_and_new_objects_are_distinguished(tmp_path):
     claimed, skipped, new, bad = thing(b"claimed"), thing(b"skipped"), thing(b"new"), thing(b"\xff")
     known = [
         StandingRow(b"claimed", claimed.object_version, "claimed"),
@@ -286,7 +286,7 @@ def test_what_is_claimed_or_skipped_or_new_is_told_apart(tmp_path):
     assert decided.details() == ["", "", "cold_storage", "unsupported_key"]
 
 
-def test_a_key_equal_to_the_encoded_form_of_another_is_not_taken_for_it(tmp_path):
+def test_encoded_form_of_a_key_is_another_key(tmp_path):
     plain = thing(b"%FF")
     known = [StandingRow(b"%FF", plain.object_version, "skipped", "unsupported_key")]
     assert decide(tmp_path, [plain], [row(plain)], known).reasons() == [None]
@@ -313,7 +313,7 @@ def test_located_keys_that_are_not_listed_are_gone(tmp_path):
     assert (decided.reasons(), decided.gone, decided.gone_examples) == ([None], 2, [b"x", b"y"])
 
 
-def test_a_rewritten_object_is_decided_once_with_its_detail(tmp_path):
+def test_rewritten_object_is_decided_once(tmp_path):
     archived = thing(b"a")
     later = MOMENT + timedelta(days=1)
     again = replace(archived, last_modified=later, rewritten_at=later)
@@ -378,19 +378,20 @@ keys = st.one_of(
 )
 objects = st.builds(
     lambda key, etag, size, version: thing(key, etag=etag, size=size, version=version),
-    keys, st.sampled_from(["e", "f"]), st.integers(0, 2), st.sampled_from([None, None, "v1", "v2", "v,3"]),  # noqa: E501
-)  # fmt: skip
+    keys,
+    st.sampled_from(["e", "f"]),
+    st.integers(0, 2),
+    st.sampled_from([None, None, "v1", "v2", "v,3"]),
+)
 
 
 @st.composite
 def worlds(draw):
-    """Objects as listed now; locations, claims and skips of these and others; an assessment on each
-    of three chunks.
-    """
+    """Draw listed objects, locations, claims, skips, and assessments of three chunks."""
     listed = draw(
         st.lists(objects, max_size=25, unique_by=lambda obj: (obj.key, obj.object_version))
     )
-    if listed and draw(st.booleans()):  # a key that changed while it was listed
+    if listed and draw(st.booleans()):  # a key that changed during the listing
         listed.append(replace(listed[0], etag="twin"))
         listed = list({(obj.key, obj.object_version): obj for obj in listed}.values())
     others = draw(st.lists(objects, max_size=10))
@@ -415,12 +416,12 @@ def worlds(draw):
 
 
 def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]:
-    """The rule in plain Python, as an operator would say it."""
+    """The rules in plain Python."""
     good = {assessment.caf_file_id for assessment in assessments if assessment.reason is None}
     rows = {
-        (each["key"], each["object_version"]): each
-        for each in located
-        if each["caf_file_id"] in good
+        (location["key"], location["object_version"]): location
+        for location in located
+        if location["caf_file_id"] in good
     }
     without_id = [obj.key for obj in listed if obj.version_id is None]
     return {
@@ -437,7 +438,7 @@ def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]
 @pytest.mark.thorough
 @settings(max_examples=40)
 @given(world=worlds())
-def test_list_and_report_part_the_inventory_and_the_list_has_what_is_safe(tmp_path_factory, world):
+def test_list_and_report_together_are_the_inventory(tmp_path_factory, world):
     listed, located, known, assessments = world
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
@@ -472,9 +473,7 @@ def as_batch(decided: Decided) -> pa.RecordBatch:
 def written(
     folder: Path, batch: pa.RecordBatch, *, with_versions: bool, bucket="bucket"
 ) -> list[tuple]:
-    """Write both files; read the list as a program that knows nothing of ours does: (bucket, key,
-    version id).
-    """
+    """Write both files, and read the list as another program does: (bucket, key, version id)."""
     import pyarrow.compute as pc
 
     manifest, report = (
@@ -505,7 +504,7 @@ def written(
 
 
 @pytest.mark.parametrize("version", [None, "3/L4kqtJlcpXroDTDmJ".replace("/", "-")])
-def test_every_kind_of_key_comes_back_from_the_list_byte_for_byte(tmp_path, version):
+def test_every_kind_of_key_round_trips_through_the_list(tmp_path, version):
     odd = [thing(key, version=version) for key in sorted(ODD_KEYS)]
     lines = written(
         tmp_path, as_batch(decide(tmp_path / "d", odd, map(row, odd))), with_versions=bool(version)
@@ -517,10 +516,10 @@ def test_keys_are_encoded_as_everywhere_in_this_project(tmp_path):
     odd = [thing(key) for key in sorted([*ODD_KEYS, bytes(range(1, 128)), "ÿ€".encode()])]
     odd += [thing(b"\xfe\xff"), thing(b"a\0b"), thing(b"x" * 1025)]
     decided = decide(tmp_path, sorted(odd, key=lambda obj: obj.key))
-    assert all(each["encoded_key"] == quote_from_bytes(each["key"]) for each in decided.rows)
+    assert all(row["encoded_key"] == quote_from_bytes(row["key"]) for row in decided.rows)
 
 
-def test_an_object_without_a_version_id_among_others_is_named_null(tmp_path):
+def test_object_without_version_id_is_named_null(tmp_path):
     objects = [thing(b"a", version="v1"), thing(b"b")]
     lines = written(
         tmp_path, as_batch(decide(tmp_path / "d", objects, map(row, objects))), with_versions=True
@@ -534,7 +533,7 @@ def test_a_list_has_neither_a_header_nor_carriage_returns(tmp_path):
     assert (tmp_path / "m.csv").read_bytes() == b"bucket,a%20b\n"
 
 
-def test_a_list_has_its_name_only_when_it_is_complete(tmp_path):
+def test_list_is_renamed_only_when_complete(tmp_path):
     obj = thing(b"a")
     manifest = BatchManifest(tmp_path / "m.csv", "t", bucket="bucket", with_versions=False)
     manifest.add(as_batch(decide(tmp_path / "d", [obj], [row(obj)])))
@@ -551,7 +550,7 @@ def test_a_list_of_nothing_removes_the_old_one(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_list_is_not_replaced(tmp_path):
+def test_foreign_file_is_not_replaced_by_a_list(tmp_path):
     file = tmp_path / "f.csv"
     require_manifest(file, "bucket")
     for text in ("", "bucket,a\n", "bucket,a,v\n"):
@@ -559,13 +558,13 @@ def test_what_is_no_list_is_not_replaced(tmp_path):
         require_manifest(file, "bucket")
     for text in ("name,age\n", "\n", "other,a\n", "bucket\n", "bucket,a,b,c\n"):
         file.write_text(text)
-        with pytest.raises(UsageError, match=r"f\.csv exists and is not"):
+        with pytest.raises(UsageError, match=r"f\.csv"):
             require_manifest(file, "bucket")
     with pytest.raises(UsageError, match="cannot be replaced"):
         require_manifest(tmp_path, "bucket")
 
 
-def test_a_report_is_parquet_or_csv_and_replaces_only_its_like(tmp_path):
+def test_report_replaces_only_a_report(tmp_path):
     for name in ("r.parquet", "r.csv"):
         for _ in range(2):
             require_report(tmp_path / name)
@@ -602,13 +601,13 @@ def test_a_csv_report_holds_every_kind_of_key_and_detail(tmp_path):
     assert {line[7] for line in lines} == {detail, "unsupported_key"}
 
 
-def test_a_folder_that_is_missing_is_said_before_anything_is_done(tmp_path):
+def test_missing_folder_is_refused_first(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         BatchManifest(tmp_path / "no" / "m.csv", "t", bucket="b", with_versions=False)
 
 
 @pytest.mark.thorough
-def test_a_full_disk_leaves_what_was_there(small_disk, tmp_path):
+def test_full_disk_keeps_the_old_files(small_disk, tmp_path):
     target = small_disk / "m.csv"
     target.write_text("bucket,old\n")
     many = [thing(b"%07d" % number + b"x" * 500) for number in range(3000)]
@@ -685,7 +684,7 @@ def test_rows_that_are_in_the_manifest_agree_with_it(tmp_path):
         {"header_set": ObjectHeaders("text/plain").id},
     ],
 )
-def test_a_row_that_is_not_in_the_manifest_as_it_is_differs(tmp_path, changes):
+def test_row_missing_from_the_manifest_differs(tmp_path, changes):
     obj = thing(b"a")
     assert differing(tmp_path, [row(obj, **changes)], [manifest_row(obj)]) == 1
 
@@ -698,7 +697,7 @@ def test_a_row_with_other_checksums_than_the_manifest_differs(tmp_path, changes)
     assert differing(tmp_path, [row(obj, **recorded | changes)], manifest) == 1
 
 
-def test_a_row_of_an_object_that_the_manifest_has_as_skipped_differs(tmp_path):
+def test_row_skipped_in_the_manifest_differs(tmp_path):
     assert (
         differing(tmp_path, [row(thing(b"a"))], [manifest_row(thing(b"a"), skip_reason="changed")])
         == 1
@@ -727,7 +726,7 @@ def a_range(start: int, end: int, sha256: bytes | None = None) -> tuple[int, int
         ([a_range(0, 10), a_range(10, 11), a_range(11, 11), a_range(500, 1024)], 0),
         ([a_range(3, 3, b"x" * 32)], 1),
         ([a_range(0, 10), a_range(10, 20, b"x" * 32), a_range(20, 30)], 1),
-        ([a_range(0, 10), a_range(5, 20), a_range(20, 30)], 1),  # within the one before it
+        ([a_range(0, 10), a_range(5, 20), a_range(20, 30)], 1),  # inside of the range before
         ([a_range(1000, 1025), a_range(2000, 2001)], 2),  # past the end
         ([(20, 10, b"x" * 32), a_range(20, 30)], 1),
     ],

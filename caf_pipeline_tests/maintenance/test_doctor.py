@@ -1,7 +1,6 @@
-"""The doctor: each kind of thing that a crash leaves is found, told without any change, mended, and
-found no more.
+"""The doctor: every leftover of a crash is reported, mended, and gone afterwards.
 
-What crashes leave is made by processes that are really killed, where a crash can leave it at all.
+Processes that are really killed make the leftovers, if a crash can make them at all.
 """
 
 import os
@@ -48,10 +47,10 @@ from caf_pipeline_tests.support.run_contexts import (
 from caf_pipeline_tests.support.tiers import sampled
 
 LONG = "600"
-"""Seconds of a lease that does not run out while a test runs."""
+"""Seconds of a lease that outlasts a test."""
 
 EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "12"))
-"""Every how many moments of a doctor it is killed once; 1 tries them all."""
+"""Kill the doctor at every n-th moment."""
 
 S = ChunkState
 
@@ -60,28 +59,25 @@ S = ChunkState
 def _quick_looks(monkeypatch):
     monkeypatch.setattr(
         findings, "BETWEEN_STEPS_SECONDS", 0.05
-    )  # no run of these tests is between two steps for long
+    )  # runs of these tests are between two steps only shortly
 
 
 @pytest.fixture
 def context(tmp_path, ledger):
-    """A source of one chunk, in a folder store."""
+    """Return a run context of one chunk, in a folder store."""
     return a_run_context(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
 
 
 @pytest.fixture
 def name(context):
-    """Its chunk, planned."""
+    """Return its planned chunk."""
     (chunk,) = plan(context).chunks
     return chunk.name
 
 
 @pytest.fixture
-def told_then_mended(context, tmp_path, database_url):
-    """Holds what every kind is held to: told without a change, mended, and found no more.
-
-    Returns what was done.
-    """
+def found_then_mended(context, tmp_path, database_url):
+    """Return a function that checks findings: reported unchanged, then mended, then gone."""
 
     def check(*expected, context=context):
         before = everything(tmp_path, database_url)
@@ -106,8 +102,8 @@ def sql(url, statement):
 
 def touch(folder, *names):
     folder.mkdir(parents=True, exist_ok=True)
-    for each in names:
-        (folder / each).write_bytes(b"left")
+    for name in names:
+        (folder / name).write_bytes(b"left")
 
 
 def names(folder):
@@ -116,7 +112,7 @@ def names(folder):
 
 def test_a_source_in_good_order_gives_no_finding(context):
     archive_everything(context)
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []
 
 
 # --- leases
@@ -124,34 +120,30 @@ def test_a_source_in_good_order_gives_no_finding(context):
 
 
 @pytest.mark.parametrize("what", ["chunk", "plan/src", "account/jackal-1/jkl1x"])
-def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(
-    name, told_then_mended, database_url, ledger, what
-):
+def test_lease_of_a_killed_process_is_released(name, found_then_mended, database_url, ledger, what):
     what = f"chunk/{name}" if what == "chunk" else what
     killed("lease", database_url, what, LONG)
     (dead,) = ledger.leases.list()
-    assert told_then_mended((Kind.LEASE, what)) == {(Kind.LEASE, what): "given back"}
+    assert found_then_mended((Kind.LEASE, what)) == {(Kind.LEASE, what): "given back"}
     assert ledger.leases.list() == []
     with ledger.leases.hold(what, this_process("next")) as lease:
         assert lease.epoch > dead.epoch
 
 
-def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(
-    context, told_then_mended, database_url, ledger
+def test_expired_lease_of_another_machine_is_released(
+    context, found_then_mended, database_url, ledger
 ):
     with ledger.leases.hold(
         "plan/src", replace(this_process("far away"), boot_id="another machine")
     ):
-        assert found(context, told=True) == []
+        assert found(context, reported=True) == []
         sql(database_url, "UPDATE leases SET expires_at = now() - interval '1 s'")
-        told_then_mended((Kind.LEASE, "plan/src"))
+        found_then_mended((Kind.LEASE, "plan/src"))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("paused", [False, True])
-def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(
-    context, database_url, ledger, paused
-):
+def test_lease_of_a_live_or_paused_process_stays(context, database_url, ledger, paused):
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
         if paused:
             holder.send_signal(signal.SIGSTOP)
@@ -159,11 +151,11 @@ def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(
                 time.sleep(0.05)
         (lease,) = ledger.leases.list()
         assert found(context) == []
-        assert found(context, told=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
+        assert found(context, reported=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
         assert not ledger.leases.end("plan/src", lease.epoch)
         assert ledger.leases.list() == [lease]
         holder.send_signal(signal.SIGCONT)
-        if paused:  # it renews what nobody took
+        if paused:  # it renews its lease
             while not any(lease.live for lease in ledger.leases.list()):
                 time.sleep(0.05)
         assert says(holder) == "kept"
@@ -173,37 +165,34 @@ def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(
 # ------------------------------------------------------------------------------------------
 
 
-def test_files_of_a_withdrawn_chunk_are_removed(context, name, told_then_mended):
+def test_files_of_a_withdrawn_chunk_are_removed(context, name, found_then_mended):
     chunk_steps.withdraw(context, name)
     left = [
         f"{name}.{ending}" for ending in ("1.part", "1.journal", "1.packed", "packed.json", "caf")
     ]
     touch(context.staging(), *left)
-    told_then_mended(*((Kind.STAGED, each) for each in left))
+    found_then_mended(*((Kind.STAGED, file) for file in left))
     assert names(context.staging()) == []
 
 
 @pytest.mark.thorough
-def test_what_a_killed_run_left_of_a_located_chunk_is_removed(
-    context, name, told_then_mended, tmp_path, database_url
+def test_leftovers_of_a_located_chunk_are_removed(
+    context, name, found_then_mended, tmp_path, database_url
 ):
     run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
     touch(context.staging(), f"{name}.1.download")
     assert context.ledger.chunks.get(name).state is S.LOCATED
-    done = told_then_mended(
+    done = found_then_mended(
         (Kind.LEASE, f"chunk/{name}"),
-        *(
-            (Kind.STAGED, each) for each in names(context.staging()) if not each.endswith(".caf")
-        ),  # which is removed in time anyhow
+        # The sealed file is removed in time anyway.
+        *((Kind.STAGED, file) for file in names(context.staging()) if not file.endswith(".caf")),
         (Kind.RESERVATION, name),
     )
     assert set(done.values()) == {"given back", "removed"}
     assert names(context.staging()) == []
 
 
-def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(
-    context, name, told_then_mended
-):
+def test_leftovers_of_a_sealed_chunk_are_removed_except_its_file(context, name, found_then_mended):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     before = names(context.staging())
     left = [
@@ -211,7 +200,7 @@ def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(
         for ending in ("part", "journal", "copy", "manifest", "packed", "download")
     ]
     touch(context.staging(), *left)
-    told_then_mended(*((Kind.STAGED, each) for each in left))
+    found_then_mended(*((Kind.STAGED, file) for file in left))
     assert names(context.staging()) == before
     archive_chunk(context, name)
     every_object_reads_back(context)
@@ -226,46 +215,48 @@ def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, datab
     assert kept
     mended(context)
     assert [each for each in names(context.staging()) if each in kept] == kept
-    (told,) = [one for one in examined(context) if one.actor is Actor.RUN]
-    assert (told.kind, told.name) == (Kind.CHUNK, name)
-    assert "caf run src" in told.remedy
+    (finding,) = [one for one in examined(context) if one.actor is Actor.RUN]
+    assert (finding.kind, finding.name) == (Kind.CHUNK, name)
+    assert "caf run src" in finding.remedy
     archive_chunk(context, name)
     every_object_reads_back(context)
 
 
-def test_files_that_are_not_ours_are_told_and_left(context, name):
+def test_foreign_files_are_reported_and_stay(context, name):
     touch(context.staging(), "notes.txt", "other-00000000-00001.1.part")
     (context.staging() / "folder").mkdir()
-    told = [one for one in examined(context) if one.kind is Kind.STAGED]
-    assert {one.actor for one in told} == {Actor.NOBODY}
-    assert [one.name for one in told] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
+    findings = [finding for finding in examined(context) if finding.kind is Kind.STAGED]
+    assert {finding.actor for finding in findings} == {Actor.NOBODY}
+    assert [finding.name for finding in findings] == [
+        "folder",
+        "notes.txt",
+        "other-00000000-00001.1.part",
+    ]
 
 
-def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(
-    context, told_then_mended
-):
+def test_packing_of_an_unknown_chunk_is_removed(context, found_then_mended):
     whole = [
         "src-00000000-00001.caf",
         "src-00000000-00002.1.packed",
         "src-00000000-00002.packed.json",
     ]
     touch(context.staging(), "src-00000000-00001.1.part", *whole)
-    told_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
-    assert [(told.name, told.actor) for told in examined(context)] == [
+    found_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
+    assert [(finding.name, finding.actor) for finding in examined(context)] == [
         (each, Actor.OPERATOR) for each in whole
     ]
     assert names(context.staging()) == whole
 
 
 @pytest.mark.thorough
-def test_what_a_live_run_holds_in_staging_is_left(context, name, database_url):
+def test_staging_files_of_a_live_run_stay(context, name, database_url):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     with started("lease", database_url, f"chunk/{name}", LONG):
         touch(context.staging(), f"{name}.1.part")
-        assert found(context, told=True) == []
+        assert found(context, reported=True) == []
 
 
-def test_a_run_between_two_steps_is_left_what_it_has(context, name, monkeypatch):
+def test_files_of_a_run_between_steps_stay(context, name, monkeypatch):
     archive_chunk(context, name, until=chunk_steps.load_locations)
     touch(context.staging(), f"{name}.packed.json")
 
@@ -277,9 +268,7 @@ def test_a_run_between_two_steps_is_left_what_it_has(context, name, monkeypatch)
 
 
 @pytest.mark.thorough
-def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(
-    context, name, database_url
-):
+def test_run_that_begins_during_the_repair_keeps_its_files(context, name, database_url):
     chunk_steps.withdraw(context, name)
     touch(context.staging(), f"{name}.1.part")
     (finding,) = examined(context)
@@ -288,10 +277,10 @@ def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(
     assert names(context.staging()) == [f"{name}.1.part"]
 
 
-def test_a_reservation_of_which_nothing_is_there_is_given_back(context, name, told_then_mended):
+def test_reservation_without_files_is_released(context, name, found_then_mended):
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.staging.reserve(lease, name, str(context.staging()), 1000, 0)
-    told_then_mended((Kind.RESERVATION, name))
+    found_then_mended((Kind.RESERVATION, name))
     assert context.ledger.staging.list() == []
 
 
@@ -307,24 +296,22 @@ def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
 
 
 @pytest.mark.thorough
-def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(
-    context, told_then_mended, tmp_path, database_url
+def test_leftovers_of_a_killed_inventory_are_removed(
+    context, found_then_mended, tmp_path, database_url
 ):
     with started("inventory", database_url, str(tmp_path)) as inventory:
         (path,) = context.inventories().iterdir()
         inventory.send_signal(signal.SIGSTOP)
-        assert found(context, told=True) == []
+        assert found(context, reported=True) == []
         inventory.kill()
         inventory.wait()
-        told_then_mended((Kind.LEFTOVER, str(path)))
+        found_then_mended((Kind.LEFTOVER, str(path)))
     assert names(context.inventories()) == []
 
 
-def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(context, monkeypatch):
+def test_resumable_listing_stays_until_it_is_too_old(context, monkeypatch):
     def broken(**_):
-        yield context.objects.objects()[
-            :2
-        ]  # the first of which is known to have no further version
+        yield context.objects.objects()[:2]  # the first has no further version
         raise SourceUnreachable("no answer")
 
     monkeypatch.setattr(list_source, "PIECE_OBJECTS", 1)
@@ -337,37 +324,35 @@ def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(co
     assert found(context) == [(Kind.LEFTOVER, str(path))]
 
 
-def test_where_a_live_query_spills_is_left(context, name):
+def test_spill_folder_of_a_live_query_stays(context, name):
     path = context.inventories() / "any.parquet"
     with Query(path, DEFAULT_BUDGET, functions={}, macros=[]):
         assert [each for each in names(context.inventories()) if each.startswith(".caf-spill-")]
         assert found(context) == []
 
 
-def test_what_killed_plans_left_is_removed_and_registered_plans_stay(
-    context, name, told_then_mended
-):
+def test_leftovers_of_killed_plans_are_removed(context, name, found_then_mended):
     before = names(context.plans())
     left = [context.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
     for folder in left:
         touch(folder, "chunks.parquet")
-    told_then_mended(*((Kind.LEFTOVER, str(folder)) for folder in left))
+    found_then_mended(*((Kind.LEFTOVER, str(folder)) for folder in left))
     assert names(context.plans()) == before
 
 
 @pytest.mark.parametrize("name_of_it", [".restoring-x", ".adopting-x", ".searching-x"])
-def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(
-    context, told_then_mended, name_of_it
+def test_leftovers_of_killed_rebuilds_and_searches_are_removed(
+    context, found_then_mended, name_of_it
 ):
     left = context.staging() / name_of_it
     touch(left, "manifest.parquet")
     with writing_into(context.staging()):
-        assert found(context, told=True) == []
-    told_then_mended((Kind.LEFTOVER, str(left)))
+        assert found(context, reported=True) == []
+    found_then_mended((Kind.LEFTOVER, str(left)))
     assert names(context.staging()) == []
 
 
-def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(
+def test_plans_of_a_lost_ledger_stay_while_posts_may_exist(
     context,
     tmp_path,
     new_ledger,
@@ -385,11 +370,11 @@ def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them
         mended(lost)
     assert names(context.plans()) == before
     assert (Kind.FILE, name, "restored, with 60 locations") in mended(lost)
-    assert found(lost, told=True) == []
+    assert found(lost, reported=True) == []
     assert names(context.plans()) == before
 
 
-def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, new_ledger):
+def test_first_copy_stays_after_ordering_a_second(context, tmp_path, new_ledger):
     (name,) = archive_everything(context)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.moves.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
@@ -397,9 +382,7 @@ def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, 
     lost = a_run_context(
         tmp_path, context.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"}
     )
-    lost.objects.bodies = dict(context.objects.bodies) | {
-        "later": b"x"
-    }  # so that its plan is another one
+    lost.objects.bodies = dict(context.objects.bodies) | {"later": b"x"}  # for another plan
     archive_everything(lost)
     assert mended(lost) == []
     assert len(lost.ledger.chunks.list()) == 1
@@ -411,16 +394,14 @@ def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkey
     monkeypatch.setattr(
         Plans,
         "register",
-        lambda *given: (seen.append(found(context, told=True)), original(*given))[1],
+        lambda *given: (seen.append(found(context, reported=True)), original(*given))[1],
     )
     cut_plan(context, take_inventory(context))
     assert seen == [[]]
 
 
 @pytest.mark.thorough
-def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(
-    context, name, told_then_mended, database_url
-):
+def test_half_copy_in_a_folder_store_is_removed(context, name, found_then_mended, database_url):
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunks = context.store.folder / "chunks"
     left = chunks / f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc"
@@ -428,7 +409,7 @@ def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(
     with started("lease", database_url, f"chunk/{name}", LONG):
         assert found(context) == []
     killed("lease", database_url, f"chunk/{name}", LONG)
-    told_then_mended((Kind.LEASE, f"chunk/{name}"), (Kind.LEFTOVER, str(left)))
+    found_then_mended((Kind.LEASE, f"chunk/{name}"), (Kind.LEFTOVER, str(left)))
     assert names(chunks) == []
 
 
@@ -436,9 +417,7 @@ def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(
 # ------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(
-    context, name, told_then_mended, database_url
-):
+def test_rows_of_unknown_chunks_are_removed(context, name, found_then_mended, database_url):
     archive_chunk(context, name)
     sql(
         database_url,
@@ -452,12 +431,12 @@ def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
         " SELECT source_id, 'stray', 'v', '', 0, 999 FROM sources",
     )
-    told_then_mended((Kind.ROWS, "src, chunk number 999 of the table"))
+    found_then_mended((Kind.ROWS, "src, chunk number 999 of the table"))
     every_object_reads_back(context)
 
 
 def test_claims_of_a_chunk_that_claims_nothing_are_ended(
-    context, name, told_then_mended, database_url
+    context, name, found_then_mended, database_url
 ):
     chunk_steps.withdraw(context, name)
     sql(
@@ -465,13 +444,11 @@ def test_claims_of_a_chunk_that_claims_nothing_are_ended(
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
         " SELECT source_id, 'stray', 'v', '', 0, caf_file_id FROM caf_files",
     )
-    told_then_mended((Kind.ROWS, name))
+    found_then_mended((Kind.ROWS, name))
     assert settled(context.ledger, [("stray", "v")]) == set()
 
 
-def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(
-    context, name, tmp_path, database_url
-):
+def test_rows_of_lost_chunks_stay_as_history(context, name, tmp_path, database_url):
     archive_chunk(context, name)
     for state in (S.DAMAGED, S.WITHDRAWN):
         with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
@@ -479,27 +456,25 @@ def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(
                 lease, name, context.ledger.chunks.get(name).state, state, reason="lost"
             )
         before = everything(tmp_path, database_url)["file_locations"]
-        assert Kind.ROWS not in {kind for kind, _ in found(context, told=True)}
+        assert Kind.ROWS not in {kind for kind, _ in found(context, reported=True)}
         assert everything(tmp_path, database_url)["file_locations"] == before
 
 
-def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, database_url):
+def test_chunk_with_too_few_locations_is_reported(context, name, database_url):
     archive_chunk(context, name)
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
-    (told,) = examined(context)
-    assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
-    assert told.found == "59 locations of 60 members"
+    (finding,) = examined(context)
+    assert (finding.kind, finding.name, finding.actor) == (Kind.ROWS, name, Actor.OPERATOR)
+    assert finding.problem == "59 locations of 60 members"
 
 
-def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(
-    context, name, told_then_mended, database_url
-):
+def test_outdated_kept_locations_are_removed(context, name, found_then_mended, database_url):
     archive_chunk(context, name)
     assert account_for(context, take_inventory(context)).holds
     lie = "etag = 'other'"
     sql(database_url, f"UPDATE file_locations SET {lie} WHERE file_path = 'key-007'")
     folder = context.kept_locations()
-    assert told_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
+    assert found_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
     assert account_for(context, take_inventory(context)).unaccounted == 1
 
 
@@ -507,29 +482,27 @@ def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(
 # ------------------------------------------------------------------------------------------
 
 
-def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(
-    context, name, told_then_mended
-):
+def test_unlisted_located_chunk_becomes_damaged(context, name, found_then_mended):
     archive_chunk(context, name)
     for path in (context.store.folder / "chunks").iterdir():
         path.unlink()
-    done = told_then_mended((Kind.COPIES, name))
+    done = found_then_mended((Kind.COPIES, name))
     assert f"caf repair {name}" in done[Kind.COPIES, name]
     assert context.ledger.chunks.get(name).state is S.DAMAGED
-    (told,) = examined(context)
-    assert (told.kind, told.actor) == (Kind.COPIES, Actor.OPERATOR)
+    (finding,) = examined(context)
+    assert (finding.kind, finding.actor) == (Kind.COPIES, Actor.OPERATOR)
 
 
-def test_a_chunk_that_is_parked_is_told_with_how_to_go_on(context, name):
-    chunk_steps.park(context, name, "five runs failed")
-    (told,) = examined(context)
-    assert (told.actor, told.found) == (Actor.OPERATOR, "parked: five runs failed")
-    assert f"caf unpark {name}" in told.remedy
+def test_parked_chunk_is_reported_with_a_hint(context, name):
+    chunk_steps.park(context, name, "failed")
+    (finding,) = examined(context)
+    assert (finding.actor, finding.problem) == (Actor.OPERATOR, "parked: failed")
+    assert f"caf unpark {name}" in finding.remedy
 
 
-def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(context, name):
-    (told,) = examined(context)
-    assert (told.kind, told.name, told.actor) == (Kind.CHUNK, "src", Actor.RUN)
+def test_planned_chunks_are_reported_in_one_line(context, name):
+    (finding,) = examined(context)
+    assert (finding.kind, finding.name, finding.actor) == (Kind.CHUNK, "src", Actor.RUN)
 
 
 @pytest.mark.parametrize(
@@ -541,10 +514,10 @@ def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(context, nam
         chunk_steps.verify_stored,
     ],
 )
-def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(context, name, step):
+def test_abandoned_run_is_reported_with_its_next_step(context, name, step):
     archive_chunk(context, name, until=step)
-    (told,) = examined(context)
-    assert (told.kind, told.name, told.actor) == (Kind.CHUNK, name, Actor.RUN)
+    (finding,) = examined(context)
+    assert (finding.kind, finding.name, finding.actor) == (Kind.CHUNK, name, Actor.RUN)
 
 
 # --- the doctor itself
@@ -553,9 +526,7 @@ def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(context, na
 
 @pytest.fixture
 def wrecked(context, name, database_url):
-    """A source with something of each kind that a folder store can have; and what is right when all
-    of it is mended.
-    """
+    """Return a source with every kind of leftover, and a check of the mended source."""
     archive_chunk(context, name)
     right = names(context.plans()), names(context.inventories())
     touch(
@@ -604,9 +575,7 @@ def wrecked(context, name, database_url):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
-def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(
-    wrecked, context, tmp_path, database_url, fatal
-):
+def test_killed_doctor_is_completed_by_the_next(wrecked, context, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
     doctor.join(PATIENCE_SECONDS)
     assert doctor.exitcode == -signal.SIGKILL
@@ -615,12 +584,10 @@ def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_righ
 
 
 @pytest.mark.thorough
-def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(
-    wrecked, context, tmp_path, database_url
-):
+def test_concurrent_doctors_do_no_harm(wrecked, context, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:
         doctor.join(PATIENCE_SECONDS)
     assert [doctor.exitcode for doctor in doctors] == [0, 0]
-    mended(context)  # what one held for a moment the other left alone
+    mended(context)  # one doctor left alone what the other held
     wrecked()

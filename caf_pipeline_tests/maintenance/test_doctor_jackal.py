@@ -1,6 +1,4 @@
-"""The doctor on Jackal: what is signed and not settled, posted and not recorded, stored and not
-known, and no longer listed.
-"""
+"""The doctor on Jackal: unsettled transactions, unrecorded posts, unknown and unlisted chunks."""
 
 import itertools
 
@@ -36,14 +34,12 @@ from caf_pipeline_tests.support.run_contexts import (
 )
 
 _numbers = itertools.count(1)
-LONG = "600"  # seconds of a lease that does not run out while a test runs
+LONG = "600"  # seconds of a lease that outlasts a test
 
 
 @pytest.fixture
 def settings(network):
-    """Settings of a source whose bucket, and with it its archive, no other test on this network
-    has.
-    """
+    """Return settings of a source with a bucket and an archive of its own."""
     network.grant(ADDRESS, SPACE)
     source = {"bucket": f"b-{next(_numbers)}", "target_size": "8MiB", "public": True}
     return {"jackal": jackal_settings(network, proof_seconds=20), "sources": {"src": source}}
@@ -66,7 +62,7 @@ def name(context):
 
 @pytest.fixture
 def killed_at(context, name, tmp_path, database_url, settings):
-    """Let a run of the chunk be killed before or after a call to the ledger or its log."""
+    """Kill a run of the chunk before or after a call to the ledger or its log."""
 
     def run(at, *, before=False):
         archive_chunk(context, name, until=chunk_steps.seal_chunk)
@@ -77,7 +73,7 @@ def killed_at(context, name, tmp_path, database_url, settings):
 
 @pytest.fixture
 def unchanged(tmp_path, database_url):
-    """Do something that changes nothing."""
+    """Do nothing that changes anything."""
 
     def check(action):
         before = everything(tmp_path, database_url)
@@ -88,7 +84,7 @@ def unchanged(tmp_path, database_url):
 
 
 def by_kind(context):
-    return {one.kind: one for one in examined(context)}
+    return {finding.kind: finding for finding in examined(context)}
 
 
 def posts_of(network, context, name):
@@ -102,18 +98,18 @@ def ends_right(network, context, name):
     assert len(posts_of(network, context, name)) == 1
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []
 
 
 @pytest.mark.thorough
-def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
+def test_signed_transaction_of_a_killed_run_is_paid_once(
     killed_at, context, name, network, unchanged
 ):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
-    told = by_kind(context)[Kind.TRANSACTION]
-    assert (told.name, told.actor) == (signed.hash, Actor.DOCTOR)
-    assert f"block {signed.timeout_height} is the last" in told.found
+    finding = by_kind(context)[Kind.TRANSACTION]
+    assert (finding.name, finding.actor) == (signed.hash, Actor.DOCTOR)
+    assert f"block {signed.timeout_height} is the last" in finding.problem
     unchanged(lambda: found(context))
     assert (Kind.TRANSACTION, signed.hash, "settled") in mended(context)
     assert context.ledger.stray_rows.unsettled() == []
@@ -123,9 +119,7 @@ def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
 
 
 @pytest.mark.thorough
-def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(
-    killed_at, context, database_url
-):
+def test_transaction_of_a_live_run_is_left_alone(killed_at, context, database_url):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
     with started("lease", database_url, f"account/{signed.account}", LONG):
@@ -135,20 +129,18 @@ def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(
 
 
 @pytest.mark.thorough
-def test_a_transaction_of_another_wallet_is_told(killed_at, context, database_url):
+def test_transaction_of_another_wallet_is_reported(killed_at, context, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(
-            "SET session_replication_role = replica"
-        )  # its posts name the account, too
+        connection.execute("SET session_replication_role = replica")  # its posts name the account
         connection.execute("UPDATE transactions SET account = 'jackal-1/jkl1other'")
-    told = by_kind(context)[Kind.TRANSACTION]
-    assert (told.actor, told.mend) == (Actor.OPERATOR, None)
-    assert "jackal-1/jkl1other" in told.remedy
+    finding = by_kind(context)[Kind.TRANSACTION]
+    assert (finding.actor, finding.mend) == (Actor.OPERATOR, None)
+    assert "jackal-1/jkl1other" in finding.remedy
 
 
 @pytest.mark.thorough
-def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(
+def test_unreachable_chain_does_not_stop_other_repairs(
     killed_at, context, name, network, database_url
 ):
     killed_at("commit")
@@ -163,23 +155,21 @@ def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(
         elif one.mend:
             one.mend()
     assert unsettled == 1
-    told = [one for one in examined(context) if one.kind is Kind.UNSEEN]
-    assert told
-    assert all(isinstance(one.error, StoreUnreachable) for one in told)
+    findings = [finding for finding in examined(context) if finding.kind is Kind.UNSEEN]
+    assert findings
+    assert all(isinstance(finding.error, StoreUnreachable) for finding in findings)
     assert {kind for kind, _ in found(context)} == {Kind.TRANSACTION}
     network.start()
     assert Kind.TRANSACTION in {kind for kind, _, _ in mended(context)}
     ends_right(network, context, name)
 
 
-def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_next_run(
-    killed_at, context, name, network
-):
+def test_unrecorded_post_is_reported_and_finished_later(killed_at, context, name, network):
     killed_at("record_posting", before=True)
     mended(context)
-    told = by_kind(context)
-    assert (told[Kind.FILE].name, told[Kind.FILE].actor) == (name, Actor.RUN)
-    assert (told[Kind.CHUNK].name, told[Kind.CHUNK].actor) == (name, Actor.RUN)
+    findings = by_kind(context)
+    assert (findings[Kind.FILE].name, findings[Kind.FILE].actor) == (name, Actor.RUN)
+    assert (findings[Kind.CHUNK].name, findings[Kind.CHUNK].actor) == (name, Actor.RUN)
     ends_right(network, context, name)
 
 
@@ -205,15 +195,13 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(
         assert everything(tmp_path, database_url) == before
         assert (Kind.FILE, name, f"restored, with {len(located)} locations") in mended(context)
         assert rows(connection) == located
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.thorough
-def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
-    context, name, network
-):
+def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, network):
     archive_chunk(context, name, until=chunk_steps.post_file)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.moves.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
@@ -226,15 +214,13 @@ def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
             )
         )
     mended(context)
-    told = [one for one in examined(context) if one.kind is Kind.FILE]
-    assert [one.actor for one in told] == [Actor.NOBODY, Actor.NOBODY]
-    assert any("abandoned" in one.found for one in told)
-    assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
+    findings = [finding for finding in examined(context) if finding.kind is Kind.FILE]
+    assert [finding.actor for finding in findings] == [Actor.NOBODY, Actor.NOBODY]
+    assert any("abandoned" in finding.problem for finding in findings)
+    assert all(f"{chunk.stored_size_bytes} bytes" in finding.remedy for finding in findings)
 
 
-def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(
-    context, name, network
-):
+def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network):
     archive_chunk(context, name)
     words = "legal winner thank year wave sausage worth useful legal winner thank yellow"
     with httpx.Client() as client:
@@ -243,11 +229,11 @@ def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_tol
         network.grant(spoofer.address, 10**9)
         spoofer.post(b"spoofed", note=archive_note(context.archive_id))
     assert list(examined(context)) == []
-    assert FileKind.FOREIGN in {one.kind for one in rebuild.find_chunks(context)}
+    assert FileKind.FOREIGN in {chunk.kind for chunk in rebuild.find_chunks(context)}
 
 
 @pytest.mark.thorough
-def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becomes_damaged(
+def test_chunk_with_too_few_listed_copies_becomes_damaged(
     context, name, network, tmp_path, database_url
 ):
     archive_chunk(context, name)
@@ -263,7 +249,7 @@ def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becom
 
 
 @pytest.mark.thorough
-def test_a_located_chunk_that_is_kept_in_staging_is_no_leftover(context):
+def test_kept_staged_chunk_is_no_leftover(context):
     (name,) = archive_everything(context)
     assert chunk_steps.staged_path(context, name).exists()
-    assert found(context, told=True) == []
+    assert found(context, reported=True) == []

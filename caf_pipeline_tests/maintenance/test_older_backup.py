@@ -1,6 +1,4 @@
-"""A ledger that was restored from an older backup: nothing that was posted since is paid for twice,
-nothing is lost.
-"""
+"""A ledger restored from an older backup: later posts are neither paid twice nor lost."""
 
 import dataclasses
 import itertools
@@ -83,9 +81,7 @@ def backed_up(context, tmp_path):
 
 
 def restored(context, path):
-    """Restore the ledger, and end the pause; what was packed is gone from staging, as on another
-    machine.
-    """
+    """Restore the ledger, and end the pause. Staging is empty, as on another machine."""
     database = context.ledger.database
     backup.restore(backup.Programs(database, embedded=True), path, reason="a test")
     context.ledger.controls.set("paused", None)
@@ -93,7 +89,7 @@ def restored(context, path):
 
 
 def run(context):
-    """Plan what is new and archive all chunks under way, as `caf run` does."""
+    """Plan and archive as `caf run` does."""
     planning.cut_plan(context, inventories.take_inventory(context))
     for chunk in context.ledger.chunks.list(
         "src", [ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING]
@@ -111,9 +107,7 @@ def everything_reads_back(context):
 
 
 def a_chunk_archived_since(context, tmp_path, *, until=None):
-    """Back up while a chunk is planned, or further; archive it, overwrite an object, restore the
-    backup.
-    """
+    """Back up with an unfinished chunk, archive it, overwrite an object, and restore the backup."""
     (chunk,) = plan(context).chunks
     if until:
         archive_chunk(context, chunk.name, until=until)
@@ -137,11 +131,11 @@ def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_pa
     assert (Kind.FILE, name, "restored, with 5 locations") in mended(context)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     run(context)
-    assert len(posts_of(context)) == 2  # the second has the overwritten object
+    assert len(posts_of(context)) == 2  # the second chunk has the overwritten object
     everything_reads_back(context)
 
 
-def test_a_preview_warns_of_posts_that_the_ledger_does_not_know(in_a_folder, tmp_path):
+def test_preview_warns_of_unknown_posts(in_a_folder, tmp_path):
     a_chunk_archived_since(in_a_folder, tmp_path)
     preview = preview_plan(in_a_folder, inventories.take_inventory(in_a_folder))
     assert "caf doctor" in preview.warning
@@ -157,7 +151,7 @@ def test_planned_chunk_is_not_packed_before_the_doctor_came(context, tmp_path):
     assert context.ledger.rebuilds.unknown_posts("src") == 0
 
 
-def test_new_archive_archives_again_what_the_ledger_does_not_know(context, tmp_path):
+def test_new_archive_archives_unknown_objects_again(context, tmp_path):
     name = a_chunk_archived_since(context, tmp_path)
     planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
     archive_chunk(context, name)
@@ -166,7 +160,7 @@ def test_new_archive_archives_again_what_the_ledger_does_not_know(context, tmp_p
 
 @pytest.fixture
 def another_home(tmp_path, network, wallet, new_ledger):
-    """Another source with a ledger of its own, and the same wallet."""
+    """Return another source with its own ledger and the same wallet."""
     settings = settings_of(network, wallet.words)
     other = a_run_context(
         tmp_path / "other",
@@ -193,7 +187,7 @@ def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypat
     everything_reads_back(context)
 
 
-def test_a_sequence_that_is_a_lie_is_looked_at_and_forgotten(context, monkeypatch):
+def test_false_sequence_is_checked_and_forgotten(context, monkeypatch):
     archive_everything(context)
     log = context.ledger.transactions(context.holder)
     account = context.store.poster.account
@@ -205,7 +199,7 @@ def test_a_sequence_that_is_a_lie_is_looked_at_and_forgotten(context, monkeypatc
     assert not log.explains(account, context.archive_id, 2)
 
 
-def test_a_liar_cannot_have_its_file_taken_for_a_chunk(in_folders, tmp_path):
+def test_file_of_a_liar_is_not_taken_for_a_chunk(in_folders, tmp_path):
     context = in_folders
     name = a_chunk_archived_since(context, tmp_path)
     posting = next(iter(context.store.posts.values()))
@@ -224,7 +218,7 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
     context = in_folders
     old = context.objects.bodies["key-1"]
     name = a_chunk_archived_since(context, tmp_path)
-    plan(context)  # as an operator who wants a second copy
+    plan(context)  # an operator orders a second copy
     archive_chunk(context, name)
     assert len(posts_of(context)) == 2
     lost = dataclasses.replace(context, lazy_ledger=Lazy.of(new_ledger()))

@@ -1,6 +1,4 @@
-"""What may be deleted at a source: the steps over a store of several folders, over Jackal, and over
-a real S3 server.
-"""
+"""Safe deletion: with a store of several folders, with Jackal, and with a real S3 server."""
 
 import ast
 import csv
@@ -37,7 +35,7 @@ from caf_pipeline.maintenance.deletion import assessment
 from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
-from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.maintenance.scrub import WHOLE_COPY, prove_chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps, inventories
@@ -69,7 +67,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def context(tmp_path, ledger, store):
-    """A source of three chunks over a store of three providers; nothing archived yet."""
+    """Return a source of three chunks and a store of three providers."""
     return a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
 
 
@@ -80,13 +78,13 @@ def names(context):
 
 @pytest.fixture
 def proven(context, store, names):
-    """The names of the chunks, proven in one window; another has begun."""
+    """Return the names of the chunks, which were proven in the window before the current one."""
     pass_window(context, store)
     return names
 
 
 def pass_window(context, store):
-    """Let every located chunk be looked at in a window, and the next one begin."""
+    """Prove every located chunk in a window, and begin the next window."""
     store.window = store.now = (store.now or 0) + 1
     for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED]):
         assert prove_chunk(context, chunk.name).proven
@@ -94,14 +92,12 @@ def pass_window(context, store):
 
 
 class Answer:
-    """What one question gave: the report, the list as another program reads it, and the reasons of
-    the others.
-    """
+    """The result of `find_deletable`: the report, and the lists as another program reads them."""
 
     def __init__(self, context, folder, **options):
         self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
-        self.told: list[str] = []
-        reporter = assessment.ProgressReporter(tell=self.told.append)
+        self.notes: list[str] = []
+        reporter = assessment.ProgressReporter(note=self.notes.append)
         self.found = find_deletable(
             context, self.file, report=self.report_file, reporter=reporter, **options
         )
@@ -152,7 +148,7 @@ def tamper(database, change: str, key: str = "key-000") -> None:
 
 
 def flip_between_samples(context, name, *providers) -> None:
-    """Change a byte that no sample of the chunk has."""
+    """Change a byte outside of the chunk's samples."""
     chunk = context.ledger.chunks.get(name)
     at = chunk.stored_size_bytes - 1
     for sample in sorted(chunk.samples, key=lambda sample: sample.offset, reverse=True):
@@ -170,7 +166,7 @@ def flip_between_samples(context, name, *providers) -> None:
 # ------------------------------------------------------------------------------------------
 
 
-def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_path, proven):
+def test_objects_are_safe_after_two_proofs_and_a_full_read(context, tmp_path, proven):
     answer = Answer(context, tmp_path)
     assert answer.keys == sorted(BODIES)
     assert {bucket for bucket, *_ in answer.listed} == {"b"}
@@ -183,9 +179,7 @@ def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_p
 
 
 @pytest.mark.thorough
-def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(
-    context, tmp_path, proven, monkeypatch
-):
+def test_list_inventory_outlives_later_inventories(context, tmp_path, proven, monkeypatch):
     recheck = deletion.recheck
 
     def recheck_slowly(*args):
@@ -228,12 +222,13 @@ def test_a_source_without_objects_has_nothing_to_delete(context, tmp_path, prove
 # ---------------------------------------------------------------------------------------
 
 
-def test_what_is_proven_in_one_window_waits_for_the_next(context, store, tmp_path, names):
+def test_one_proof_window_is_not_enough(context, store, tmp_path, names):
     store.window = store.now = 4
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    when = "the next window begins in about 60 minutes: look again while it lasts"
-    assert answer.details == {f"proven in 1 of 2 proof windows in a row; {when}"}
+    (detail,) = answer.details
+    assert "1 of 2" in detail
+    assert "60 minutes" in detail
     assert answer.found.manifest is None
     store.window = store.now = 5
     assert Answer(context, tmp_path).keys == sorted(BODIES)
@@ -246,14 +241,12 @@ def test_two_windows_count_only_if_they_follow_each_other(
     store.window = store.now = store.now + between
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    assert all("proven in 1 of 2" in detail for detail in answer.details)
+    assert all("1 of 2" in detail for detail in answer.details)
     store.window = store.now = store.now + 1
     assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
-def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(
-    context, store, tmp_path, proven
-):
+def test_unverified_proof_window_does_not_count(context, store, tmp_path, proven):
     store.unverified = {"bert"}
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
@@ -261,34 +254,24 @@ def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(
 
 
 @pytest.mark.thorough
-def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(
-    context, store, tmp_path, proven
-):
+def test_two_windows_count_for_one_more_window(context, store, tmp_path, proven):
     assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unverified = {"anna", "bert", "carl"}
     store.window = store.now = store.now + 1
     assert Answer(context, tmp_path).keys == sorted(BODIES)
-    store.window = store.now = (
-        store.now + 1
-    )  # by now they may have been dropped, and have joined again
+    store.window = store.now = store.now + 1  # they may have been dropped and have joined again
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
-def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(
-    context, store, tmp_path, names
-):
+def test_missing_current_window_is_reported_with_its_end(context, store, tmp_path, names):
     store.window, store.now = 4, 5
-    details = Answer(context, tmp_path).details
-    assert details == {
-        "proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 "
-        "minutes"
-    }
+    (detail,) = Answer(context, tmp_path).details
+    assert "1 of 2" in detail
+    assert "60 minutes" in detail
 
 
 @pytest.mark.thorough
-def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(
-    context, store, tmp_path, proven
-):
+def test_full_read_of_a_lost_copy_is_repeated_from_another(context, store, tmp_path, proven):
     store.required_copies = 2
     assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unlisted = {"anna"}
@@ -299,9 +282,7 @@ def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_coun
 
 @pytest.fixture
 def small(tmp_path, ledger, store):
-    """A run context with one chunk of no more than two leaves, of which the chain shows no verified
-    proof; its name.
-    """
+    """Return a run context and the name of its small chunk, without verified proofs."""
     context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     store.unverified = {"anna", "bert", "carl"}
     (name,) = archive_everything(context)
@@ -309,25 +290,18 @@ def small(tmp_path, ledger, store):
     return context, name
 
 
-def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(
-    small, store, tmp_path
-):
+def test_small_file_needs_full_reads_in_two_windows(small, store, tmp_path):
     context, _ = small
     store.window = store.now = 3
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key": "one_window"}
-    assert all(
-        detail.startswith("read back as a whole in 1 of 2 proof windows; ")
-        for detail in answer.details
-    )
+    assert all("1 of 2" in detail for detail in answer.details)
     assert Answer(context, tmp_path).reasons == {"key": "one_window"}
     store.window = store.now = 9
     assert Answer(context, tmp_path).keys == ["key"]
 
 
-def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(
-    small, store, tmp_path
-):
+def test_small_file_with_one_unread_copy_is_not_safe(small, store, tmp_path):
     context, _ = small
     store.window = store.now = 3
     Answer(context, tmp_path)
@@ -338,7 +312,7 @@ def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_n
     assert Answer(context, tmp_path).keys == ["key"]
 
 
-def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp_path):
+def test_every_look_at_a_small_file_finds_wrong_bytes(small, store, tmp_path):
     context, name = small
     store.window = store.now = 3
     assert prove_chunk(context, name).verdict == "unverified"
@@ -387,7 +361,7 @@ def test_without_reading_back_nothing_new_is_safe(context, tmp_path, proven):
 
 
 @pytest.mark.thorough
-def test_an_object_replaced_by_one_of_the_same_size_is_changed(context, tmp_path, proven):
+def test_replaced_object_of_equal_size_is_changed(context, tmp_path, proven):
     context.objects.bodies["key-007"] = bytes(len(BODIES["key-007"]))
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key-007": "changed"}
@@ -395,9 +369,7 @@ def test_an_object_replaced_by_one_of_the_same_size_is_changed(context, tmp_path
 
 
 @pytest.mark.usefixtures("proven")
-def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(
-    context, ledger, store, tmp_path
-):
+def test_rewritten_object_is_compared_despite_a_filter(context, ledger, store, tmp_path):
     class WrittenAgain(MemorySource):
         def object(self, key):
             return replace(
@@ -446,9 +418,7 @@ def test_other_bytes_with_the_same_etag_are_safe_once_archived(
 
 
 @pytest.mark.thorough
-def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(
-    context, tmp_path, proven
-):
+def test_later_object_is_not_planned_then_claimed(context, tmp_path, proven):
     context.objects.bodies["new"] = b"n"
     assert Answer(context, tmp_path).reasons == {"new": "not_planned"}
     (chunk,) = plan(context).chunks
@@ -458,7 +428,7 @@ def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(
 
 
 @pytest.mark.thorough
-def test_a_skipped_object_has_its_reason(context, tmp_path, store):
+def test_skipped_object_has_its_reason(context, tmp_path, store):
     context.objects.unavailable["key-003"] = (SkipReason.COLD_STORAGE, 0)
     archive_everything(context)
     pass_window(context, store)
@@ -473,7 +443,7 @@ def test_a_skipped_object_has_its_reason(context, tmp_path, store):
     )
 
 
-def test_an_object_that_the_source_no_longer_has_is_told_as_gone(context, tmp_path, proven):
+def test_deleted_object_is_reported_as_gone(context, tmp_path, proven):
     del context.objects.bodies["key-001"]
     found = Answer(context, tmp_path).found
     assert (found.gone, list(found.gone_examples), found.everything_is_safe) == (
@@ -483,9 +453,7 @@ def test_an_object_that_the_source_no_longer_has_is_told_as_gone(context, tmp_pa
     )
 
 
-def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(
-    context, store, tmp_path, proven
-):
+def test_chunk_without_answers_affects_only_its_objects(context, store, tmp_path, proven):
     Answer(context, tmp_path)
     root = posting(context, proven[0]).merkle_root
     original = store.read
@@ -503,7 +471,7 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
+def test_chunk_held_by_another_run_is_skipped(tmp_path, database, store):
     from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
@@ -518,9 +486,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1"])
-def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(
-    context, tmp_path, proven, database, change
-):
+def test_wrong_row_is_detected_by_a_full_read(context, tmp_path, proven, database, change):
     tamper(database, change)
     answer = Answer(context, tmp_path)
     chunk = context.ledger.lookup.locate("src", "key-000").chunk
@@ -534,9 +500,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(
     "change",
     ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"],
 )
-def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(
-    context, tmp_path, proven, database, change
-):
+def test_row_changed_after_the_full_read_is_detected(context, tmp_path, proven, database, change):
     assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)
     answer = Answer(context, tmp_path)
@@ -546,9 +510,7 @@ def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manife
 
 
 @pytest.mark.thorough
-def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(
-    context, tmp_path, proven, database
-):
+def test_row_with_a_newer_identity_is_not_safe(context, tmp_path, proven, database):
     context.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
     assert Answer(context, tmp_path).reasons == {"key-000": "changed"}
     now = context.objects.object("key-000")
@@ -557,22 +519,22 @@ def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(
 
 
 @pytest.mark.thorough
-def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(
+def test_wrong_manifest_is_read_from_the_next_provider(
     context, store, tmp_path, proven, monkeypatch
 ):
     Answer(context, tmp_path)
-    original = assessment._save_manifest
-    asked = []
+    original = assessment.LocatedRows.differing
+    files = []
 
-    def save(store_, at, provider, name, file):
-        asked.append(provider)
-        original(store_, at, provider, name, file)
-        if provider == "anna":
-            file.write_bytes(b"nonsense")
+    def differing(rows, caf_file_id, manifest):
+        files.append(manifest)
+        if len(files) % 2:  # the first provider of each chunk
+            manifest.write_bytes(b"nonsense")
+        return original(rows, caf_file_id, manifest)
 
-    monkeypatch.setattr(assessment, "_save_manifest", save)
+    monkeypatch.setattr(assessment.LocatedRows, "differing", differing)
     assert Answer(context, tmp_path).found.everything_is_safe
-    assert asked == ["anna", "bert"] * len(proven)
+    assert len(files) == 2 * len(proven)
 
 
 # --- reading back
@@ -581,9 +543,7 @@ def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(
 
 @pytest.fixture
 def large(tmp_path, ledger, store, monkeypatch):
-    """A run context with one chunk that its samples do not cover, and of which no look reads an
-    object; its name.
-    """
+    """Return a run context and the name of its chunk, which no look reads completely."""
     monkeypatch.setattr(type(ledger.chunks), "any_object", lambda *_: None)
     bodies = {f"key-{number:03d}": os.urandom(300_000) for number in range(20)}
     context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
@@ -592,9 +552,7 @@ def large(tmp_path, ledger, store, monkeypatch):
     return context, name
 
 
-def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_provider_is_asked(
-    large, tmp_path
-):
+def test_full_read_finds_bytes_that_samples_miss(large, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
     assert prove_chunk(context, name).proven
@@ -602,12 +560,12 @@ def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_
     chunk = context.ledger.chunks.get(name)
     assert set(answer.reasons.values()) == {"damaged"}
     assert (chunk.state, chunk.read_back_at) == (ChunkState.DAMAGED, None)
-    assert "anna: read as a whole: its bytes do not match" in chunk.reason
+    assert f"anna: {WHOLE_COPY}" in chunk.reason
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
-    assert any("anna" in sentence for sentence in answer.told)
+    assert any("anna" in sentence for sentence in answer.notes)
 
 
-def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_path):
+def test_samples_do_not_override_a_full_read(large, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -615,9 +573,7 @@ def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
 
 
-def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(
-    large, store, tmp_path
-):
+def test_repaired_chunk_needs_new_windows_and_a_full_read(large, store, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -630,9 +586,7 @@ def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(
     assert Answer(context, tmp_path).found.everything_is_safe
 
 
-def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(
-    context, store, tmp_path, proven
-):
+def test_copy_that_fails_a_repair_is_proven_again(context, store, tmp_path, proven):
     store.file("anna", posting(context, proven[0])).write_bytes(
         b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes
     )
@@ -644,7 +598,7 @@ def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(
+def test_chunk_added_during_export_is_not_read_without_rows(
     context, store, tmp_path, proven, monkeypatch
 ):
     original = context.ledger.exports.located
@@ -665,9 +619,7 @@ def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_the
     )
 
 
-def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(
-    large, store, tmp_path, monkeypatch
-):
+def test_repair_that_keeps_the_wrong_byte_fails(large, store, tmp_path, monkeypatch):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -677,14 +629,14 @@ def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(
     assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
-def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, store, tmp_path):
+def test_silent_provider_is_passed_over_without_damage(large, store, tmp_path):
     context, name = large
     store.away = {"anna"}
     assert Answer(context, tmp_path).found.everything_is_safe
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
+def test_unreadable_chunk_is_not_read_back(large, store, tmp_path, monkeypatch):
     context, _ = large
     monkeypatch.setattr(
         assessment,
@@ -693,7 +645,7 @@ def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path,
     )
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"not_read_back"}
-    assert all("anna does not answer: line down" in detail for detail in answer.details)
+    assert all("line down" in detail for detail in answer.details)
 
 
 def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch):
@@ -709,7 +661,7 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
+def test_progress_adds_up_to_the_bytes_read(context, tmp_path, proven):
     done, totals = [], []
 
     class Bar:
@@ -735,7 +687,7 @@ def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
 
 
 def leaves(context, folder, error, match=None, **options):
-    """The question fails with this error, and the old list stands as it stood."""
+    """Check that the command fails with this error and keeps the old list."""
     file = folder / "list.csv"
     file.write_text("b,old\n")
     before = sorted(folder.iterdir())
@@ -770,7 +722,7 @@ def test_an_object_that_was_not_decided_on_ends_the_question(
         "batches",
         lambda self, **named: (b.slice(1) for b in original(self, **named)),
     )
-    leaves(context, tmp_path, IntegrityError, match="30 objects .* but 29")
+    leaves(context, tmp_path, IntegrityError, match=r"30 objects .* but 29")
 
 
 def test_an_object_that_was_decided_on_twice_ends_the_question(
@@ -782,11 +734,11 @@ def test_an_object_that_was_decided_on_twice_ends_the_question(
         "batches",
         lambda self, **named: (b for batch in original(self, **named) for b in (batch, batch)),
     )
-    leaves(context, tmp_path, IntegrityError, match="30 objects .* but 60")
+    leaves(context, tmp_path, IntegrityError, match=r"30 objects .* but 60")
 
 
 def test_a_file_of_somebody_else_is_not_replaced(context, store, tmp_path, proven, monkeypatch):
-    monkeypatch.setattr(store, "copies", None)  # nothing may be asked first
+    monkeypatch.setattr(store, "copies", None)  # nothing may be asked before
     (tmp_path / "list.csv").write_text("name,age\n")
     with pytest.raises(UsageError):
         find_deletable(context, tmp_path / "list.csv")
@@ -794,12 +746,12 @@ def test_a_file_of_somebody_else_is_not_replaced(context, store, tmp_path, prove
 
 
 def test_the_list_and_the_report_are_two_files(context, tmp_path, proven):
-    with pytest.raises(UsageError, match="list and the report"):
+    with pytest.raises(UsageError, match=r"list[.]csv"):
         find_deletable(context, tmp_path / "list.csv", report=tmp_path / "work" / ".." / "list.csv")
     assert not (tmp_path / "list.csv").exists()
 
 
-def test_an_old_list_goes_where_nothing_is_safe_any_more(context, store, tmp_path, proven):
+def test_list_is_removed_when_nothing_is_safe(context, store, tmp_path, proven):
     Answer(context, tmp_path)
     store.unlisted = {"bert"}
     assert Answer(context, tmp_path).listed == []
@@ -826,9 +778,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(
     original = context.objects.list_pages
 
     def listing(**named):
-        """Let another run take the lease, as it may from one that is paused for long, and go on
-        when that is noticed.
-        """
+        """Let another run take the lease, as from a paused run."""
         with connected(database) as connection:
             connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'")
         noticed = False
@@ -843,9 +793,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(
     leaves(context, tmp_path, LeaseLost)
 
 
-def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(
-    context, tmp_path, proven, monkeypatch
-):
+def test_chunk_damaged_during_the_listing_is_not_safe(context, tmp_path, proven, monkeypatch):
     original = context.objects.list_pages
 
     def listing(**named):
@@ -861,9 +809,7 @@ def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(
     )
 
 
-def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(
-    context, tmp_path, proven, monkeypatch
-):
+def test_chunk_damaged_during_the_write_ends_it(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
 
     def batches(self, **named):
@@ -874,7 +820,7 @@ def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_questi
             )
 
     monkeypatch.setattr(deletion.Decisions, "batches", batches)
-    leaves(context, tmp_path, LedgerError, match="while the list was written")
+    leaves(context, tmp_path, LedgerError, match="chunk")
 
 
 @pytest.mark.thorough
@@ -902,17 +848,17 @@ def test_nothing_is_left_beside_the_two_files(context, tmp_path, proven):
 def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
     context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger)
     archive_everything(context)
-    with pytest.raises(SettingsError, match="'directory' proves nothing over time"):
+    with pytest.raises(SettingsError, match="'directory'"):
         find_deletable(context, tmp_path / "list.csv")
 
 
-# --- Jackal and S3 as they are
+# --- real Jackal and S3
 # ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def on_jackal(tmp_path, ledger, network, new_bucket):
-    """Make a run context of the bucket on the loopback network."""
+    """Return a function that makes a run context of the bucket on the loopback network."""
     opened = []
 
     def make(**changes):
@@ -936,7 +882,7 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
 
 
 def next_window(context, network):
-    """Make blocks until every chunk is in its next window and was proven in it."""
+    """Make blocks until every chunk was proven in its next window."""
     postings = [
         chunk_steps.posting_of(chunk)
         for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED])
@@ -969,7 +915,7 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(
     (name,) = archive_everything(context)
     first = Answer(context, tmp_path)
     assert set(first.reasons.values()) == {"one_window"}
-    assert all("the next window begins in about" in detail for detail in first.details)
+    assert all("next window" in detail for detail in first.details)
     assert context.ledger.chunks.get(name).read_back_at
     next_window(context, network)
     answer = Answer(context, tmp_path)
@@ -981,7 +927,7 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(
 
 
 @pytest.mark.thorough
-def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, new_bucket, tmp_path):
+def test_new_version_excludes_the_old_one(on_jackal, network, new_bucket, tmp_path):
     new_bucket.put("null", b"before versions")
     new_bucket.keep_versions()
     for key in ("kept", "replaced", "deleted"):
@@ -1002,9 +948,7 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
 
 
 @pytest.mark.thorough
-def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(
-    on_jackal, network, new_bucket, tmp_path
-):
+def test_changed_headers_are_unsafe_until_archived_again(on_jackal, network, new_bucket, tmp_path):
     sha256 = {"ChecksumAlgorithm": "SHA256"}
     for key in ("same", "rewritten", "changed"):
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
@@ -1031,7 +975,7 @@ def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_
     prove_chunk(context, name)
     next_window(context, network)
     holders = context.store.holders(chunk_steps.posting_of(context.ledger.chunks.get(name)))
-    for holder in holders:  # whoever is asked first
+    for holder in holders:
         network.misbehave(provider=network.provider_addresses.index(holder), flip_byte=200_000)
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key": "damaged"}
@@ -1045,8 +989,8 @@ def test_the_question_leaves_the_bucket_as_it_was(on_jackal, new_bucket, tmp_pat
     archive_everything(context)
     Answer(context, tmp_path)
     assert [
-        each["Key"]
-        for each in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
+        location["Key"]
+        for location in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
     ] == ["key"]
 
 
@@ -1063,7 +1007,7 @@ ASKED_OF_SOURCES = {
     "head_object",
     "get_object",
 }
-"""Everything that this project asks of S3, none of which changes anything."""
+"""All S3 calls of this project, none of which changes anything."""
 
 NO_REQUESTS = {"meta", "_get_credentials", "_endpoint", "exceptions", "close"}
 PACKAGE = Path(caf_pipeline.__file__).parent
@@ -1071,9 +1015,7 @@ OF_S3 = sorted((PACKAGE / "source" / "s3").glob("*.py"))
 
 
 def attributes_of(module: Path, *owners: str) -> set[str]:
-    """Return the attributes that a module uses of names, or of attributes of any object, called
-    so.
-    """
+    """Return the attributes that a module uses of objects with these names."""
     found = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
@@ -1097,9 +1039,7 @@ WRITES = {
     },
     "queue.py": {"receive_message", "delete_message_batch"},
 }
-"""What two modules may ask besides: where a restore writes to, and the queue of a bucket's
-events.
-"""
+"""Further calls of two modules: writing a restore, and reading the queue of events."""
 
 
 def test_only_requests_that_change_nothing_are_sent_to_sources():
@@ -1111,7 +1051,7 @@ def test_only_requests_that_change_nothing_are_sent_to_sources():
         assert asked <= ASKED_OF_SOURCES | NO_REQUESTS | WRITES.get(name, set()), name
 
 
-def test_what_writes_into_buckets_is_for_restores_alone():
+def test_bucket_writer_is_for_restores_only():
     importers = {
         path.name
         for path in PACKAGE.rglob("*.py")

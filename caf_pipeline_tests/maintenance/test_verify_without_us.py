@@ -1,4 +1,4 @@
-"""docs/verify-without-us.md, run as it stands there by somebody who has nothing of ours."""
+"""docs/verify-without-us.md, run by somebody without our software."""
 
 import os
 import re
@@ -19,19 +19,17 @@ from caf_pipeline_tests.support.run_contexts import a_run_context, archive_every
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify-without-us.md"
 THEIRS = ("pyarrow", "blake3", "numpy")
-"""What the page tells to install; nothing else of this environment is there."""
+"""Packages that the page installs; nothing else of this environment is available."""
 
 
 def script():
-    """All shell blocks of the page, in order."""
+    """The shell blocks of the page."""
     return "".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
 
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A folder and an environment in which `python3` has what the page names, and nothing of this
-    project.
-    """
+    """Return a folder and an environment whose `python3` has the page's packages only."""
     folder = tmp_path_factory.mktemp("elsewhere")
     packages, programs = folder / "packages", folder / "bin"
     packages.mkdir()
@@ -40,8 +38,7 @@ def elsewhere(tmp_path_factory):
         for path in Path(__import__(package).__file__).parents[1].glob(f"{package}*"):
             (packages / path.name).symlink_to(path)
     python = programs / "python3"
-    # -S: what is installed beside the interpreter is not there, so that this project is not,
-    # either.
+    # -S hides installed packages, and so this project.
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
     environment = {
@@ -68,9 +65,7 @@ def sh(text, folder, environment):
 
 @pytest.fixture(params=[0, 3])
 def archived(request, tmp_path, ledger, network):
-    """An archive of a wallet of its own, of several chunks with one proof type, and that wallet's
-    address.
-    """
+    """Return an archive of several chunks with one proof type, and its wallet's address."""
     wallet = new_wallet()
     network.fund(wallet.address, 10**9)
     network.grant(wallet.address, 10**9)
@@ -90,7 +85,7 @@ def archived(request, tmp_path, ledger, network):
 
 
 def run_page(context, address, elsewhere, folder):
-    """Run the page's commands with this network and wallet; return what they said."""
+    """Run the page's commands with this network and wallet; return their output."""
     folder.mkdir()
     (lcd, *_) = context.settings.jackal.lcd
     text, changed = re.subn(r"^lcd=\S+", f"lcd={lcd}", script(), flags=re.MULTILINE)
@@ -114,9 +109,7 @@ def test_nothing_of_this_project_is_there(elsewhere):
 
 
 @pytest.mark.thorough
-def test_every_object_is_listed_fetched_and_found_right_at_every_provider(
-    archived, elsewhere, tmp_path
-):
+def test_every_object_is_verified_at_every_provider(archived, elsewhere, tmp_path):
     context, address = archived
     said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
     assert said[-1] == "everything is right"

@@ -1,4 +1,4 @@
-"""Objects read back and compared: what is right, what is not, and who gave it wrong."""
+"""Objects read back and verified, and the providers blamed for wrong ones."""
 
 import os
 
@@ -10,7 +10,7 @@ from caf_pipeline.retrieval.bulk import SMALL_BYTES
 from caf_pipeline.retrieval.check import check_objects, sampled
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
+from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
@@ -30,7 +30,7 @@ def context(tmp_path, ledger):
 
 
 def spoil(context, key, *providers):
-    """Let providers have other bytes of an object."""
+    """Corrupt an object at some providers."""
     location = context.ledger.lookup.locate("src", key)
     for provider in providers:
         corrupt(context.store.file(provider, location.posting), at=location.row.start_byte + 5)
@@ -41,9 +41,7 @@ def checked(context):
 
 
 @pytest.mark.parametrize("batch_objects", [check.BATCH_OBJECTS, 15])
-def test_every_object_is_read_and_told_in_order_by_few_requests(
-    context, monkeypatch, batch_objects
-):
+def test_objects_are_checked_in_order_with_few_requests(context, monkeypatch, batch_objects):
     monkeypatch.setattr(check, "BATCH_OBJECTS", batch_objects)
     found = checked(context)
     assert [one.location.row.key for one in found] == sorted(BODIES)
@@ -51,40 +49,41 @@ def test_every_object_is_read_and_told_in_order_by_few_requests(
     assert len(context.store.asked) <= 6 < len(BODIES) / 6
 
 
-def test_who_breaks_off_is_named_with_what_others_had_to_give_and_no_more(context):
-    context.store.breaks["anna"] = (
-        20_500  # the first 20 and a half of them lie together, before the large one
-    )
+def test_failing_provider_is_named_for_the_affected_objects_only(context):
+    # The first 20 objects and a half lie together, before the large object.
+    context.store.breaks["anna"] = 20_500
     found = checked(context)
     assert [one.location.row.key for one in found if one.failed] == ["key-20", "key-20-large"]
     assert not any(one.error for one in found)
 
 
-def test_an_object_that_no_provider_gives_right_is_wrong_and_the_others_are_not(context):
+def test_only_the_object_without_a_right_copy_is_wrong(context):
     spoil(context, "key-07", "anna", "bert", "carl")
-    (wrong,) = [one for one in checked(context) if one.error]
+    (wrong,) = [result for result in checked(context) if result.error]
     assert wrong.location.row.key == "key-07"
     assert isinstance(wrong.error, IntegrityError)
 
 
-def test_an_object_that_another_provider_gives_right_is_right_and_the_liar_is_named(context):
+def test_lying_provider_is_named_when_another_is_right(context):
     spoil(context, "key-07", "anna")
-    found = {one.location.row.key: list(one.failed) for one in checked(context) if one.failed}
+    found = {
+        result.location.row.key: list(result.failed) for result in checked(context) if result.failed
+    }
     assert found == {"key-07": ["anna"]}
 
 
 def test_a_provider_that_is_away_makes_nothing_wrong(context):
     spoil(context, "key-07", "bert", "carl")
     context.store.away = {"anna"}
-    (unread,) = [one for one in checked(context) if one.error]
+    (unread,) = [result for result in checked(context) if result.error]
     assert not unread.error.permanent
 
 
-def test_a_check_ends_where_nothing_can_be_read_any_more(context, monkeypatch):
+def test_check_ends_when_nothing_is_readable(context, monkeypatch):
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 10)
     context.store.away = set(context.store.folders)
     found = []
-    with pytest.raises(StoreUnreachable, match="10 objects in a row could not be read"):
+    with pytest.raises(StoreUnreachable, match=r"^10 objects"):
         found.extend(check_objects(list_objects(context.ledger.lookup, "src"), context.store))
     assert all(not one.error.permanent for one in found)
 
@@ -92,7 +91,7 @@ def test_a_check_ends_where_nothing_can_be_read_any_more(context, monkeypatch):
 def test_a_sample_has_no_object_twice_and_at_least_one(context):
     located = list(list_objects(context.ledger.lookup, "src"))
     for seed in range(20):
-        chosen = [one.row.key for one in sampled(located, 0.01, seed)]
+        chosen = [location.row.key for location in sampled(located, 0.01, seed)]
         assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)
         assert list(sampled([], 0.5, seed)) == []
         assert list(sampled(located, 1.0, seed)) == located

@@ -1,6 +1,4 @@
-"""Every key has a path that a file system holds and that leads nowhere else, and the key can be
-read from it.
-"""
+"""Every key has a valid path below the folder, which maps back to the key."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +15,7 @@ pieces = st.sampled_from(
     key=st.lists(pieces, min_size=1, max_size=8).map("".join),
     escaped=st.dictionaries(st.integers(0, 8), st.integers(0, 4)),
 )
-def test_a_key_is_read_from_each_of_its_paths(key, escaped):
+def test_every_path_maps_back_to_its_key(key, escaped):
     names = path_of(key, escaped)
     assert key_of(names) == key
     assert all(
@@ -27,5 +25,5 @@ def test_a_key_is_read_from_each_of_its_paths(key, escaped):
 
 
 @pytest.mark.parametrize("key", ["a", "a/b.txt", "2024/.hidden/ü", "a b/%2F~"])
-def test_an_ordinary_key_is_its_path(key):
+def test_ordinary_key_is_used_as_path(key):
     assert "/".join(path_of(key)) == key

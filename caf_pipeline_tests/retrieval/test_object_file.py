@@ -1,54 +1,24 @@
-"""An object as a file: what is handed out, what was compared of it, and who is asked; providers lie
-and break off.
-"""
+"""An object as a file, from providers that lie or fail: bytes, verification and requests."""
 
-import hashlib
 import io
 import os
 import random
 import zipfile
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
-from caf_pipeline.inventory.location_row import LocationRow
-from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval import object_file
 from caf_pipeline.retrieval.object_file import ObjectFile
-from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
+from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.jackal_stores import open_store, store_once
-from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.located_object import BODY, CHUNK, END, START, in_parts, whole
 from caf_pipeline_tests.support.tiers import sampled
-
-CHUNK = os.urandom(4 << 20)
-START, END = 1000, 4_100_000
-BODY = CHUNK[START:END]
-
-
-class BreakingFolders(SeveralFolders):
-    """Providers that break off after so many bytes of an answer; what they were asked is written
-    down.
-    """
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.breaks = {}
-        self.asked = []
-
-    def read(self, posting, start_byte, end_byte, *, provider=None):
-        self.asked.append((provider, start_byte, end_byte))
-        left = self.breaks.get(provider, end_byte)
-        for piece in super().read(posting, start_byte, end_byte, provider=provider):
-            if len(piece) > left:
-                yield piece[:left]
-                raise StoreUnreachable(f"{provider} broke off")
-            left -= len(piece)
-            yield piece
 
 
 @pytest.fixture
@@ -63,34 +33,9 @@ def posting(store, tmp_path):
 
 @pytest.fixture
 def streamed(monkeypatch):
-    """Let an object of any size be too large for memory."""
+    """Stream objects of any size."""
     monkeypatch.setattr(object_file, "IN_MEMORY_BYTES", -1)
     monkeypatch.setattr(object_file, "BLOCK_BYTES", 1000)
-
-
-def whole(posting, body=BODY):
-    sha256 = hashlib.sha256(body).digest()
-    return Location(
-        LocationRow("a/key", "v1", "v1", START, END, "etag", MOMENT, sha256), "src-1-1", posting
-    )
-
-
-def in_parts(posting, *cuts):
-    """The same bytes as parts of one chunk each: here all of one."""
-    edges = [START, *cuts, END]
-    parts = [
-        LocatedRange(
-            first, last, hashlib.sha256(CHUNK[first:last]).digest(), f"src-1-{number}", posting
-        )
-        for number, (first, last) in enumerate(pairwise(edges), 1)
-    ]
-    return Location(
-        LocationRow("a/key", "v1", "v1", 0, END - START, "etag", MOMENT, b""),
-        "src-1-1",
-        posting,
-        None,
-        parts,
-    )
 
 
 @pytest.fixture(params=["whole", "in parts"])
@@ -172,7 +117,7 @@ def test_a_place_before_the_beginning_is_refused(store, location):
             file.seek(*arguments)
 
 
-def test_what_is_too_short_to_be_a_zip_file_is_none(store, posting):
+def test_too_short_object_is_no_zip_file(store, posting):
     short = whole(posting, BODY[:9])
     with io.BufferedReader(
         ObjectFile(replace(short, row=replace(short.row, end_byte=START + 9)), store)
@@ -182,7 +127,7 @@ def test_what_is_too_short_to_be_a_zip_file_is_none(store, posting):
         assert file.read() == BODY[:9]
 
 
-def test_nothing_is_asked_before_the_first_byte_is_read_and_one_request_gives_all(store, posting):
+def test_first_read_is_one_request_for_the_whole_object(store, posting):
     file = ObjectFile(whole(posting), store)
     file.seek(10)
     assert store.asked == []
@@ -193,7 +138,7 @@ def test_nothing_is_asked_before_the_first_byte_is_read_and_one_request_gives_al
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_stream_is_one_request_and_a_middle_is_asked_for_by_itself(store, posting):
+def test_stream_is_one_request_and_a_seek_another(store, posting):
     with ObjectFile(whole(posting), store) as file:
         assert file.read() == BODY
         assert file.seek(500_000) == 500_000
@@ -203,22 +148,22 @@ def test_a_stream_is_one_request_and_a_middle_is_asked_for_by_itself(store, post
 
 
 @pytest.mark.usefixtures("_sized")
-def test_where_a_holder_breaks_off_the_next_goes_on_at_the_same_byte(store, location):
+def test_next_provider_continues_at_the_same_byte(store, location):
     store.breaks = {"anna": 10_000, "bert": 20_000}
     file = ObjectFile(location, store)
     assert (file.read(), file.compared) == (BODY, True)
-    assert [one[:2] for one in store.asked[:3]] == [
+    assert [request[:2] for request in store.asked[:3]] == [
         ("anna", START),
         ("bert", START + 10_000),
         ("carl", START + 30_000),
     ]
 
 
-# --- what was compared
+# --- verification
 # ------------------------------------------------------------------------------------------
 
 
-def test_no_wrong_byte_of_what_fits_into_memory_is_ever_handed_out(store, location, posting):
+def test_small_object_never_returns_a_wrong_byte(store, location, posting):
     for provider in store.folders:
         corrupt(store.file(provider, posting), at=END - 1)
     file = ObjectFile(location, store)
@@ -228,7 +173,7 @@ def test_no_wrong_byte_of_what_fits_into_memory_is_ever_handed_out(store, locati
             file.read(1)
 
 
-def test_of_what_fits_into_memory_a_range_is_compared_too(store, location, posting):
+def test_range_of_a_small_object_is_verified(store, location, posting):
     corrupt(store.file("anna", posting), at=END - 1)
     file = ObjectFile(location, store)
     file.seek(100)
@@ -236,15 +181,15 @@ def test_of_what_fits_into_memory_a_range_is_compared_too(store, location, posti
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_stream_of_wrong_bytes_has_no_end_and_can_be_read_again_from_another(store, posting):
+def test_wrong_stream_fails_and_is_readable_from_another_provider(store, posting):
     corrupt(store.file("anna", posting), at=START + 5)
     file = ObjectFile(whole(posting), store)
     got = iter(lambda: file.read(100_000), b"")
-    with pytest.raises(IntegrityError, match="'a/key' is not what was archived"):
+    with pytest.raises(IntegrityError, match="'a/key'"):
         list(got)
     assert 0 < file.tell() < len(BODY)
     assert not file.compared
-    with pytest.raises(IntegrityError):  # who did not hear it the first time
+    with pytest.raises(IntegrityError):  # the error is repeated
         file.read(1)
     file.seek(0)
     assert (file.read(), file.compared) == (BODY, True)
@@ -252,7 +197,7 @@ def test_a_stream_of_wrong_bytes_has_no_end_and_can_be_read_again_from_another(s
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_stream_that_nobody_gives_right_has_no_end_however_often_it_is_read(store, posting):
+def test_stream_without_a_right_provider_always_fails(store, posting):
     for provider in store.folders:
         corrupt(store.file(provider, posting), at=START)
     file = ObjectFile(whole(posting), store)
@@ -265,7 +210,7 @@ def test_a_stream_that_nobody_gives_right_has_no_end_however_often_it_is_read(st
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_stream_that_breaks_off_for_good_has_no_end_even_if_the_holders_come_back(store, posting):
+def test_broken_stream_fails_until_a_seek(store, posting):
     store.breaks = dict.fromkeys(store.folders, 1_000_000)
     file = ObjectFile(whole(posting), store)
     with pytest.raises(StoreUnreachable, match="broke off"):
@@ -278,7 +223,7 @@ def test_a_stream_that_breaks_off_for_good_has_no_end_even_if_the_holders_come_b
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_range_from_the_middle_says_that_it_was_not_compared(store, posting):
+def test_range_after_a_seek_is_not_verified(store, posting):
     corrupt(store.file("anna", posting), at=START + 600_000)
     file = ObjectFile(whole(posting), store)
     file.seek(600_000)
@@ -289,11 +234,11 @@ def test_a_range_from_the_middle_says_that_it_was_not_compared(store, posting):
 
 
 @pytest.mark.usefixtures("streamed")
-def test_of_parts_each_is_compared_before_its_end_is_handed_out(store, posting):
+def test_each_part_is_verified_before_its_end(store, posting):
     corrupt(store.file("anna", posting), at=3_000_000)
     file = ObjectFile(in_parts(posting, 50_000, 2_500_000), store)
     first = file.read(49_000)
-    assert (first, file.compared) == (BODY[:49_000], True)  # of one piece
+    assert (first, file.compared) == (BODY[:49_000], True)  # within the first piece
     with pytest.raises(IntegrityError):
         file.read()
     file.seek(0)
@@ -302,7 +247,7 @@ def test_of_parts_each_is_compared_before_its_end_is_handed_out(store, posting):
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("liar", ["anna", "bert"])
-def test_where_several_gave_a_wrong_body_the_one_that_is_right_is_found(
+def test_right_provider_is_found_after_mixed_wrong_bytes(
     store, posting, monkeypatch, streams, liar
 ):
     if streams:
@@ -319,7 +264,7 @@ def test_where_several_gave_a_wrong_body_the_one_that_is_right_is_found(
         else:
             break
     else:
-        pytest.fail("nobody was found to be right")
+        pytest.fail("no provider was right")
 
 
 def test_parts_that_do_not_make_up_the_object_are_refused(store, posting):
@@ -329,15 +274,15 @@ def test_parts_that_do_not_make_up_the_object_are_refused(store, posting):
         ObjectFile(short, store)
 
 
-def test_a_chunk_that_nobody_holds_is_missing(store, posting):
+def test_chunk_without_providers_is_missing(store, posting):
     store.forget(posting)
     with pytest.raises(StoredChunkMissing):
         ObjectFile(whole(posting), store).read(1)
 
 
-def test_comparing_keeps_nothing_and_tells_who_gave_it_wrong(store, location, posting):
+def test_compare_names_the_lying_provider(store, location, posting):
     corrupt(store.file("anna", posting), at=END - 1)
-    found = Found(location, store)
+    found = ArchivedObject(location, store)
     assert list(found.compare()) == ["anna"]
     for provider in ("bert", "carl"):
         corrupt(store.file(provider, posting), at=END - 1)
@@ -351,7 +296,7 @@ def test_comparing_keeps_nothing_and_tells_who_gave_it_wrong(store, location, po
 
 @pytest.fixture(scope="module")
 def stored(network, tmp_path_factory):
-    """A chunk with copies at three of the four providers: its posting, and their numbers."""
+    """Return the post of a chunk with copies at three of four providers, and their numbers."""
     path = tmp_path_factory.mktemp("objects") / "chunk.caf"
     path.write_bytes(CHUNK)
     return store_once(network, path)
@@ -373,9 +318,7 @@ def opened(network):
     ),
     ids=str,
 )
-def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off(
-    opened, stored, network, conduct
-):
+def test_object_is_read_despite_one_failing_provider(opened, stored, network, conduct):
     posting, (first, *_) = stored
     network.misbehave(provider=first, **conduct)
     with ObjectFile(whole(posting), opened.store) as file:
@@ -384,21 +327,19 @@ def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off
         assert file.read(10) == BODY[3_000_000:3_000_010]
 
 
-def test_two_lying_providers_of_three_do_not_keep_an_object_from_being_read_right(
-    opened, stored, network
-):
+def test_object_is_read_despite_two_lying_providers(opened, stored, network):
     posting, (first, second, _) = stored
     for number in (first, second):
         network.misbehave(provider=number, flip_byte=START + 77)
     with ObjectFile(whole(posting), opened.store) as file:
         assert file.read() == BODY
-    assert Found(whole(posting), opened.store).compare().keys() <= {
+    assert ArchivedObject(whole(posting), opened.store).compare().keys() <= {
         network.provider_addresses[one] for one in (first, second)
     }
 
 
 @pytest.mark.usefixtures("streamed")
-def test_a_stream_of_a_liar_has_no_end_on_a_network_either(opened, stored, network):
+def test_wrong_stream_fails_on_a_network(opened, stored, network):
     posting, providers = stored
     for number in providers:
         network.misbehave(provider=number, flip_byte=END - 1)

@@ -1,4 +1,4 @@
-"""An archived object read by ranges: what is asked of providers, and what is compared."""
+"""An archived object read by ranges: requests and verification."""
 
 import os
 
@@ -10,8 +10,8 @@ from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.formats.test_clps import WHOLE, built
-from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
+from caf_pipeline_tests.support.breaking_folders import BreakingFolders
+from caf_pipeline_tests.support.clps_archives import WHOLE, built
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
@@ -41,7 +41,7 @@ def test_the_metadata_of_a_large_archive_are_two_range_reads(context):
     assert b"".join(ranges.stream(5, 300_000, 1000)) == LARGE[5:300_000]
 
 
-def test_a_small_object_is_read_once_and_no_wrong_byte_of_it_is_given_out(context):
+def test_small_object_is_read_once_and_verified(context):
     found = fetch(context.ledger.lookup, context.store, "src", "small")
     ranges = ObjectRanges(found)
     assert (ranges.read(10, 20), ranges.read_prefix(5)[0], ranges.read_suffix(5)[0]) == (

@@ -1,4 +1,4 @@
-"""What a restore says at its end of all that became of its objects."""
+"""The error that a restore ends with."""
 
 import pytest
 
@@ -19,17 +19,17 @@ LOCATION = Location(
 
 @pytest.mark.parametrize("before", [NotRestored, StoreUnreachable])
 @pytest.mark.parametrize("ended", [None, StoreUnreachable("the network is away")])
-def test_wrong_bytes_of_one_object_are_the_result_however_many_failed_before_it(before, ended):
+def test_one_integrity_error_outweighs_other_failures(before, ended):
     sums = RestoreSums()
     for error in [*[before("cannot be here")] * 2_000, IntegrityError("other bytes")]:
         sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=error))
     failure = sums.failure(ended)
     assert isinstance(failure, IntegrityError)
-    assert str(failure) == "2,001 objects of 2,001 could not be restored"
+    assert "2,001 objects" in str(failure)
 
 
 @pytest.mark.parametrize("ended", [None, StoreUnreachable("the network is away")])
-def test_only_what_another_try_can_bring_back_goes_on(ended):
+def test_only_transient_failures_hint_at_a_retry(ended):
     sums = RestoreSums()
     sums.add(
         RestoredObject(
@@ -38,14 +38,15 @@ def test_only_what_another_try_can_bring_back_goes_on(ended):
     )
     failure = sums.failure(ended)
     assert (type(failure), failure.exit_code) == (ObjectMissing, 9)
-    assert ("goes on" in failure.hint, "caf repair" in failure.hint) == (ended is not None, True)
+    assert ("resumes" in failure.hint, "caf repair" in failure.hint) == (ended is not None, True)
     sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=StoreUnreachable("away")))
-    assert "the same restore goes on" in sums.failure(ended).hint
+    assert "resumes" in sums.failure(ended).hint
 
 
-def test_where_some_failed_and_others_are_different_both_ways_on_are_said():
+def test_hint_covers_failed_and_different_objects():
     sums = RestoreSums()
     sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=StoreUnreachable("away")))
-    goes_on = sums.failure(None).hint
+    resumes = sums.failure(None).hint
     sums.add(RestoredObject(LOCATION, RestoreOutcome.DIFFERENT, "key"))
-    assert sums.failure(None).hint == f"{goes_on}; --force replaces what is different"
+    assert resumes in sums.failure(None).hint
+    assert "--force" in sums.failure(None).hint

@@ -1,4 +1,4 @@
-"""Work that is done side by side: what comes of it where an error ends it."""
+"""Concurrent work and its results when an error ends it."""
 
 import threading
 
@@ -9,7 +9,7 @@ from caf_pipeline.retrieval.side_by_side import side_by_side, take_all
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_the_work_is_at_when_the_list_breaks_off_is_yielded_before_the_error(threads):
+def test_running_work_is_yielded_before_a_listing_error(threads):
     begun, written, taken = threading.Semaphore(0), [], []
 
     def given():
@@ -28,7 +28,7 @@ def test_what_the_work_is_at_when_the_list_breaks_off_is_yielded_before_the_erro
     assert taken == sorted(written) == list(range(threads))
 
 
-def test_where_the_work_fails_all_else_that_it_wrote_is_yielded_and_nothing_is_written_later():
+def test_all_written_items_are_yielded_before_the_error():
     meeting, written, taken = threading.Barrier(3), [], []
 
     def write(one):

@@ -1,5 +1,4 @@
-"""Processes of their own that hold something until they are killed, or are killed at a named
-moment; and what they leave.
+"""Processes that are killed, the doctor that runs afterwards, and the state before and after.
 
 `python -m caf_pipeline_tests.support.crashes lease URL NAME SECONDS` prints "held", then "kept" or
 "lost" for each line of its standard input. `… inventory URL FOLDER` prints "held" when the first
@@ -46,14 +45,12 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(PRELOADED)
 
 NOT_COMPARED = {"chain_heights", "folder_store", "providers"}
-"""Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers
-are.
-"""
+"""Tables with observations of a chain: its height and the speed of its providers."""
 
 
 @contextlib.contextmanager
 def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """Start one; yield it once it holds what it was told to hold. It is gone afterwards."""
+    """Start this module, and yield the process once it holds its lease or inventory."""
     command = [sys.executable, "-m", "caf_pipeline_tests.support.crashes", *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -67,7 +64,7 @@ def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def killed(what: str, url: str, name: str, seconds: str) -> None:
-    """Let a process of its own hold a lease, and kill it while it does."""
+    """Kill a process while it holds a lease."""
     assert what == "lease"
     here, there = _PROCESSES.Pipe()
     process = _PROCESSES.Process(target=_hold, args=(url, name, float(seconds), there))
@@ -79,14 +76,14 @@ def killed(what: str, url: str, name: str, seconds: str) -> None:
     process.join()
 
 
-def _hold(url: str, name: str, seconds: float, told: Connection) -> None:
+def _hold(url: str, name: str, seconds: float, parent: Connection) -> None:
     with Ledger(Database(url), lease_seconds=seconds).leases.hold(name, this_process("run-child")):
-        told.send("held")
+        parent.send("held")
         time.sleep(600)
 
 
 def says(process: "subprocess.Popen[str]") -> str:
-    """Ask a holder whether it still holds."""
+    """Ask a process whether it still holds its lease."""
     assert process.stdin
     assert process.stdout
     process.stdin.write("?\n")
@@ -104,7 +101,6 @@ class EndlessSource(MemorySource):
 
 
 # --- killed at a moment
-# ------------------------------------------------------------------------------------------
 
 
 def _kill_at(owner: object, name: str, *, before: bool) -> None:
@@ -135,9 +131,7 @@ def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict
 def run_killed(
     folder: Path, url: str, chunk: str, *, at: str, before: bool = False, **settings: Any
 ) -> None:
-    """Run the chunk's steps in a process that kills itself before or after a call of this name to
-    ledger or log.
-    """
+    """Run a chunk's steps in a process that kills itself at a call of this ledger or log method."""
     process = _PROCESSES.Process(
         target=_run, args=(str(folder), url, chunk, (at, before), settings)
     )
@@ -146,12 +140,11 @@ def run_killed(
     assert process.exitcode == -signal.SIGKILL, process.exitcode
 
 
-# --- the doctor, and what it may have changed
-# --------------------------------------------------------------------------
+# --- the doctor
 
 
 def examined(context: RunContext) -> Iterator[Finding]:
-    """Yield what the doctor finds, as `caf doctor` calls it."""
+    """Yield the findings of the doctor, as `caf doctor` does."""
     settler = None
     if isinstance(store := context.store, JackalStore):
         log = context.ledger.transactions(context.holder)
@@ -163,15 +156,21 @@ def examined(context: RunContext) -> Iterator[Finding]:
     )
 
 
-def found(context: RunContext, *, told: bool = False) -> list[tuple[Kind, str]]:
-    """Return what the doctor would mend, by kind and name; with `told`, also what it only tells."""
-    return [(one.kind, one.name) for one in examined(context) if told or one.actor is Actor.DOCTOR]
+def found(context: RunContext, *, reported: bool = False) -> list[tuple[Kind, str]]:
+    """Return kind and name of the findings that the doctor can mend, or of all findings."""
+    return [
+        (finding.kind, finding.name)
+        for finding in examined(context)
+        if reported or finding.actor is Actor.DOCTOR
+    ]
 
 
 def mended(context: RunContext) -> list[tuple[Kind, str, str]]:
-    """Mend what the doctor finds; return kind, name and what was done."""
+    """Mend the findings of the doctor; return kind, name and result."""
     return [
-        (one.kind, one.name, one.mend().done) for one in examined(context) if one.mend is not None
+        (finding.kind, finding.name, finding.mend().done)
+        for finding in examined(context)
+        if finding.mend is not None
     ]
 
 
@@ -218,16 +217,14 @@ def _doctor(folder: str, url: str, fatal: int) -> None:
     for owner, name in _DEADLY:
         _count_and_die(owner, name, moments, fatal)
     context = a_run_context(Path(folder), MemorySource({}), Ledger(Database(url)), run="doctor")
-    for one in examined(context):
-        with contextlib.suppress(HeldByOther):  # as `caf doctor` leaves what another has
-            if one.mend is not None:
-                one.mend()
+    for finding in examined(context):
+        with contextlib.suppress(HeldByOther):  # as `caf doctor` does
+            if finding.mend is not None:
+                finding.mend()
 
 
 def doctor_process(folder: Path, url: str, *, fatal: int = 0) -> Any:
-    """Start a doctor in a process of its own, which kills itself at its `fatal`-th moment; 0:
-    never.
-    """
+    """Start a doctor in a process that kills itself at its `fatal`-th moment; 0 is never."""
     process = _PROCESSES.Process(target=_doctor, args=(str(folder), url, fatal))
     process.start()
     return process

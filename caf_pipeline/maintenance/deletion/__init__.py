@@ -1,5 +1,4 @@
-"""Which objects may be deleted at their source, by what is known now of each of them.
+"""Decides which objects may be deleted at their source, and writes the list of them.
 
-Nothing here deletes: S3 does, from the list that is written. What the source has is asked through
-`source.protocol`.
+Nothing here deletes: S3 does, from the list. `source.protocol` lists the source.
 """

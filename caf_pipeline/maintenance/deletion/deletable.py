@@ -1,8 +1,9 @@
-"""Which objects of a fresh inventory may be deleted at their source, and why the others may not.
+"""Decides which objects of a fresh inventory may be deleted at their source, and why others not.
 
-Joins of Parquet files: a snapshot, the ledger's locations and standings, manifests, an assessment
-of each chunk. Every object of the snapshot comes out once, with a reason or without one. Memory is
-bounded by windows of keys. Source: promises 1 and 2 in docs/design.md.
+It joins Parquet files: the inventory, the ledger's locations and standings, and the assessment of
+each chunk. Memory is bounded by windows of keys.
+
+Source: promises 1 and 2 in docs/design.md.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,10 +47,7 @@ class Unsafe(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkAssessment:
-    """What is known of a chunk.
-
-    Its objects are safe as far as it goes where `reason` is None; `detail` says more for people.
-    """
+    """The result for a chunk. Its objects may be safe if `reason` is None."""
 
     caf_file_id: int
     chunk: str
@@ -64,13 +62,13 @@ DECISION_SCHEMA: Final = pa.schema(
         pa.field("etag", pa.string(), nullable=False),
         pa.field("size_bytes", pa.int64(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("encoded_key", pa.string(), nullable=False),  # as `quote_from_bytes` does it
+        pa.field("encoded_key", pa.string(), nullable=False),  # as by `quote_from_bytes`
         pa.field("chunk", pa.string()),
         pa.field("reason", pa.string()),  # null: safe
         pa.field("detail", pa.string(), nullable=False),
     ]
 )
-"""What was decided on an object of the snapshot, in the snapshot's order."""
+"""The decision about an object of the snapshot, in the snapshot's order."""
 
 _ASSESSMENT_SCHEMA: Final = pa.schema(
     [
@@ -81,92 +79,121 @@ _ASSESSMENT_SCHEMA: Final = pa.schema(
     ]
 )
 
-# A key that is listed twice without version ids changed while it was listed: which of the two is
-# there now is not known. An empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes
-# change. A version id other than of these characters would have to be encoded, and whether S3
-# decodes that column is not documented. An object in parts is as safe as the worst of its chunks;
-# all of its parts have to be there, and to add up to its size.
-_DECIDED: Final = """WITH listed AS (
-        SELECT *, version_id IS NULL AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY
-            key) > 1 AS twice FROM snapshot
+# A key listed twice without version ids changed during the listing: it is unknown which object is
+# there now. An empty or weak ETag (RFC 9110, 8.8.1) may stay while the bytes change. A version id
+# with other characters would need encoding, and S3 does not document whether it decodes that
+# column. A split object is as safe as the worst of its chunks: it needs all parts, and they must
+# add up to its size.
+_DECIDED: Final = """
+    WITH listed AS (
+        SELECT *, version_id IS NULL
+            AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY key) > 1 AS twice
+        FROM snapshot
     ), known AS (
-        SELECT key, object_version, bool_or(standing = 'claimed') AS claimed, max(reason) FILTER
-            (standing = 'skipped') AS skipped
-        FROM standing WHERE reason IS DISTINCT FROM 'unsupported_key' GROUP BY key, object_version
-    ), elsewhere AS (SELECT DISTINCT key FROM located),
-    whole AS (
-        SELECT key, object_version, version_id, etag, caf_file_id, end_byte - start_byte AS
-            size_bytes FROM located WHERE part = 0
+        SELECT key, object_version, bool_or(standing = 'claimed') AS claimed,
+            max(reason) FILTER (standing = 'skipped') AS skipped
+        FROM standing
+        WHERE reason IS DISTINCT FROM 'unsupported_key'
+        GROUP BY key, object_version
+    ), elsewhere AS (
+        SELECT DISTINCT key FROM located
+    ), whole AS (
+        SELECT key, object_version, version_id, etag, caf_file_id,
+            end_byte - start_byte AS size_bytes
+        FROM located
+        WHERE part = 0
         UNION ALL
-        SELECT key, object_version, min(version_id), min(etag), arg_max(located.caf_file_id, CASE
-                WHEN assessment.caf_file_id IS NULL THEN 2 WHEN assessment.reason IS NOT NULL THEN 1
-                    ELSE 0 END),
+        SELECT key, object_version, min(version_id), min(etag),
+            arg_max(located.caf_file_id, CASE
+                WHEN assessment.caf_file_id IS NULL THEN 2
+                WHEN assessment.reason IS NOT NULL THEN 1
+                ELSE 0 END),
             sum(end_byte - start_byte)::BIGINT
-        FROM located LEFT JOIN assessment ON assessment.caf_file_id = located.caf_file_id
-        WHERE part > 0 GROUP BY key, object_version
-        HAVING count(*) = max(part_count) AND min(part_count) = max(part_count) AND count(DISTINCT
-            part) = max(part_count)
-            AND min(part) = 1 AND max(part) = max(part_count) AND min(etag) = max(etag)
+        FROM located
+        LEFT JOIN assessment ON assessment.caf_file_id = located.caf_file_id
+        WHERE part > 0
+        GROUP BY key, object_version
+        HAVING count(*) = max(part_count)
+            AND min(part_count) = max(part_count)
+            AND count(DISTINCT part) = max(part_count)
+            AND min(part) = 1
+            AND max(part) = max(part_count)
+            AND min(etag) = max(etag)
             AND min(coalesce(version_id, '')) = max(coalesce(version_id, ''))
-    ),
-    not_proven AS (SELECT key, last_modified, min(detail) AS detail FROM rewritten GROUP BY key,
-        last_modified),
-    same_bytes AS (SELECT DISTINCT key, etag, size_bytes FROM whole WHERE version_id IS NULL),
-    decided AS (
-        SELECT listed.*, assessment.chunk, CASE
-            WHEN NOT is_supported(listed.key) THEN 'skipped'
-            WHEN twice THEN 'changed'
-            WHEN whole.key IS NOT NULL THEN CASE
-                WHEN whole.etag <> listed.etag OR whole.version_id IS DISTINCT FROM
-                    listed.version_id THEN 'changed'
-                WHEN assessment.caf_file_id IS NULL THEN 'not_looked_at'
-                WHEN assessment.reason IS NOT NULL THEN assessment.reason
-                WHEN whole.size_bytes <> listed.size_bytes THEN 'disagrees'
-                WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag,
-                    'W/')) THEN 'not_told_apart'
-                WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN
-                    'not_expressible' END
-            WHEN known.claimed THEN 'claimed'
-            WHEN known.skipped IS NOT NULL THEN 'skipped'
-            WHEN not_proven.key IS NOT NULL THEN 'rewritten'
-            WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL THEN 'metadata_changed'
-            WHEN elsewhere.key IS NOT NULL AND listed.is_latest THEN 'changed'
-            ELSE 'not_planned' END AS reason,
-            CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
+    ), not_proven AS (
+        SELECT key, last_modified, min(detail) AS detail
+        FROM rewritten
+        GROUP BY key, last_modified
+    ), same_bytes AS (
+        SELECT DISTINCT key, etag, size_bytes FROM whole WHERE version_id IS NULL
+    ), decided AS (
+        SELECT listed.*, assessment.chunk,
+            CASE
+                WHEN NOT is_supported(listed.key) THEN 'skipped'
+                WHEN twice THEN 'changed'
+                WHEN whole.key IS NOT NULL THEN CASE
+                    WHEN whole.etag <> listed.etag
+                        OR whole.version_id IS DISTINCT FROM listed.version_id THEN 'changed'
+                    WHEN assessment.caf_file_id IS NULL THEN 'not_looked_at'
+                    WHEN assessment.reason IS NOT NULL THEN assessment.reason
+                    WHEN whole.size_bytes <> listed.size_bytes THEN 'disagrees'
+                    WHEN listed.version_id IS NULL
+                        AND (listed.etag = '' OR starts_with(listed.etag, 'W/'))
+                        THEN 'not_told_apart'
+                    WHEN NOT regexp_full_match(
+                        coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*'
+                    ) THEN 'not_expressible' END
+                WHEN known.claimed THEN 'claimed'
+                WHEN known.skipped IS NOT NULL THEN 'skipped'
+                WHEN not_proven.key IS NOT NULL THEN 'rewritten'
+                WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL
+                    THEN 'metadata_changed'
+                WHEN elsewhere.key IS NOT NULL AND listed.is_latest THEN 'changed'
+                ELSE 'not_planned' END AS reason,
+            CASE
+                WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
                 WHEN twice THEN 'it was listed twice, with different ETags'
                 WHEN whole.key IS NOT NULL THEN assessment.detail
-                WHEN known.claimed THEN NULL ELSE coalesce(known.skipped, not_proven.detail) END AS
-                    said
+                WHEN known.claimed THEN NULL
+                ELSE coalesce(known.skipped, not_proven.detail) END AS explanation
         FROM listed
-        LEFT JOIN whole ON whole.key = listed.key AND whole.object_version = listed.object_version
+        LEFT JOIN whole
+            ON whole.key = listed.key AND whole.object_version = listed.object_version
         LEFT JOIN assessment ON assessment.caf_file_id = whole.caf_file_id
-        LEFT JOIN known ON known.key = listed.key AND known.object_version = listed.object_version
+        LEFT JOIN known
+            ON known.key = listed.key AND known.object_version = listed.object_version
         LEFT JOIN elsewhere ON elsewhere.key = listed.key
-        LEFT JOIN same_bytes ON same_bytes.key = listed.key AND same_bytes.etag = listed.etag
+        LEFT JOIN same_bytes
+            ON same_bytes.key = listed.key
+            AND same_bytes.etag = listed.etag
             AND same_bytes.size_bytes = listed.size_bytes
-        LEFT JOIN not_proven ON not_proven.key = listed.key AND not_proven.last_modified =
-            listed.last_modified
+        LEFT JOIN not_proven
+            ON not_proven.key = listed.key
+            AND not_proven.last_modified = listed.last_modified
             AND listed.version_id IS NULL
     )
     SELECT key, version_id, etag, size_bytes, last_modified,
-        CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/') ELSE
-            percent_encode(key) END AS encoded_key,
-        chunk, reason, CASE WHEN reason = 'changed' AND NOT twice OR said IS NULL THEN '' ELSE said
-            END AS detail
-    FROM decided ORDER BY key, last_modified, object_version"""
+        CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/')
+            ELSE percent_encode(key) END AS encoded_key,
+        chunk,
+        reason,
+        CASE WHEN reason = 'changed' AND NOT twice OR explanation IS NULL THEN ''
+            ELSE explanation END AS detail
+    FROM decided
+    ORDER BY key, last_modified, object_version
+"""
 
-_GONE: Final = (
-    "SELECT DISTINCT key FROM located WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE "
-    "snapshot.key = located.key)"
-)
+_GONE: Final = """
+    SELECT DISTINCT key
+    FROM located
+    WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE snapshot.key = located.key)
+"""
 
 
 class Decisions:
-    """What is decided on every object of a snapshot, and which located keys the source no longer
-    has.
+    """The decisions about all objects of a snapshot.
 
-    Attributes: gone_count: keys that are located and of which no version is listed; complete once
-        `batches` has ended. gone_examples: some of them, as bytes.
+    `gone_count` counts located keys without a listed version, once `batches` has ended.
     """
 
     def __init__(
@@ -177,39 +204,25 @@ class Decisions:
         rewritten: Path,
         assessments: Iterable[ChunkAssessment],
     ) -> None:
-        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA and
-        `compare_headers.REWRITTEN_SCHEMA`.
+        """Read these files; sorted copies are written beside `located`.
 
-        Sorted copies are written beside `located`.
-
-        The snapshot has each object under its identity (`current.identify`): bytes that are
-        located, and were written again with other headers, have one that is not located.
+        The snapshot has each object under its identity (`current.identify`): located bytes that
+        were rewritten with other headers have an identity that is not located.
         """
         self._snapshot = snapshot
         self._located = located
         self._standing = standing
         self._rewritten = rewritten
+        fields = _ASSESSMENT_SCHEMA.names
         self._assessments = pa.Table.from_pylist(
-            [
-                {
-                    "caf_file_id": v.caf_file_id,
-                    "chunk": v.chunk,
-                    "reason": v.reason,
-                    "detail": v.detail,
-                }
-                for v in assessments
-            ],
+            [{name: getattr(entry, name) for name in fields} for entry in assessments],
             schema=_ASSESSMENT_SCHEMA,
         )
         self.gone_count = 0
         self.gone_examples: list[bytes] = []
 
     def batches(self, *, examples: int = 5) -> Iterator[pa.RecordBatch]:
-        """Yield DECISION_SCHEMA in the snapshot's order, each object once.
-
-        Raises:
-            IntegrityError: a file cannot be read. StagingError: there is no room for sorting.
-        """
+        """Yield DECISION_SCHEMA in the snapshot's order, each object once."""
         with (
             translate_errors(self._located),
             inventory_query(self._located, DEFAULT_BUDGET) as query,
@@ -226,30 +239,23 @@ class Decisions:
             ):
                 query.connection.register("assessment", self._assessments)
                 for _, until in key_windows(self._snapshot):
-                    query.connection.register(
-                        "snapshot", _without_markers(listed_rows.until(until))
-                    )
+                    rows = listed_rows.until(until)
+                    rows = rows.filter(pc.invert(rows["is_delete_marker"]))
+                    query.connection.register("snapshot", rows)
                     query.connection.register("located", located_rows.until(until))
                     query.connection.register("standing", standing_rows.until(until))
                     query.connection.register("rewritten", rewritten_rows.until(until))
                     for batch in query.batches(_DECIDED):
                         yield batch.select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA)
-                    self._count_gone(query, examples)
-
-    def _count_gone(self, query: Query, examples: int) -> None:
-        ((count, some),) = query.rows(f"SELECT count(*), min(key, {examples}) FROM ({_GONE})")
-        self.gone_count += count
-        self.gone_examples += [bytes(key) for key in some or ()][
-            : examples - len(self.gone_examples)
-        ]
-
-
-def _without_markers(rows: pa.Table) -> pa.Table:
-    return rows.filter(pc.invert(rows["is_delete_marker"]))
+                    ((count, keys),) = query.rows(
+                        f"SELECT count(*), min(key, {examples}) FROM ({_GONE})"
+                    )
+                    self.gone_count += count
+                    missing = examples - len(self.gone_examples)
+                    self.gone_examples += [bytes(key) for key in keys or ()][:missing]
 
 
 def _sorted(query: Query, path: Path, schema: pa.Schema) -> Path:
-    """Write the file sorted by key beside it; return where."""
     query.table("unsorted", path)
     ordered = path.with_name(f"{path.stem}.by-key.parquet")
     write_whole(query.batches("SELECT * FROM unsorted ORDER BY key"), ordered, schema)
@@ -257,13 +263,13 @@ def _sorted(query: Query, path: Path, schema: pa.Schema) -> Path:
 
 
 class _Ascending:
-    """The rows of a Parquet file that is sorted by key, window by window, each read once."""
+    """Reads a Parquet file sorted by key in windows, each row once."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
         self._file = pq.ParquetFile(path)
         self._batches = self._file.iter_batches()
-        self._left: pa.RecordBatch | None = None
+        self._rest: pa.RecordBatch | None = None
 
     def __enter__(self) -> "_Ascending":
         return self
@@ -272,64 +278,66 @@ class _Ascending:
         self._file.close()
 
     def until(self, key: bytes | None) -> pa.Table:
-        """Return the rows after those of the last window, up to and including this key; all that
-        are left for None.
-        """
-        taken: list[pa.RecordBatch] = []
-        while (batch := self._left or next(self._batches, None)) is not None:
-            self._left = None
+        """Return the rows after the last window, up to and including `key`; None is the end."""
+        window: list[pa.RecordBatch] = []
+        while (batch := self._rest or next(self._batches, None)) is not None:
+            self._rest = None
             if key is None:
-                taken.append(batch)
+                window.append(batch)
                 continue
             within = int(
                 pc.sum(pc.less_equal(batch.column("key"), pa.scalar(key, pa.binary()))).as_py() or 0
             )
-            taken.append(batch.slice(0, within))
+            window.append(batch.slice(0, within))
             if within < batch.num_rows:
-                self._left = batch.slice(within)
+                self._rest = batch.slice(within)
                 break
-        return pa.Table.from_batches(taken, self._schema)
+        return pa.Table.from_batches(window, self._schema)
 
 
 # --- a chunk's rows and its manifest
-# -------------------------------------------------------------------------------
 
-_PAIRS: Final = (
-    "list_transform(map_entries(manifest.user_metadata), lambda pair: "
-    "concat(pair.key, "
-    "chr(0), pair.value, chr(0)))"
-)
-# As `ObjectHeaders.id` makes it: a manifest has the user metadata sorted by name.
+_PAIRS: Final = """list_transform(
+    map_entries(manifest.user_metadata),
+    lambda pair: concat(pair.key, chr(0), pair.value, chr(0))
+)"""
+# As by `ObjectHeaders.id`: a manifest has the user metadata sorted by name.
 _HEADER_SET: Final = (
     f"unhex(left(sha256(concat({', '.join(f'manifest.{name}, chr(0)' for name in HEADERS)}, "
-    f"array_to_string({_PAIRS}, ''))),"
-    f" {2 * ID_BYTES}))"
+    f"array_to_string({_PAIRS}, ''))), {2 * ID_BYTES}))"
 )
-_DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON located.key =
-    encode(manifest.key)
-        AND located.object_version = coalesce(manifest.version_id, concat('etag:', manifest.etag,
-            ':', manifest.size_bytes))
-            || coalesce(':' || strftime(make_timestamp(epoch_us(manifest.rewritten_at)),
-                '{TIME_FORMAT}'), '')
-        AND manifest.skip_reason IS NULL AND located.part = coalesce(manifest.part, 0)
-        AND located.start_byte = manifest.start_byte AND located.end_byte = manifest.end_byte
-        AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
+_DIFFERING: Final = f"""
+    SELECT count(*)
+    FROM located
+    LEFT JOIN manifest
+        ON located.key = encode(manifest.key)
+        AND located.object_version = coalesce(
+                manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes)
+            ) || coalesce(
+                ':' || strftime(make_timestamp(epoch_us(manifest.rewritten_at)), '{TIME_FORMAT}'),
+                ''
+            )
+        AND manifest.skip_reason IS NULL
+        AND located.part = coalesce(manifest.part, 0)
+        AND located.start_byte = manifest.start_byte
+        AND located.end_byte = manifest.end_byte
+        AND located.sha256 = manifest.sha256
+        AND located.etag = manifest.etag
         AND located.version_id IS NOT DISTINCT FROM manifest.version_id
         AND (located.crc64nvme IS NULL OR located.crc64nvme = manifest.crc64nvme)
         AND (located.s3_checksum IS NULL OR located.s3_checksum = manifest.s3_checksum)
         AND located.header_set = {_HEADER_SET}
         AND located.end_byte - located.start_byte
             = coalesce(manifest.part_end_byte - manifest.part_start_byte, manifest.size_bytes)
-    WHERE located.caf_file_id = {{}} AND manifest.key IS NULL"""
+    WHERE located.caf_file_id = {{}} AND manifest.key IS NULL
+"""
 
 
 class LocatedRows:
-    """The ledger's locations by chunk, from its export, in which the rows of a chunk lie together:
-    few row groups are read.
-    """
+    """The ledger's exported locations by chunk. Few row groups are read: a chunk's are adjacent."""
 
     def __init__(self, located: Path) -> None:
-        """Take a file of LOCATED_SCHEMA."""
+        """Read a file of LOCATED_SCHEMA."""
         self._located = located
 
     def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
@@ -339,17 +347,15 @@ class LocatedRows:
             inventory_query(self._located, DEFAULT_BUDGET) as query,
         ):
             query.table("located", self._located)
-            asked = (
-                "SELECT start_byte, end_byte, sha256 FROM located WHERE caf_file_id = "
-                f"{caf_file_id:d} ORDER BY 1, 2"
+            statement = (
+                "SELECT start_byte, end_byte, sha256 FROM located "
+                f"WHERE caf_file_id = {caf_file_id:d} ORDER BY 1, 2"
             )
-            for batch in query.batches(asked):
+            for batch in query.batches(statement):
                 yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
-        """Return how many of the chunk's rows its manifest does not have, with all that both tell
-        of an object.
-        """
+        """Return how many of the chunk's rows differ from its manifest, or are missing there."""
         with (
             translate_errors(self._located),
             inventory_query(self._located, DEFAULT_BUDGET) as query,
@@ -360,7 +366,7 @@ class LocatedRows:
 
 
 def tallied(batches: Sequence[pa.RecordBatch]) -> list[tuple[str | None, str, int, int]]:
-    """Return (reason, which skip, objects, bytes) of decisions."""
+    """Return (reason, skip reason, objects, bytes) of decisions."""
     table = pa.Table.from_batches(batches, DECISION_SCHEMA)
     skips = pc.if_else(
         pc.fill_null(pc.equal(table["reason"], Unsafe.SKIPPED), False), table["detail"], ""

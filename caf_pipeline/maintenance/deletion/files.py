@@ -1,14 +1,12 @@
-"""The two files of a question what may be deleted: a manifest for S3 Batch Operations, and a report
-of everything else.
+"""The files that `safe_to_delete` writes: a manifest for S3 Batch Operations, and a report.
 
-Each is written under a temporary name beside its own and gets that only when it is complete. What
-is there under its name is replaced only where it is such a file itself.
+An existing file is replaced only if it is of the same kind.
 
-The manifest has a line `bucket,key[,version id]` for each object and no header. Keys are
-percent-encoded, so that nothing in a line ever needs quotes; the last column is there where the
-bucket has version ids, `null` for objects without one. Source: "Creating an S3 Batch Operations
-job" in the Amazon S3 User Guide: contents URL-encoded; version ids for all objects or for none;
-`null` is one, an empty string is not.
+The manifest has a line `bucket,key[,version id]` for each object, without a header. Keys are
+percent-encoded, so that no line needs quotes.
+
+Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide. Either all objects have
+version ids or none; `null` is a version id, an empty string is not.
 """
 
 from collections.abc import Callable
@@ -40,13 +38,12 @@ _CSV_SCHEMA: Final = _REPORT_SCHEMA.set(
 )  # percent-encoded
 _CSV_HEADER: Final = ",".join(f'"{name}"' for name in REPORT_COLUMNS)
 _REPORT_MARK: Final = b"caf.not-safe-to-delete"
-_SHOWN: Final = (
-    4096  # bytes of an existing file that tell what it is: more than a line of a manifest may have
-)
+_KIND_BYTES: Final = 4096
+"""Bytes read of an existing file to recognize its kind: more than a line of a manifest has."""
 
 
 class OutputFile(WholeFile):
-    """A file that the user named. `tag` tells the temporary names of several writers apart."""
+    """A file that the user named. `tag` distinguishes the temporary names of several writers."""
 
     def __init__(self, path: Path, tag: str) -> None:
         try:
@@ -54,35 +51,34 @@ class OutputFile(WholeFile):
         except OSError as error:
             raise UsageError(
                 f"{path} cannot be written: {error.strerror}",
-                hint="name a file in a folder that you may write to",
+                hint="choose a file in a folder that you may write to",
             ) from error
 
     def write(self, data: bytes) -> None:
-        """Append bytes; raises StagingError where the disk does not take them."""
+        """Append bytes; raises StagingError if the disk is full."""
         self.guard(lambda: self.file.write(data))
 
     def guard(self, write: Callable[[], object]) -> None:
-        """Call what writes to `file`; an OSError becomes a StagingError."""
+        """Call a function that writes to `file`, and translate OSError to StagingError."""
         try:
             write()
         except OSError as error:
             reason = error.strerror or str(error)
             raise StagingError(
                 f"{self.path} cannot be written: {reason}",
-                hint="make room there, or mend its permissions",
+                hint="make room there, or correct its permissions",
             ) from error
 
     def publish(self) -> None:
-        """Make the file durable and give it its name."""
+        """Sync the file and give it its name."""
         self.guard(super().publish)
 
 
 # --- the manifest
-# ------------------------------------------------------------------------------------------
 
 
 class BatchManifest:
-    """A manifest while it is written."""
+    """A manifest during writing."""
 
     def __init__(self, path: Path, tag: str, *, bucket: str, with_versions: bool) -> None:
         self._bucket = bucket
@@ -91,7 +87,7 @@ class BatchManifest:
         self.line_count = 0
 
     def add(self, safe: pa.RecordBatch) -> None:
-        """Take objects (DECISION_SCHEMA)."""
+        """Add objects (DECISION_SCHEMA)."""
         if not safe.num_rows:
             return
         columns = [pa.scalar(self._bucket), safe.column("encoded_key")]
@@ -102,9 +98,7 @@ class BatchManifest:
         self.line_count += safe.num_rows
 
     def publish(self) -> None:
-        """Give the file its name; without any line, there is none, and what an earlier run left
-        under the name is removed.
-        """
+        """Give the file its name. A manifest without lines is not kept, nor is an older one."""
         if self.line_count:
             self._file.publish()
         else:
@@ -116,21 +110,19 @@ class BatchManifest:
 
 
 def require_manifest(path: Path, bucket: str) -> None:
-    """Raise UsageError where `path` is something else than a manifest of this bucket, or
-    nothing.
-    """
+    """Raise UsageError if another kind of file exists."""
     first = _first_line(path)
     if first and (first.count(",") not in (1, 2) or not first.startswith(f"{bucket},")):
         raise _not_ours(path, f"a list of objects of bucket '{bucket}'", "--output")
 
 
 # --- the report
-# ------------------------------------------------------------------------------------------
 
 
 class Report:
-    """A report while it is written: Parquet, or CSV with a header and percent-encoded keys, by the
-    name's suffix.
+    """A report during writing: Parquet or CSV, by the suffix.
+
+    CSV has a header and percent-encoded keys.
     """
 
     def __init__(self, path: Path, tag: str) -> None:
@@ -144,7 +136,7 @@ class Report:
         self._as_text = path.suffix == ".csv"
 
     def add(self, unsafe: pa.RecordBatch) -> None:
-        """Take objects (DECISION_SCHEMA)."""
+        """Add objects (DECISION_SCHEMA)."""
         columns = unsafe.select(REPORT_COLUMNS)
         if self._as_text:
             columns = columns.set_column(0, _CSV_SCHEMA.field(0), unsafe.column("encoded_key"))
@@ -159,38 +151,30 @@ class Report:
         """Remove what was not published."""
         try:
             self._writer.close()
-        except (
-            OSError,
-            ValueError,
-        ):  # closed already, or on a full disk; the bytes are being removed
-            pass
+        except (OSError, ValueError):
+            pass  # it is closed already, or the disk is full; the file is removed anyway
         finally:
             self._file.abort()
 
 
 def require_report(path: Path) -> None:
-    """Raise UsageError where `path` names no kind of report, or is something else than a report, or
-    nothing.
-    """
+    """Raise UsageError if the suffix is unknown, or if another kind of file exists."""
     if path.suffix not in (".csv", ".parquet"):
         raise UsageError(f"{path}: a report is Parquet or CSV", hint="name it .parquet or .csv")
     first = _first_line(path)
-    if first and first != _CSV_HEADER and not _is_parquet_report(path):
-        raise _not_ours(path, "a report of this command", "--report")
-
-
-def _is_parquet_report(path: Path) -> bool:
-    try:
-        return _REPORT_MARK in (pq.read_schema(path).metadata or {})
-    except (pa.ArrowException, OSError):
-        return False
+    if first and first != _CSV_HEADER:
+        try:
+            is_report = _REPORT_MARK in (pq.read_schema(path).metadata or {})
+        except (pa.ArrowException, OSError):
+            is_report = False
+        if not is_report:
+            raise _not_ours(path, "a report of this command", "--report")
 
 
 def _first_line(path: Path) -> str:
-    """Return the first line of the file; "" where there is no file, or an empty one."""
     try:
         with path.open("rb") as file:
-            line = file.readline(_SHOWN)
+            line = file.readline(_KIND_BYTES)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -203,5 +187,5 @@ def _first_line(path: Path) -> str:
 def _not_ours(path: Path, kind: str, option: str) -> UsageError:
     return UsageError(
         f"{path} exists and is not {kind}",
-        hint=f"name another file by {option}, or move that one away",
+        hint=f"choose another file with {option}, or move this file away",
     )

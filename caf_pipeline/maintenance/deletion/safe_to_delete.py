@@ -1,12 +1,16 @@
-"""Says which objects of a source may be deleted there, by what is known now of each of them; it
-deletes nothing.
+"""Writes the list of objects that are safe to delete at their source. It deletes nothing itself.
 
     read back → prove → compare manifests → list the source → decide, account, write
 
-An object is safe where its chunk is located, was proven by the required copies in two windows in a
-row (one no larger than two leaves was read as a whole from each of them in two windows), was read
-back as a whole, and its manifest says of the object what the ledger does; and where the source
-still has exactly that object. What takes longest comes first, what can change by itself comes last.
+An object is safe if all of these hold:
+
+- Its chunk is located, and the required copies were proven in two consecutive windows. A chunk of
+  up to two leaves was instead read whole from each copy in two windows.
+- Its chunk was read back as a whole.
+- The chunk's manifest and the ledger describe the object equally.
+- The source still has exactly this object.
+
+The slowest steps come first, and what may change by itself is checked last.
 
 Source: promises 1 and 2 in docs/design.md.
 """
@@ -41,16 +45,16 @@ from caf_pipeline.steps.planning import record_current
 from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5
-"""Objects that are named for each reason."""
+"""Objects named for each reason."""
 
 _FOLDER: Final = ".deletion"
 
 
 @dataclass(frozen=True, slots=True)
 class NotSafe:
-    """The objects that are not safe for one reason.
+    """The objects that are unsafe for one reason.
 
-    `skip` says which skip it was; examples are (key, what more is known).
+    `skip` is the reason of a skip. `examples` are pairs of key and detail.
     """
 
     reason: Unsafe
@@ -62,12 +66,14 @@ class NotSafe:
 
 @dataclass(frozen=True, slots=True)
 class DeletionReport:
-    """What became of the objects of a fresh inventory: each is safe, or not safe for one reason.
+    """The result for all objects of a fresh inventory.
 
-    Attributes: manifest: the list that was written; None where nothing is safe. columns: of the
-        list. not_safe: by reason, the most objects first. gone: keys that are located and that the
-        source no longer has; `gone_examples` are some of them. read_back: chunks that were read
-        back by this command, and their bytes.
+    Attributes:
+        manifest: The list; None if nothing is safe.
+        columns: Columns of the list.
+        not_safe: Other objects by reason, the most objects first.
+        gone: Number of located keys that the source does not have any more.
+        read_back: Number of chunks that this command read back, and their bytes.
     """
 
     snapshot: Snapshot
@@ -82,7 +88,7 @@ class DeletionReport:
 
     @property
     def everything_is_safe(self) -> bool:
-        """Whether all objects of the source may be deleted; also where there are none."""
+        """True if all objects of the source may be deleted, or if there are none."""
         return not self.not_safe
 
 
@@ -94,20 +100,23 @@ def find_deletable(
     reads_back: bool = True,
     reporter: ProgressReporter | None = None,
 ) -> DeletionReport:
-    """Find out which objects of the source are safe to delete, and write the list of them.
+    """Decide which objects of the source are safe to delete, and write the list of them.
 
-    May be run again after any failure: a chunk that was read back once is not read again.
+    May be repeated after any failure. After an error, neither file has been touched.
 
-    Args: context: the source. manifest: the list for S3 Batch Operations. Replaced when the new one
-        is complete; removed where nothing is safe. report: gets every other object with its reason,
-        as Parquet or CSV. reads_back: whether chunks that were never read back as a whole are read
-        now. Where not, their objects are not safe. reporter: who is told how it goes.
+    Args:
+        context: The source.
+        manifest: The list for S3 Batch Operations. It is removed if nothing is safe.
+        report: Every other object with its reason, as Parquet or CSV.
+        reads_back: Read back chunks that never were; otherwise, their objects are unsafe.
+        reporter: Reports progress.
 
-    Raises: UsageError: a file exists and is something else, or both are one. SettingsError: the
-        store proves nothing over time.
-            HeldByOther: the same is under way. SourceError. StoreUnreachable: the chain is out of
-            reach. LedgerError: also where a chunk changed meanwhile. IntegrityError: the accounting
-            does not hold. StagingError: no room. After any of them neither file was touched.
+    Raises:
+        UsageError: An existing file is something else, or both paths are equal.
+        SettingsError: The store has no proofs over time.
+        HeldByOther: The same command is running.
+        LedgerError: A chunk changed meanwhile.
+        IntegrityError: The objects do not add up.
     """
     bucket = context.source_settings.bucket
     require_manifest(manifest, bucket)
@@ -116,39 +125,47 @@ def find_deletable(
         if report.resolve() == manifest.resolve():
             raise UsageError(
                 f"{report} cannot be the list and the report",
-                hint="name two files by --output and --report",
+                hint="name two files with --output and --report",
             )
-    _require_proofs(context)
-    # a source that cannot be asked is told of before chunks are read back for hours
-    context.objects.clock()
+    located = next(iter(context.ledger.chunks.list(context.source, [ChunkState.LOCATED])), None)
+    if located is not None and context.store.current_window(posting_of(located)) is None:
+        raise SettingsError(
+            f"the store '{context.store.name}' proves nothing over time, so that no object is ever "
+            "safe to delete at its source",
+            hint='keep chunks on Jackal (store.kind = "jackal"), or compare and delete at your '
+            "own risk",
+        )
+    context.objects.clock()  # report an unreachable source before chunks are read back for hours
     with context.lease(deletion_lease(context.source)) as lease, _folder(context) as folder:
         chunks = ChunkAssessor(context, lease, folder, reporter or ProgressReporter())
         read = chunks.read_back_all() if reads_back else (0, 0)
         assessments = chunks.assess()
-        chunks.reporter.tell(f"listing '{context.source}' again")
+        chunks.reporter.note(f"listing '{context.source}' again")
         snapshot = take_inventory(context, resume=False, to_plan=False)
+        with pq.ParquetFile(snapshot.path) as file:
+            with_versions = any(
+                batch.column(0).null_count < batch.num_rows
+                for batch in file.iter_batches(columns=["version_id"])
+            )
         with reading(snapshot.path):
+            (current_folder := folder / "current").mkdir()
             with context.lease(plan_lease(context.source)) as planning:
-                current = record_current(
-                    context, planning, snapshot, _made(folder / "current"), compares_left_out=True
+                current = state_current(
+                    context, planning, snapshot, current_folder, compares_left_out=True
                 )
-            said = list(recheck(context, assessments))
+            rechecked = list(recheck(context, assessments))
             decisions = Decisions(
-                current.identified, chunks.located, current.standing, current.rewritten, said
+                current.identified, chunks.located, current.standing, current.rewritten, rechecked
             )
             with _Lists(
-                manifest,
-                report,
-                context.source,
-                bucket=bucket,
-                with_versions=_has_versions(snapshot),
+                manifest, report, context.source, bucket=bucket, with_versions=with_versions
             ) as lists:
                 for batch in decisions.batches(examples=EXAMPLES):
                     lists.take(batch)
                 lists.require_all_of(snapshot)
-                if list(recheck(context, assessments)) != said:
+                if list(recheck(context, assessments)) != rechecked:
                     raise LedgerError(
-                        "a chunk changed, or was found damaged, while the list was written",
+                        "a chunk changed or was found damaged while the list was written",
                         hint="run it again",
                     )
                 lease.check()
@@ -158,9 +175,7 @@ def find_deletable(
                 safe_objects=lists.safe[0],
                 safe_bytes=lists.safe[1],
                 manifest=manifest if lists.safe[0] else None,
-                columns=("Bucket", "Key", "VersionId")
-                if _has_versions(snapshot)
-                else ("Bucket", "Key"),
+                columns=("Bucket", "Key", "VersionId") if with_versions else ("Bucket", "Key"),
                 not_safe=lists.not_safe(),
                 gone=decisions.gone_count,
                 gone_examples=[key.decode(errors="replace") for key in decisions.gone_examples],
@@ -168,34 +183,17 @@ def find_deletable(
             )
 
 
-def _require_proofs(context: RunContext) -> None:
-    """Refuse a store that keeps chunks and proves nothing over time."""
-    located = next(iter(context.ledger.chunks.list(context.source, [ChunkState.LOCATED])), None)
-    if located is None or context.store.current_window(posting_of(located)) is not None:
-        return
-    raise SettingsError(
-        f"the store '{context.store.name}' proves nothing over time: no object that it keeps is "
-        "ever safe to delete at its"
-        " source",
-        hint='keep chunks on Jackal (store.kind = "jackal"), or compare and delete at your own '
-        "risk",
-    )
-
-
 @contextmanager
 def _folder(context: RunContext) -> Iterator[Path]:
-    """Give a folder for temporary files.
-
-    The holder of the source's lease may remove what a killed command left there.
-    """
+    """Create a temporary folder, after removing what a killed command left."""
     path = context.inventories() / _FOLDER
     try:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
     except OSError as error:
         raise StagingError(
-            f"the folder {path} cannot be made: {error.strerror}",
-            hint="mend its parent's permissions",
+            f"the folder {path} cannot be created: {error.strerror}",
+            hint="correct the permissions of its parent",
         ) from error
     try:
         yield path
@@ -203,29 +201,11 @@ def _folder(context: RunContext) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
 # --- the lists
-# ------------------------------------------------------------------------------------------
-
-
-def _has_versions(snapshot: Snapshot) -> bool:
-    """Tell whether any object of the snapshot has a version id."""
-    with pq.ParquetFile(snapshot.path) as file:
-        for batch in file.iter_batches(columns=["version_id"]):
-            if batch.column(0).null_count < batch.num_rows:
-                return True
-    return False
 
 
 class _Lists:
-    """Both files while they are written, and the sums of what went into them.
-
-    Leaves nothing unless `publish` was reached.
-    """
+    """Both files during writing. Nothing stays unless `publish` is reached."""
 
     def __init__(
         self, manifest: Path, report: Path | None, tag: str, *, bucket: str, with_versions: bool
@@ -251,7 +231,7 @@ class _Lists:
             self._report.abort()
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Put each object into the list that it belongs to."""
+        """Add each object to the list that it belongs to."""
         is_safe = pc.is_null(batch.column("reason"))
         self._manifest.add(batch.filter(is_safe))
         unsafe = batch.filter(pc.invert(is_safe))
@@ -263,36 +243,35 @@ class _Lists:
             else:
                 before = self._not_safe.get((reason, skip), (0, 0))
                 self._not_safe[reason, skip] = before[0] + objects, before[1] + size_bytes
-                self._take_examples(unsafe, reason, skip)
-
-    def _take_examples(self, unsafe: pa.RecordBatch, reason: str, skip: str) -> None:
-        taken = self._examples.setdefault((reason, skip), [])
-        if len(taken) == EXAMPLES:
-            return
-        of_it = pc.equal(unsafe.column("reason"), reason)
-        if skip:
-            of_it = pc.and_(of_it, pc.equal(unsafe.column("detail"), skip))
-        some = unsafe.filter(of_it).slice(0, EXAMPLES - len(taken))
-        for encoded, detail in zip(
-            some.column("encoded_key").to_pylist(), some.column("detail").to_pylist(), strict=True
-        ):
-            taken.append((_readable(encoded), "" if skip else detail))
+                examples = self._examples.setdefault((reason, skip), [])
+                if len(examples) == EXAMPLES:
+                    continue
+                is_match = pc.equal(unsafe.column("reason"), reason)
+                if skip:
+                    is_match = pc.and_(is_match, pc.equal(unsafe.column("detail"), skip))
+                rows = unsafe.filter(is_match).slice(0, EXAMPLES - len(examples)).to_pylist()
+                for row in rows:
+                    try:
+                        key = unquote_to_bytes(row["encoded_key"]).decode()
+                    except UnicodeDecodeError:
+                        key = row["encoded_key"]
+                    examples.append((key, "" if skip else row["detail"]))
 
     def require_all_of(self, snapshot: Snapshot) -> None:
-        """Raise IntegrityError unless each object of the snapshot went into exactly one list."""
+        """Raise IntegrityError unless each object of the snapshot is in exactly one list."""
         objects = self.safe[0] + sum(count for count, _ in self._not_safe.values())
         size_bytes = self.safe[1] + sum(size for _, size in self._not_safe.values())
         listed, written = (snapshot.object_count, snapshot.object_bytes), self._manifest.line_count
         if (objects, size_bytes) != listed or written != self.safe[0]:
             raise IntegrityError(
                 f"the source has {listed[0]} objects ({listed[1]} bytes), but {objects} "
-                f"({size_bytes} bytes) were decided on, and"
-                f" {written} of {self.safe[0]} safe ones listed; nothing was written",
-                hint="it is a bug; report it, and delete nothing",
+                f"({size_bytes} bytes) were decided, and {written} of {self.safe[0]} safe objects "
+                "were listed; nothing was written",
+                hint="report this bug, and delete nothing",
             )
 
     def publish(self) -> None:
-        """Let both files have their names, unless something else has taken them meanwhile."""
+        """Give both files their names, unless the names were taken meanwhile."""
         manifest, report = self._paths
         require_manifest(manifest, self._bucket)
         if report and self._report:
@@ -301,17 +280,9 @@ class _Lists:
         self._manifest.publish()
 
     def not_safe(self) -> list[NotSafe]:
-        """Return the sums by reason, the most objects first."""
-        found = [
+        """Return the unsafe objects by reason, the most objects first."""
+        groups = [
             NotSafe(Unsafe(reason), skip, objects, size_bytes, self._examples[reason, skip])
             for (reason, skip), (objects, size_bytes) in self._not_safe.items()
         ]
-        return sorted(found, key=lambda each: (-each.objects, each.reason, each.skip))
-
-
-def _readable(encoded: str) -> str:
-    """Return a key as text; as it is encoded where it is none."""
-    try:
-        return unquote_to_bytes(encoded).decode()
-    except UnicodeDecodeError:
-        return encoded
+        return sorted(groups, key=lambda group: (-group.objects, group.reason, group.skip))

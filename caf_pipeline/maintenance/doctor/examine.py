@@ -1,16 +1,14 @@
-"""The doctor: finds what a crash can leave of one source, says it, and mends what can be mended
-without a run.
+"""Examines one source for what crashes left, and mends it.
 
-May be run at any moment, beside live runs and another doctor, and killed at any point: what a live
-run may hold is left alone, and each mend looks again under the lease of what it mends. Nothing is
-ever sent that spends again, and nothing is deleted at a store.
+The doctor may run at any time, beside live runs and another doctor, and may be killed at any point.
+It leaves alone what a live run may hold, and checks each subject again under its lease before
+mending it. It never sends anything that spends again, and never deletes anything at a store.
 """
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import (
@@ -33,12 +31,12 @@ from caf_pipeline.ledger.records import (
     posting_of,
 )
 from caf_pipeline.maintenance.doctor.findings import (
-    NO_LONGER_THERE,
+    ALREADY_GONE,
     Actor,
     Examination,
     Finding,
     Kind,
-    Mended,
+    MendResult,
     mendable,
     not_checked,
 )
@@ -57,15 +55,15 @@ from caf_pipeline.system.quantities import counted
 
 _S = ChunkState
 
-_GOES_ON: Final[Mapping[ChunkState, str]] = {
-    _S.PACKING: "goes on packing where the journal ends",
+_CONTINUES: Final[Mapping[ChunkState, str]] = {
+    _S.PACKING: "continues packing where the journal ends",
     _S.SEALED: "posts it",
-    _S.POSTING: "finds out whether its post is in a block, and sends it again if not",
+    _S.POSTING: "checks whether its post is in a block, and sends it again if not",
     _S.POSTED: "uploads it",
     _S.UPLOADING: "uploads what is missing",
     _S.VERIFIED: "loads its locations",
 }
-"""What the next run does with a chunk that the last one left in this state."""
+"""What the next run does with a chunk in this state."""
 
 
 _Place = tuple[bytes | None, str | None, int | None]
@@ -74,12 +72,12 @@ _Place = tuple[bytes | None, str | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Settler:
-    """What settles the transactions that a store signed.
+    """Settles the signed transactions of the store's account.
 
-    Attributes: account: returns the account as the ledger names it; raises MnemonicRefused where
-        there is no wallet. settle: waits until the fate of each of the account's transactions is
-        known, and writes it; nothing new is signed.
-            Raises HeldByOther where a live run does that already, and StoreError.
+    Attributes:
+        account: Returns the account's name in the ledger. Raises MnemonicRefused without a wallet.
+        settle: Records the outcome of each transaction without signing anything. Raises HeldByOther
+            if a live run does that already.
     """
 
     account: Callable[[], str]
@@ -89,25 +87,24 @@ class Settler:
 def examine(
     context: RunContext, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None
 ) -> Iterator[Finding]:
-    """Yield what is found of one source, and of what all sources share; the order is that in which
-    it is to be mended.
+    """Yield the findings of one source and of everything shared, in the order of mending.
 
-    Nothing is changed by looking. `context.objects` is never asked. Where the store is away, what
-    needs it is yielded as not looked at.
+    Examining changes nothing. If the store does not answer, its part is reported as not checked.
 
     Args:
-        context: the source's parts. Work that the operator paused is looked at all the same.
-        alive: tells whether a holder's process runs; None where that cannot be told from here.
-        settler: settles transactions; None where the store signs none.
+        context: The source's context. Its `objects` are never used.
+        alive: Returns whether a holder's process runs, or None if that is unknown here.
+        settler: Settles transactions. None if the store signs none.
 
     Raises:
-        LedgerError: nothing can be said without the ledger. StagingError: a folder cannot be read.
+        LedgerError: The ledger does not answer.
+        StagingError: A folder cannot be read.
     """
     examination = Examination(replace(context, throttle=None), alive)
     yield from _leases(examination)
     yield from _transactions(examination, settler)
     yield from _rows(examination)
-    yield from _kept(examination)
+    yield from _kept_locations(examination)
     all_known = True  # the ledger has every chunk that the store may have
     for finding in listed_files(examination):
         all_known = (
@@ -116,16 +113,15 @@ def examine(
             and finding.kind is not Kind.UNSEEN
         )
         yield finding
-    yield from _unlisted(examination)
+    yield from _located_chunks(examination)
     yield from staged_files(examination)
     yield from reservations(examination)
     yield from home_leftovers(examination, all_known=all_known)
     yield from half_copies(examination)
-    yield from _chunks(examination)
+    yield from _unfinished_chunks(examination)
 
 
 # --- leases
-# ------------------------------------------------------------------------------------------
 
 
 def _leases(examination: Examination) -> Iterator[Finding]:
@@ -136,165 +132,137 @@ def _leases(examination: Examination) -> Iterator[Finding]:
         if lease.name in others:
             continue
         who = f"run {lease.holder.run} (process {lease.holder.pid})"
+        expired = f"{who} let it expire at {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         if not examination.may_be_held(lease):
-            dead = examination.alive(lease.holder) is False
-            found = (
-                f"{who} is dead and did not give it back"
-                if dead
-                else f"{who} let it run out at {_when(lease)}"
-            )
+            is_dead = examination.alive(lease.holder) is False
+            problem = f"{who} is dead and did not give it back" if is_dead else expired
             yield mendable(
-                Kind.LEASE, lease.name, found, "given back", partial(_end_lease, examination, lease)
+                Kind.LEASE,
+                lease.name,
+                problem,
+                "given back",
+                partial(_end_lease, examination, lease),
             )
         elif not lease.live:
-            found = f"{who} let it run out at {_when(lease)}, but lives: it may be paused"
             yield Finding(
                 Kind.LEASE,
                 lease.name,
-                found,
+                f"{expired}, but lives: it may be paused",
                 "left to it; the next run takes it over",
                 Actor.NOBODY,
             )
 
 
-def _when(lease: LeaseRecord) -> str:
-    return f"{lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _end_lease(examination: Examination, lease: LeaseRecord) -> Mended:
-    return (
-        Mended("given back")
-        if examination.context.ledger.leases.end(lease.name, lease.epoch)
-        else NO_LONGER_THERE
-    )
+def _end_lease(examination: Examination, lease: LeaseRecord) -> MendResult:
+    is_ended = examination.context.ledger.leases.end(lease.name, lease.epoch)
+    return MendResult("given back") if is_ended else ALREADY_GONE
 
 
 # --- transactions
-# ------------------------------------------------------------------------------------------
 
 
 def _transactions(examination: Examination, settler: Settler | None) -> Iterator[Finding]:
     held = examination.leases_of_live_runs()
-    left = [
-        one
-        for one in examination.context.ledger.stray_rows.unsettled()
-        if account_lease(one.account) not in held
+    unsettled = [
+        transaction
+        for transaction in examination.context.ledger.stray_rows.unsettled()
+        if account_lease(transaction.account) not in held
     ]
-    if not left:
+    if not unsettled:
         return
     account = ""
     try:
         account = settler.account() if settler else ""
     except CafError as error:
         yield not_checked("transactions that are not settled", error)
-    for one in left:
-        what = "a purchase of space" if one.purpose == "buy" else "a post"
-        found = (
-            f"{what} was signed and is not settled; block {one.timeout_height} is the last "
+    for transaction in unsettled:
+        what = "a purchase of space" if transaction.purpose == "buy" else "a post"
+        problem = (
+            f"{what} was signed and is not settled; block {transaction.timeout_height} is the last "
             "that may include it"
         )
-        if settler is not None and one.account == account:
+        if settler is not None and transaction.account == account:
             yield mendable(
                 Kind.TRANSACTION,
-                one.hash,
-                found,
+                transaction.hash,
+                problem,
                 "settled",
-                partial(_settle, examination, settler, one),
+                partial(_settle, examination, settler, transaction),
             )
         else:
-            remedy = f"run this with the wallet and chain of account {one.account}"
-            yield Finding(Kind.TRANSACTION, one.hash, found, remedy, Actor.OPERATOR)
+            remedy = f"run this with the wallet and chain of account {transaction.account}"
+            yield Finding(Kind.TRANSACTION, transaction.hash, problem, remedy, Actor.OPERATOR)
 
 
-def _settle(examination: Examination, settler: Settler, one: SignedTransaction) -> Mended:
-    if _is_settled(examination, one):  # together with an earlier one
-        return Mended("settled")
-    examination.require_free(account_lease(one.account))
+def _settle(
+    examination: Examination, settler: Settler, transaction: SignedTransaction
+) -> MendResult:
+    if _is_settled(examination, transaction):  # together with an earlier transaction
+        return MendResult("settled")
+    examination.require_free(account_lease(transaction.account))
     settler.settle()
-    return Mended("settled") if _is_settled(examination, one) else NO_LONGER_THERE
+    return MendResult("settled") if _is_settled(examination, transaction) else ALREADY_GONE
 
 
-def _is_settled(examination: Examination, one: SignedTransaction) -> bool:
-    return one.hash not in {each.hash for each in examination.context.ledger.stray_rows.unsettled()}
+def _is_settled(examination: Examination, transaction: SignedTransaction) -> bool:
+    unsettled = examination.context.ledger.stray_rows.unsettled()
+    return transaction.hash not in {other.hash for other in unsettled}
 
 
 # --- rows
-# ------------------------------------------------------------------------------------------
 
 
 def _rows(examination: Examination) -> Iterator[Finding]:
     source = examination.context.source
-    found = examination.context.ledger.stray_rows.by_chunk(source)
     held = examination.leases_of_live_runs()
-    for rows in found:
+    for rows in examination.context.ledger.stray_rows.by_chunk(source):
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
             continue
-        if stray := _stray(rows):
-            name = rows.chunk or f"{source}, chunk number {rows.caf_file_id} of the table"
+        stray = (
+            (rows.locations if rows.state not in EVER_LOCATED else 0, "location"),
+            (rows.pending if rows.state not in MAY_BE_PENDING else 0, "pending location"),
+            (rows.claims if rows.state not in CLAIMING else 0, "claim"),
+        )
+        if counts := " and ".join(counted(count, kind) for count, kind in stray if count):
+            state = f"is '{rows.state}'" if rows.state else "the ledger does not have"
             yield mendable(
-                Kind.ROWS, name, stray, "removed", partial(_drop_rows, examination, rows)
+                Kind.ROWS,
+                rows.chunk or f"{source}, chunk number {rows.caf_file_id} of the table",
+                f"{counts} of a chunk that {state}",
+                "removed",
+                partial(_drop_rows, examination, rows),
             )
-        if rows.chunk is not None and (amiss := _amiss(rows)):
-            yield Finding(Kind.ROWS, rows.chunk, *amiss, Actor.OPERATOR)
+        if rows.chunk is not None and (mismatch := count_mismatch(rows)):
+            yield Finding(Kind.ROWS, rows.chunk, *mismatch, Actor.OPERATOR)
 
 
-def _stray(rows: ChunkRows) -> str:
-    """Say which rows a chunk in this state cannot have; "" where there are none."""
-    locations = rows.locations if rows.state not in EVER_LOCATED else 0
-    claims = rows.claims if rows.state not in CLAIMING else 0
-    pending = rows.pending if rows.state not in MAY_BE_PENDING else 0
-    found = ((locations, "location"), (pending, "pending location"), (claims, "claim"))
-    counts = " and ".join(counted(count, what) for count, what in found if count)
-    if not counts:
-        return ""
-    return (
-        f"{counts} of a chunk that is '{rows.state}'"
-        if rows.state
-        else f"{counts} of a chunk that the ledger does not have"
-    )
-
-
-def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
-    """Say what is wrong with a chunk's counts, and what to do; None where they agree."""
+def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
+    """Return what is wrong with a chunk's counts and what to do; None if they agree."""
+    members, report = counted(rows.member_count, "member"), "report it, since no crash does this"
     if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
         if rows.restored and rows.locations < rows.member_count:
-            return None  # other chunks had the others already
-        found = f"{counted(rows.locations, 'location')} of {counted(rows.member_count, 'member')}"
+            return None  # other chunks had the rest already
         return (
-            found,
-            "the next plan archives the objects without a location again; report it, since no "
-            "crash does this",
+            f"{counted(rows.locations, 'location')} of {members}",
+            f"the next plan archives the objects without a location again; {report}",
         )
-    sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
-    if sealed and rows.claims != rows.member_count:
-        return (
-            f"{counted(rows.claims, 'claim')} of {counted(rows.member_count, 'member')}",
-            "report it, since no crash does this",
-        )
-    if sealed and rows.pending != rows.member_count:
-        found = (
-            f"{counted(rows.pending, 'pending location')} of {counted(rows.member_count, 'member')}"
-        )
-        return found, "report it, since no crash does this"
+    is_sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
+    if is_sealed and rows.claims != rows.member_count:
+        return f"{counted(rows.claims, 'claim')} of {members}", report
+    if is_sealed and rows.pending != rows.member_count:
+        return f"{counted(rows.pending, 'pending location')} of {members}", report
     return None
 
 
-def _drop_rows(examination: Examination, rows: ChunkRows) -> Mended:
-    # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
-    with examination.lease(
-        plan_lease(examination.context.source) if rows.chunk is None else chunk_lease(rows.chunk)
-    ):
-        return (
-            Mended("removed")
-            if examination.context.ledger.stray_rows.drop(rows.caf_file_id)
-            else NO_LONGER_THERE
-        )
+def _drop_rows(examination: Examination, rows: ChunkRows) -> MendResult:
+    # A missing chunk has no lease, so that plans, which read these rows, must wait.
+    name = plan_lease(examination.context.source) if rows.chunk is None else chunk_lease(rows.chunk)
+    with examination.lease(name):
+        is_dropped = examination.context.ledger.stray_rows.drop(rows.caf_file_id)
+        return MendResult("removed") if is_dropped else ALREADY_GONE
 
 
-def _kept(examination: Examination) -> Iterator[Finding]:
-    """Find kept locations that are not those of the ledger; a plan compares only how many each
-    chunk has.
-    """
+def _kept_locations(examination: Examination) -> Iterator[Finding]:
     context = examination.context
     folder = context.kept_locations()
     if not folder.is_dir() or context.source not in context.ledger.lookup.sources():
@@ -302,30 +270,26 @@ def _kept(examination: Examination) -> Iterator[Finding]:
     with temporary_folder(context) as temporary:
         differing = context.ledger.exports.compare_kept(context.source, temporary, folder)
     if differing:
-        found = f"{counted(differing, 'location')} kept there or in the ledger, and not in both"
+
+        def drop() -> MendResult:
+            with examination.lease(plan_lease(context.source)):
+                shutil.rmtree(folder, ignore_errors=True)
+            return MendResult("removed")
+
+        problem = f"{counted(differing, 'location')} either there or in the ledger, but not in both"
         yield mendable(
             Kind.ROWS,
             str(folder),
-            found,
+            problem,
             "removed; the next plan exports it again",
-            partial(_drop_kept, examination, folder),
+            drop,
         )
 
 
-def _drop_kept(examination: Examination, folder: Path) -> Mended:
-    with examination.lease(plan_lease(examination.context.source)):
-        shutil.rmtree(folder, ignore_errors=True)
-    return Mended("removed")
-
-
 # --- located chunks
-# ------------------------------------------------------------------------------------------
 
 
-def _unlisted(examination: Examination) -> Iterator[Finding]:
-    """Find located chunks that the store no longer lists, or with too few copies; and damaged ones,
-    which wait for a repair.
-    """
+def _located_chunks(examination: Examination) -> Iterator[Finding]:
     context = examination.context
     for chunk in context.ledger.chunks.list(context.source, [_S.DAMAGED]):
         if chunk_lease(chunk.name) not in examination.leases_of_live_runs():
@@ -345,21 +309,22 @@ def _unlisted(examination: Examination) -> Iterator[Finding]:
             yield not_checked(f"copies of the located chunks of {context.source}", error)
             return
         if listed < required and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
-            found = (
+            problem = (
                 f"{listed} of {counted(required, 'copy', 'copies')} listed"
                 if listed
                 else "the store no longer lists it, or any copy of it"
             )
             remedy = f"marked as damaged; {_repair(chunk)}"
             yield mendable(
-                Kind.COPIES, chunk.name, found, remedy, partial(_prove, examination, chunk, remedy)
+                Kind.COPIES,
+                chunk.name,
+                problem,
+                remedy,
+                partial(_prove, examination, chunk, remedy),
             )
 
 
 def _with_enough_copies(context: RunContext, located: Sequence[Chunk]) -> Set[_Place]:
-    """Return the chunks that the store's list has with enough copies, read by pages; others are to
-    be asked for one by one.
-    """
     if context.store.listed_at() is None:
         return frozenset()
     places = {(chunk.merkle_root, chunk.owner, chunk.start) for chunk in located}
@@ -376,28 +341,23 @@ def _repair(chunk: Chunk) -> str:
     return f"'caf repair {chunk.name}' stores it again"
 
 
-def _prove(examination: Examination, chunk: Chunk, remedy: str) -> Mended:
+def _prove(examination: Examination, chunk: Chunk, remedy: str) -> MendResult:
     examination.require_free(chunk_lease(chunk.name))
-    return (
-        NO_LONGER_THERE
-        if not prove_chunk(examination.context, chunk.name).explanation
-        else Mended(remedy, Actor.OPERATOR)
-    )
+    is_damaged = prove_chunk(examination.context, chunk.name).explanation
+    return MendResult(remedy, Actor.OPERATOR) if is_damaged else ALREADY_GONE
 
 
-# --- chunks under way
-# ------------------------------------------------------------------------------------------
+# --- unfinished chunks
 
 
-def _chunks(examination: Examination) -> Iterator[Finding]:
-    """Tell of chunks under way that no run has, and of those that wait for an operator."""
+def _unfinished_chunks(examination: Examination) -> Iterator[Finding]:
     context = examination.context
     chunks = context.ledger.chunks.list(context.source, CLAIMING)
     next_run = f"'caf run {context.source}'"
     for chunk in chunks:
         if chunk.state is _S.PARKED:
             remedy = (
-                f"mend the cause, then 'caf unpark {chunk.name}': the next run goes on with "
+                f"correct the cause, then 'caf unpark {chunk.name}': the next run continues with "
                 "what is packed"
             )
             yield Finding(
@@ -409,16 +369,15 @@ def _chunks(examination: Examination) -> Iterator[Finding]:
             )
     planned = sum(chunk.state is _S.PLANNED for chunk in chunks)
     if planned:
-        found = f"{counted(planned, 'chunk')} planned and not begun"
+        problem = f"{counted(planned, 'chunk')} planned and not started"
         yield Finding(
             Kind.CHUNK,
             context.source,
-            found,
+            problem,
             f"{next_run} archives {'it' if planned == 1 else 'them'}",
             Actor.RUN,
         )
-    for chunk in examination.without_run([chunk for chunk in chunks if chunk.state in _GOES_ON]):
-        found = f"a run left it as '{chunk.state}'"
-        yield Finding(
-            Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Actor.RUN
-        )
+    for chunk in examination.without_run([chunk for chunk in chunks if chunk.state in _CONTINUES]):
+        problem = f"a run left it as '{chunk.state}'"
+        remedy = f"{next_run} {_CONTINUES[chunk.state]}"
+        yield Finding(Kind.CHUNK, chunk.name, problem, remedy, Actor.RUN)

@@ -1,4 +1,4 @@
-"""One finding of the doctor, and the leases that keep it from changing what a live run holds."""
+"""A finding of the doctor, and the leases that protect what live runs hold."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,11 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
-"""A run gives its lease back between two steps, for some milliseconds: who holds nothing at two
-looks so far apart, and has not gone on, is gone.
-"""
+"""Seconds between two looks at a chunk. Between steps, a run has no lease for some milliseconds."""
 
 
 class Kind(StrEnum):
-    """What a finding is about. The values are what users see."""
+    """The subject of a finding, as users see it."""
 
     LEASE = "lease"
     TRANSACTION = "transaction"
@@ -35,17 +33,17 @@ class Kind(StrEnum):
 
 
 class Actor(StrEnum):
-    """Who acts next on a finding."""
+    """Who acts next on a finding, as users see it."""
 
-    DOCTOR = "doctor"  # can be mended
+    DOCTOR = "doctor"  # the doctor can mend it
     MENDED = "mended"
-    RUN = "run"  # the next run of the source goes on with it
+    RUN = "run"  # the next run of the source
     OPERATOR = "operator"
-    NOBODY = "nobody"  # reported only
+    NOBODY = "nobody"  # nothing is done
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class MendResult:
     """The result of mending: in words ("given back"), and who acts next."""
 
     done: str
@@ -54,51 +52,45 @@ class Mended:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a crash left, or that could not be checked.
+    """Something that a crash left, or that could not be checked.
 
-    Attributes: kind: what it is about. name: of the thing: of a lease, a chunk, a file. found: what
-        is wrong with it, a clause. remedy: what `mend` would do, as a participle ("given back"); or
-        what the next actor can do. actor: who acts next; RUN also where nothing is wrong and runs
-        mend it in time. mend: looks again under the lease of the thing and mends it; None where
-        nothing can be done here. Raises HeldByOther
-            where a live run took the thing meanwhile, and what store and ledger raise; it may then
-            be called again.
-        error: why it could not be checked.
+    Attributes:
+        problem: The problem, as a clause.
+        remedy: The effect of `mend`, as a participle ("given back"), or advice for the next actor.
+        mend: Checks the subject again under its lease and mends it. It may raise HeldByOther, or
+            errors of the store and the ledger, and may then be called again.
+        error: The reason why the subject could not be checked.
     """
 
     kind: Kind
     name: str
-    found: str
+    problem: str
     remedy: str
     actor: Actor
-    mend: Callable[[], Mended] | None = None
+    mend: Callable[[], MendResult] | None = None
     error: CafError | None = None
 
 
-NO_LONGER_THERE = Mended("no longer there: another process was faster")
+ALREADY_GONE = MendResult("no longer there: another process was faster")
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One source's run context, and which of its leases live runs may hold.
-
-    Attributes:
-        context: its parts; `objects` is never used.
-        alive: tells whether a holder's process runs; None where that cannot be told from here.
-    """
+    """The context of one source. `alive` returns whether a holder's process runs, or None."""
 
     context: RunContext
     alive: Callable[[Holder], bool | None]
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
-        """Tell whether a live run may have the lease: its process lives, or cannot be seen and has
-        not let it run out.
+        """Return whether a live run may have the lease.
+
+        An unknown process counts as live until its lease expires.
         """
         alive = self.alive(lease.holder)
         return lease.live if alive is None else alive
 
     def leases_of_live_runs(self) -> dict[str, LeaseRecord]:
-        """Return, by name, the leases that live runs may have at this moment."""
+        """Return the leases that live runs may have now, by name."""
         return {
             lease.name: lease
             for lease in self.context.ledger.leases.list()
@@ -106,13 +98,13 @@ class Examination:
         }
 
     def require_free(self, name: str) -> None:
-        """Raise HeldByOther where a live run may have the lease."""
-        held = self.leases_of_live_runs().get(name)
-        if held is not None:
-            raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
+        """Raise HeldByOther if a live run may have the lease."""
+        lease = self.leases_of_live_runs().get(name)
+        if lease is not None:
+            raise HeldByOther(f"{name} is held by run {lease.holder.run}", holder=lease.holder.run)
 
     def without_run(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
-        """Yield the chunks that no run has at two looks, and that have not gone on between them."""
+        """Yield the chunks without a lease and without progress at two looks."""
         held = self.leases_of_live_runs()
         free = {
             chunk.name: (chunk.state, chunk.epoch)
@@ -134,21 +126,19 @@ class Examination:
 
     @contextmanager
     def lease(self, name: str) -> Iterator[Lease]:
-        """Hold a lease that no live run has, not even one that is paused and has let it run out.
-
-        Raises:
-            HeldByOther: a live run may have it.
-        """
+        """Hold a lease that no live run has, not even a paused run whose lease has expired."""
         self.require_free(name)
         with self.context.ledger.leases.hold(name, self.context.holder) as lease:
             yield lease
 
 
-def mendable(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], Mended]) -> Finding:
+def mendable(
+    kind: Kind, name: str, problem: str, remedy: str, mend: Callable[[], MendResult]
+) -> Finding:
     """Return a finding that the doctor can mend."""
-    return Finding(kind, name, found, remedy, Actor.DOCTOR, mend)
+    return Finding(kind, name, problem, remedy, Actor.DOCTOR, mend)
 
 
 def not_checked(name: str, error: CafError) -> Finding:
-    """Return a finding of what could not be checked, and why."""
+    """Return the finding for something that could not be checked."""
     return Finding(Kind.UNSEEN, name, str(error), error.hint, Actor.OPERATOR, error=error)

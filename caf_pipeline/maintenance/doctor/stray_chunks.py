@@ -1,10 +1,10 @@
-"""Files that the store lists for an archive and the ledger has no chunk for: chunks are restored,
-other files are reported.
+"""Finds files of an archive without a chunk in the ledger: restores chunks, reports other files.
 
-Nothing is ever deleted at a store: what is told of takes its space until that ends.
+Nothing is ever deleted at a store: a reported file takes space until its space ends.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -22,12 +22,12 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.records import chunk_lease, plan_lease
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import (
-    NO_LONGER_THERE,
+    ALREADY_GONE,
     Actor,
     Examination,
     Finding,
     Kind,
-    Mended,
+    MendResult,
     mendable,
     not_checked,
 )
@@ -35,26 +35,21 @@ from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.system.quantities import counted
 
 _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
-"""Files of our own that may be chunks: another look, later or of the whole file, may tell."""
+"""Own files that may be chunks: another look, later or at the whole file, may decide."""
 
 
 def listed_files(examination: Examination) -> Iterator[Finding]:
-    """Find files of ours that the store lists under the source's archive and the ledger has no
-    chunk for.
+    """Find own files under the source's archive without a chunk in the ledger.
 
-    Others may post as many files as they like under our note; those are not told of, since nothing
-    is to be done about them.
+    Files that other accounts post under our note are not reported: nothing can be done about them.
     """
     context = examination.context
     if context.source not in context.settings.sources:
-        found = (
-            "caf.toml does not have this source, so that the store was not asked for chunks "
-            "that the ledger does not know"
-        )
         yield Finding(
             Kind.UNSEEN,
             context.source,
-            found,
+            "caf.toml does not have this source, so that the store was not asked for chunks that "
+            "the ledger does not know",
             "set its bucket, endpoint and prefix to have its files checked",
             Actor.NOBODY,
         )
@@ -62,62 +57,75 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
     sound = {chunk.name for chunk in context.ledger.chunks.list(context.source, IN_GOOD_STANDING)}
     try:
         for file in rebuild.find_chunks(
-            context, left=context.ledger.rebuilds.left_posts(context.source)
+            context, ignored=context.ledger.rebuilds.left_posts(context.source)
         ):
             if file.kind is not FileKind.FOREIGN and (
                 file.kind is not FileKind.KNOWN or file.name not in sound
             ):
-                yield from _finding(examination, file)
+                yield from _file_findings(examination, file)
         if unknown := context.ledger.rebuilds.unknown_posts(context.source):
-            fault = (
+
+            def check_posts() -> MendResult:
+                roots = context.store.unknown_posts(
+                    context.archive_id, context.ledger.transactions(context.holder)
+                )
+                if not roots:
+                    return MendResult("the ledger knows all posts now: the next run continues")
+                remedy = f"'caf run {context.source} --new-archive' archives their objects again"
+                return MendResult(
+                    f"{counted(len(roots), 'post')} still unknown; check again later, or {remedy}",
+                    Actor.OPERATOR,
+                )
+
+            problem = (
                 f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: "
                 "nothing is packed or posted"
             )
             yield mendable(
                 Kind.FILE,
                 context.source,
-                fault,
-                "looked at again",
-                partial(_look_again, examination),
+                problem,
+                "checked again",
+                check_posts,
             )
     except (StoreError, SettingsError) as error:
-        yield not_checked(f"what the store lists of {context.source}", error)
+        yield not_checked(f"the files that the store lists of {context.source}", error)
 
 
-def _finding(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
+def _file_findings(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
     if file.kind is FileKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
-        has = f"has it as '{file.replaces.state}'" if file.replaces else "does not"
-        fault = (
-            f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and "
-            f"the ledger {has}"
+        state = f"has it as '{file.replaces.state}'" if file.replaces else "does not"
+        problem = (
+            f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the "
+            f"ledger {state}"
         )
         yield mendable(
             Kind.FILE,
             file.name,
-            fault,
+            problem,
             _remedy(examination, file),
             partial(_restore, examination, file),
         )
         return
     if file.kind is FileKind.KNOWN:
-        yield from _known(examination, file)
+        yield from _known_chunk(examination, file)
         return
-    where, name = (
+    problem, name = (
         (f"{_place(file)}: {file.why}", file.name) if file.name else (file.why, _place(file))
     )
     if file.kind is FileKind.DIFFERING:
         yield Finding(
             Kind.FILE,
             name,
-            where,
-            "not restored; 'caf rebuild --whole' finds which copies are right",
+            problem,
+            "not restored; 'caf rebuild --whole' finds the right copies",
             Actor.OPERATOR,
         )
     elif file.kind in _DOUBTFUL:
-        yield Finding(Kind.FILE, name, where, "not restored; look again later", Actor.OPERATOR)
+        yield Finding(Kind.FILE, name, problem, "not restored; check again later", Actor.OPERATOR)
     else:
-        yield Finding(Kind.FILE, name, where, f"left; {_space(examination, file)}", Actor.NOBODY)
+        yield Finding(Kind.FILE, name, problem, f"left; {_space(examination, file)}", Actor.NOBODY)
 
 
 def _place(file: rebuild.FileFinding) -> str:
@@ -132,22 +140,20 @@ def _space(examination: Examination, file: rebuild.FileFinding) -> str:
     return f"it takes {size_bytes} bytes of the store"
 
 
-def _known(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
-    """Report a file whose chunk the ledger has in a state that does not account for it."""
+def _known_chunk(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
     try:
         chunk = examination.context.ledger.chunks.get(file.name)
     except NotLocated:
         return
-    recorded = (chunk.merkle_root, chunk.start) == (
+    is_recorded = (chunk.merkle_root, chunk.start) == (
         file.file.posting.merkle_root,
         file.file.posting.start,
     )
     if chunk.state in CLAIMING:
-        if not recorded and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
-            found = f"it is posted ({_place(file)}), and the ledger has it as '{chunk.state}'"
-            yield Finding(
-                Kind.FILE, chunk.name, found, f"'caf run {chunk.source}' goes on with it", Actor.RUN
-            )
+        if not is_recorded and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
+            problem = f"it is posted ({_place(file)}), and the ledger has it as '{chunk.state}'"
+            remedy = f"'caf run {chunk.source}' continues it"
+            yield Finding(Kind.FILE, chunk.name, problem, remedy, Actor.RUN)
     elif chunk.state not in IN_GOOD_STANDING:
         yield Finding(
             Kind.FILE,
@@ -167,48 +173,27 @@ def _remedy(examination: Examination, file: rebuild.FileFinding) -> str:
     )
 
 
-def _restore(examination: Examination, file: rebuild.FileFinding) -> Mended:
+def _restore(examination: Examination, file: rebuild.FileFinding) -> MendResult:
     context = examination.context
     with examination.lease(plan_lease(context.source)):
-        if file.replaces is None and _is_known(examination, file.name):
-            return NO_LONGER_THERE
-        if file.replaces is not None:
+        if file.replaces is None:
+            with suppress(NotLocated):
+                context.ledger.chunks.get(file.name)
+                return ALREADY_GONE
+        else:
             examination.require_free(chunk_lease(file.name))
-        # The ledger may have been rebuilt for other sources only, and not know this one.
+        # A ledger that was rebuilt for other sources may not have this source.
         context.ledger.sources.register(context.source, context.archive_id, context.address)
         try:
             rows = rebuild.import_found_chunk(context, file)
         except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:
-            return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
+            return MendResult(f"not restored: {with_hint(error)}", Actor.OPERATOR)
         if not rows:
-            return Mended(f"left: {rebuild.ELSEWHERE}; {_space(examination, file)}", Actor.NOBODY)
+            return MendResult(
+                f"left: {rebuild.ELSEWHERE}; {_space(examination, file)}", Actor.NOBODY
+            )
         remedy = _remedy(examination, file)
-        return Mended(
+        return MendResult(
             f"{remedy}, with {counted(rows, 'location')}",
             Actor.MENDED if remedy == "restored" else Actor.OPERATOR,
         )
-
-
-def _is_known(examination: Examination, name: str) -> bool:
-    try:
-        examination.context.ledger.chunks.get(name)
-    except NotLocated:
-        return False
-    return True
-
-
-def _look_again(examination: Examination) -> Mended:
-    """Ask the store again.
-
-    If it has no unknown post any more, chunks of the source are launched again.
-    """
-    context = examination.context
-    roots = context.store.unknown_posts(
-        context.archive_id, context.ledger.transactions(context.holder)
-    )
-    if not roots:
-        return Mended("the ledger knows all posts now: the next run goes on")
-    again = f"'caf run {context.source} --new-archive' archives their objects again"
-    return Mended(
-        f"{counted(len(roots), 'post')} still unknown; look again later, or {again}", Actor.OPERATOR
-    )
