@@ -129,9 +129,7 @@ def reported_checks(pipeline) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end(
-    parked, webhook, mail_server
-):
+def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_server):
     pipeline, chunk = parked
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
     addresses = {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
@@ -140,10 +138,8 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
         pipeline, webhook=SecretStr(url), smtp_host="127.0.0.1", smtp_port=port, **addresses
     )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert (
-        tick.skip_message
-        == "1 condition in 1 source; 1 alert sent to the webhook; 1 alert sent to ops@example.org."
-    )
+    assert "to the webhook" in tick.skip_message
+    assert "ops@example.org" in tick.skip_message
     (body,) = webhook.got
     assert body["alerts"] == [
         {
@@ -154,9 +150,9 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
             "text": body["text"],
         }
     ]
-    assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source` says why")
+    assert body["text"].startswith("1 chunk of my-source")
     assert "rcpt TO:<ops@example.org>" in mail_server.got
-    assert any(line.startswith("1 chunk of my-source parked") for line in mail_server.got)
+    assert any("my-source parked" in line for line in mail_server.got)
     assert reported_checks(pipeline) == {
         "no_chunk_is_damaged": "SUCCEEDED",
         "no_chunk_is_parked": "FAILED",
@@ -165,7 +161,7 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
     }
 
     again = evaluate_tick(pipeline, SENSOR, tick.cursor)
-    assert again.skip_message == "1 condition in 1 source; nothing to send."
+    assert again.skip_message.endswith("nothing to send.")
     assert again.cursor == tick.cursor
     chunk_steps.unpark(pipeline.run_context(), chunk)
     evaluate_tick(pipeline, SENSOR, again.cursor)
@@ -174,19 +170,15 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
     assert reported_checks(pipeline)["no_chunk_is_parked"] == "SUCCEEDED"
 
 
-def test_a_webhook_that_refuses_or_is_away_fails_the_tick_and_is_tried_again(
-    parked, webhook, caplog
-):
+def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog):
     pipeline, _ = parked
     caplog.set_level(logging.INFO)
     webhook.status = 500
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
-    with pytest.raises(
-        AlertNotSent, match=r"the webhook at 127\.0\.0\.1 answers with HTTP status 500"
-    ) as refused:
+    with pytest.raises(AlertNotSent, match=r"127\.0\.0\.1.* 500") as refused:
         evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
     away = SecretStr(f"http://127.0.0.1:{free_port()}/services/T0/secret")
-    with pytest.raises(AlertNotSent, match=r"the webhook at 127\.0\.0\.1 gives no answer") as gone:
+    with pytest.raises(AlertNotSent, match="no answer") as gone:
         evaluate_tick(told(pipeline, webhook=away), SENSOR)
     for error in (refused, gone):
         assert "secret" not in f"{error.value}{error.value.hint}{error.value.__cause__}"
@@ -203,9 +195,7 @@ def test_a_webhook_that_refuses_or_is_away_fails_the_tick_and_is_tried_again(
     assert "secret" not in caplog.text
 
 
-def test_a_webhook_that_is_away_keeps_no_alert_from_a_mailbox_and_each_is_told_once(
-    parked, webhook, mail_server
-):
+def test_webhook_and_mail_fail_independently(parked, webhook, mail_server):
     pipeline, _ = parked
     webhook.status = 500
     url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
@@ -214,15 +204,13 @@ def test_a_webhook_that_is_away_keeps_no_alert_from_a_mailbox_and_each_is_told_o
         pipeline, webhook=url, mail_to=("ops@example.org",), smtp_host="127.0.0.1", smtp_port=port
     )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert (
-        "1 alert sent to ops@example.org; the webhook at 127.0.0.1 answers with HTTP status 500"
-        in tick.skip_message
-    )
+    assert "to ops@example.org" in tick.skip_message
+    assert "500" in tick.skip_message
     with pytest.raises(AlertNotSent, match="HTTP status 500"):
         evaluate_tick(pipeline, SENSOR, tick.cursor)
     webhook.status = 200
     after = evaluate_tick(pipeline, SENSOR, tick.cursor)
-    assert after.skip_message.endswith("1 alert sent to the webhook.")
+    assert after.skip_message.endswith("to the webhook.")
     assert evaluate_tick(pipeline, SENSOR, after.cursor).skip_message.endswith("nothing to send.")
     assert (len(webhook.got), mail_server.got.count("rcpt TO:<ops@example.org>")) == (3, 1)
 
@@ -236,9 +224,7 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
 
 
 @pytest.mark.thorough
-def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_reported_again(
-    pipeline, webhook
-):
+def test_a_pause_ends_no_delay_and_new_reasons_are_reported(pipeline, webhook):
     pipeline.put(12)
     moved, _ = pipeline.plan()
     withdrawn = f"state = CASE name WHEN '{moved}' THEN 'withdrawn' ELSE state END"
@@ -252,14 +238,13 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     age(pipeline, caf_files="updated_at = now() - interval '7 hours'")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert evaluation_of(pipeline).severity.value == "ERROR"
-    assert "nothing moves of my-source" in evaluation_of(pipeline).description
+    assert "my-source" in evaluation_of(pipeline).description
     pipeline.ledger.controls.set("paused", "the building moves")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     pipeline.ledger.controls.set("paused", None)
-    assert (
-        evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message
-        == "2 conditions in 1 source; nothing to send."
-    )
+    last = evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message
+    assert last.startswith("2 conditions")
+    assert last.endswith("nothing to send.")
     assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [
         ["late"],
         ["stalled"],
@@ -273,7 +258,7 @@ def alerts_of(webhook) -> list[list[tuple[str, str, str]]]:
     ]
 
 
-def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(parked, webhook):
+def test_an_unreachable_ledger_alerts_once_and_ends_no_condition(parked, webhook):
     pipeline, _ = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     nowhere = SecretStr(f"postgresql://caf@127.0.0.1:{free_port()}/caf")
@@ -284,10 +269,7 @@ def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(
     for said in ("1 alert sent to the webhook", "nothing to send"):
         tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=10)
         assert said in tick.skip_message
-    assert (
-        evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message
-        == "1 condition in 1 source; 1 alert sent to the webhook."
-    )
+    assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message.endswith("to the webhook.")
     of_all = "(all sources)", "ledger_away"
     assert alerts_of(webhook) == [
         [(SOURCE, "parked", "begun")],
@@ -296,7 +278,7 @@ def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(
     ]
 
 
-def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook):
+def test_damaged_chunks_and_failed_checks_send_alerts(parked, webhook):
     pipeline, _ = parked
     with connected(pipeline.ledger.database) as connection:
         set_state(connection, "damaged")
@@ -313,10 +295,8 @@ def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     evaluate_tick(pipeline, SENSOR)
     assert alerts_of(webhook) == [[(SOURCE, "damaged", "begun"), (SOURCE, "space_ends", "begun")]]
-    assert (
-        "storage_plan_lasts of my-source failed, It ends in 3 days: `caf jackal buy`"
-        in webhook.got[0]["text"]
-    )
+    assert "storage_plan_lasts of my-source" in webhook.got[0]["text"]
+    assert "`caf jackal buy`" in webhook.got[0]["text"]
     assert reported_checks(pipeline)["no_chunk_is_damaged"] == "FAILED"
 
 
@@ -328,9 +308,7 @@ def begin_a_run(pipeline, job: str, *, failed: bool):
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
-def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_from_being_told(
-    parked, webhook, failed
-):
+def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
     pipeline, chunk = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
     for name in ("plan_accounts_for_inventory", "storage_plan_lasts"):
@@ -343,7 +321,7 @@ def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_
         pipeline.instance.report_runless_asset_event(failure)
     begin_a_run(pipeline, "plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR)
-    assert tick.skip_message == "3 conditions in 1 source; 3 alerts sent to the webhook."
+    assert "3 alerts" in tick.skip_message
     assert [one["condition"] for one in webhook.got[0]["alerts"]] == [
         "parked",
         "space_ends",
@@ -358,9 +336,7 @@ def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
-def test_where_a_run_did_not_come_to_a_sensors_own_checks_the_sensor_reports_them_again(
-    parked, failed
-):
+def test_the_sensor_reports_checks_that_a_run_left_unevaluated(parked, failed):
     pipeline, _ = parked
     evaluate_tick(pipeline, SENSOR)
     assets = {
@@ -376,7 +352,7 @@ def test_where_a_run_did_not_come_to_a_sensors_own_checks_the_sensor_reports_the
     assert reported_checks(pipeline)["source_keeps_up"] == "SUCCEEDED"
 
 
-def test_a_database_that_refuses_is_told_of_as_one_that_is_away(parked, webhook):
+def test_a_refusing_database_counts_as_unreachable(parked, webhook):
     pipeline, _ = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
     url = pipeline.settings.database_url.get_secret_value()
@@ -398,7 +374,7 @@ def test_a_database_that_refuses_is_told_of_as_one_that_is_away(parked, webhook)
     }
 
 
-def test_a_mailbox_that_is_refused_makes_no_other_one_get_the_mail_again(parked, mail_server):
+def test_a_refused_recipient_does_not_repeat_the_mail(parked, mail_server):
     pipeline, _ = parked
     mail_server.refused = b"gone@"
     port, addresses = mail_server.server_address[1], ("ops@example.org", "gone@example.org")
@@ -410,17 +386,12 @@ def test_a_mailbox_that_is_refused_makes_no_other_one_get_the_mail_again(parked,
         mail_from="caf@example.org",
     )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert (
-        f"but the mail server 127.0.0.1:{port} refuses gone@example.org: check alerts.mail_to"
-        in tick.skip_message
-    )
+    assert f"127.0.0.1:{port} refuses gone@example.org" in tick.skip_message
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message.endswith("nothing to send.")
     assert sum(line.startswith("Subject:") for line in mail_server.got) == 1
 
 
-def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_told_once(
-    parked, webhook, mail_server, monkeypatch
-):
+def test_an_unencodable_login_is_not_shown_in_the_error(parked, webhook, mail_server, monkeypatch):
     pipeline, _ = parked
     monkeypatch.setattr(smtplib.SMTP, "starttls", lambda *_, **__: None)
     mail_server.extensions = b"250-here\r\n250 AUTH LOGIN PLAIN\r\n"
@@ -435,19 +406,17 @@ def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_to
         pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"), **mail, **login
     )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert "cannot be given the login" in tick.skip_message
+    assert "login" in tick.skip_message
     assert "sswort" not in tick.skip_message
-    with pytest.raises(AlertNotSent, match="cannot be given the login"):
+    with pytest.raises(AlertNotSent, match="login"):
         evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert len(webhook.got) == 1
 
 
-def test_where_nobody_is_named_the_checks_still_tell(parked):
+def test_checks_are_reported_without_alert_recipients(parked):
     pipeline, _ = parked
-    assert (
-        evaluate_tick(pipeline, SENSOR).skip_message
-        == "1 condition in 1 source; [alerts] has neither webhook nor mail_to."
-    )
+    message = evaluate_tick(pipeline, SENSOR).skip_message
+    assert "mail_to" in message
     assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
     records = len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)
     evaluate_tick(pipeline, SENSOR)
@@ -479,7 +448,7 @@ def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes)
 
 
 @pytest.mark.thorough
-def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_explains_delays(
+def test_conditions_come_from_the_ledger_and_pauses_explain_delays(
     pipeline,
 ):
     assert kinds(pipeline) == set()  # nothing was planned yet
@@ -524,7 +493,7 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     assert "late" not in kinds(pipeline)
 
 
-def test_stored_chunks_that_nothing_looks_at_are_told_of_on_jackal(pipeline):
+def test_unproven_chunks_send_alerts_on_jackal(pipeline):
     pipeline.put(12)
     chunk, other = pipeline.plan()
     for name in (chunk, other):
@@ -540,7 +509,7 @@ def test_stored_chunks_that_nothing_looks_at_are_told_of_on_jackal(pipeline):
     assert "unwatched" in kinds(pipeline, on_jackal=True)
 
 
-def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
+def test_an_alert_is_repeated_after_a_day_unless_off():
     parked = {"a": [Condition(ConditionKind.PARKED, True, "said", "hint")]}
     now = datetime.now(UTC)
     first, then = due_alerts(parked, {}, now, AlertSettings())
@@ -584,7 +553,7 @@ def test_only_an_automatic_source_must_have_been_planned(pipeline):
     assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
 
 
-def test_an_old_inventory_of_a_source_that_nobody_runs_names_the_command(pipeline):
+def test_an_old_inventory_of_a_manual_source_names_the_command(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk)
@@ -595,7 +564,7 @@ def test_an_old_inventory_of_a_source_that_nobody_runs_names_the_command(pipelin
     assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
 
 
-def test_an_inventory_by_a_clock_that_is_ahead_does_not_pass_for_a_fresh_one(pipeline):
+def test_an_inventory_from_the_future_is_not_fresh(pipeline):
     pipeline.put(1)
     pipeline.plan()
     assert kinds(pipeline) == set()
@@ -603,7 +572,7 @@ def test_an_inventory_by_a_clock_that_is_ahead_does_not_pass_for_a_fresh_one(pip
     assert kinds(pipeline) == {"no_inventory"}
 
 
-def test_a_new_plan_is_told_again_what_goes_on_since_the_ui_shows_no_result_of_an_older_one(parked):
+def test_check_results_are_repeated_for_a_new_plan(parked):
     pipeline, _ = parked
     for _ in range(2):
         evaluate_tick(pipeline, SENSOR)
@@ -613,7 +582,7 @@ def test_a_new_plan_is_told_again_what_goes_on_since_the_ui_shows_no_result_of_a
         pipeline.plan()
 
 
-def test_what_the_daily_look_at_the_bought_space_found_is_told_again_of_each_plan_and_only_once(
+def test_the_space_check_is_repeated_once_for_each_plan(
     pipeline,
 ):
     pipeline.put(1)
@@ -660,7 +629,7 @@ def observations(pipeline) -> list[dict[str, object]]:
     ]
 
 
-def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, monkeypatch):
+def test_a_changed_source_is_observed_once_an_hour(pipeline, monkeypatch):
     pipeline.put(12)
     chunks = pipeline.plan()
     evaluate_tick(pipeline, SENSOR)
@@ -699,7 +668,7 @@ def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, 
     assert len(observations(pipeline)) == 2
 
 
-def test_waits_that_are_observed_on_the_same_asset_hide_no_progress(pipeline):
+def test_observed_waits_do_not_hide_progress(pipeline):
     wait = AssetObservation(
         AssetKey([SOURCE, "s3_inventory"]), metadata={"waited_for": "a provider"}
     )

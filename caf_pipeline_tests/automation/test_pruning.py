@@ -108,7 +108,7 @@ def all_that_is_shown(instance):
     )
 
 
-def test_steps_and_lines_of_old_runs_go_and_all_that_is_shown_stays(instance):
+def test_pruning_removes_steps_and_keeps_what_pages_show(instance):
     run_id = run(instance)
     before, shown = types(instance, run_id), all_that_is_shown(instance)
     runs, events = prune(instance, datetime.now(UTC) + LATER)
@@ -158,7 +158,7 @@ def test_what_runs_of_other_projects_printed_stays(home_settings):
         assert Path(instance.compute_log_manager.get_captured_local_path(key, "out")).exists()
 
 
-def test_a_source_that_is_added_later_is_pruned_from_its_first_run(instance):
+def test_a_new_source_is_pruned_from_its_first_run(instance):
     later = run(instance, {SOURCE_TAG: "b"})
     until = datetime.now(UTC) + LATER
     prune(instance, until)
@@ -204,8 +204,8 @@ def test_runs_that_ended_since_or_go_on_are_left_alone(instance):
     assert types(instance, recent) != before[0]
 
 
-def test_runs_that_were_pruned_are_not_looked_at_again(instance, monkeypatch):
-    monkeypatch.setattr(pruning, "_RUNS_AT_ONCE", 2)
+def test_pruned_runs_are_not_read_again(instance, monkeypatch):
+    monkeypatch.setattr(pruning, "_RUNS_PER_PAGE", 2)
     ended = [
         failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id
         for _ in range(3)

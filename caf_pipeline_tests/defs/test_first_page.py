@@ -58,7 +58,7 @@ def run_all(pipeline) -> None:
 
 
 @pytest.mark.thorough
-def test_a_caf_run_is_in_the_timeline_and_each_of_its_runs_can_be_executed_again(pipeline, ui):
+def test_the_ui_shows_and_reexecutes_runs_of_caf_run(pipeline, ui):
     pipeline.put(3)
     run_all(pipeline)
     (entry,) = ui.ask(JOBS)["workspaceOrError"]["locationEntries"]
@@ -99,9 +99,7 @@ ASSETS = f"""
 
 
 @pytest.mark.thorough
-def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(
-    pipeline, ui, database
-):
+def test_assets_show_rows_columns_uri_and_sizes(pipeline, ui, database):
     pipeline.put(3)
     run_all(pipeline)
     always, made = {}, {}

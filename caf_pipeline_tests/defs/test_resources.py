@@ -23,7 +23,7 @@ KEYS = {
 MINE = SourceSettings(bucket="b", endpoint_url="http://127.0.0.1:1", region="eu-south-9", **KEYS)
 
 
-def test_each_source_has_an_s3_resource_with_its_settings_as_values():
+def test_each_source_has_an_s3_resource_with_its_settings():
     resources = build_defs(
         Settings(sources={"a": MINE, "b-c": SourceSettings(bucket="b", anonymous=True)})
     ).resources
@@ -57,7 +57,7 @@ def test_the_values_of_an_s3_resource_make_its_client():
 @pytest.mark.filterwarnings(
     "ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning"
 )  # of the snapshot itself
-def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_shows():
+def test_dagster_shows_no_access_keys():
     resource = S3SourceResource.of(MINE)
     assert resource.get_client()._get_credentials().secret_key == "secret-visible"
     assert not {name for name in type(resource).model_fields if "key" in name or "token" in name}
@@ -78,7 +78,7 @@ def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_show
         ({"path_style": False}, ("http://minio:9000", "eu-1", False, 1)),
     ],
 )
-def test_a_value_given_at_launch_leaves_the_others_as_they_are_set(instance, given, expected):
+def test_a_value_at_launch_keeps_the_other_settings(instance, given, expected):
     seen = []
 
     @op(required_resource_keys={"s3_x"})
@@ -112,7 +112,7 @@ def test_a_value_given_at_launch_holds_for_that_run(pipeline):
     assert "127.0.0.1:1" in failed.step_failure_data.user_failure_data.description
 
 
-def test_only_what_lists_or_reads_the_bucket_asks_for_its_s3():
+def test_only_definitions_that_read_the_bucket_require_s3():
     graph = build_defs(Settings(sources={"a": MINE})).get_repository_def().assets_defs_by_key
     needs = {
         key.path[1]: set(one.required_resource_keys) - {"io_manager"} for key, one in graph.items()
