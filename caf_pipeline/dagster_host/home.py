@@ -1,10 +1,7 @@
-"""DAGSTER_HOME: one ignored folder that holds everything Dagster keeps on this machine.
+"""Prepares DAGSTER_HOME, the folder with everything that Dagster stores on this machine.
 
-Our dagster.yaml is linked into it, and our workspace.yaml, which `dg dev -w` loads from any folder
-that has a caf.toml.
-
-`python -m caf_pipeline.dagster_host.home` prepares it and prints its path. Imports nothing of
-Dagster, which would take seconds.
+It has links to our dagster.yaml and workspace.yaml. `python -m caf_pipeline.dagster_host.home`
+prepares it and prints its path. Does not import Dagster, which would take seconds.
 """
 
 import os
@@ -21,25 +18,21 @@ HOME_VARIABLE: Final = "DAGSTER_HOME"
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
-"""The folders of both files: beside the package in a working copy, inside it when installed from a
-wheel.
-"""
+"""Where both files may be: beside the package in a checkout, inside it in a wheel."""
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Return the folder that is DAGSTER_HOME, whether it exists or not."""
+    """Return the path of DAGSTER_HOME, which need not exist."""
     return (settings.home / "dagster").absolute()
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Make the folder, link both files into it, and set DAGSTER_HOME for this process and its
-    children.
+    """Create the folder, link both files, and set DAGSTER_HOME in the environment.
 
-    A file of that name, or a link to a file that is not part of this software, is the operator's
-    own and stays.
+    An operator's own file of that name is left alone; see `is_own`.
 
     Raises:
-        SettingsError: the folder cannot be made or written.
+        SettingsError: the folder cannot be created or written.
     """
     folder = dagster_home(settings)
     try:
@@ -48,22 +41,22 @@ def prepare_dagster_home(settings: Settings) -> Path:
             _link(folder / name)
     except OSError as error:
         raise SettingsError(
-            f"Dagster's folder {folder} cannot be made: {error.strerror}",
-            hint="set 'home' to a folder that can be written",
+            f"Dagster's folder {folder} cannot be created: {error.strerror}",
+            hint="set 'home' to a writable folder",
         ) from error
     os.environ[HOME_VARIABLE] = str(folder)
     return folder
 
 
 def is_own(file: Path) -> bool:
-    """Return whether the file is the operator's: a regular file, or a link to a file outside every
-    copy of this software.
+    """Return whether a file is the operator's own.
 
-    A dangling link counts as a link to a removed copy of this software.
+    That is a regular file, or a link to a file outside every copy of this software. A dangling link
+    counts as a link to a removed copy.
     """
-    beside = file.resolve().parent
-    of_a_copy = beside.name == _PACKAGE.name or (beside / _PACKAGE.name).is_dir()
-    return file.exists() and not (file.is_symlink() and of_a_copy)
+    folder = file.resolve().parent
+    in_a_copy = folder.name == _PACKAGE.name or (folder / _PACKAGE.name).is_dir()
+    return file.exists() and not (file.is_symlink() and in_a_copy)
 
 
 def _link(link: Path) -> None:
@@ -83,12 +76,12 @@ def _link(link: Path) -> None:
         link.unlink()
     try:
         link.symlink_to(target)
-    except FileExistsError:  # another process of ours was faster
+    except FileExistsError:  # another process was faster
         return
 
 
 def main() -> int:
-    """Print the folder, for `export DAGSTER_HOME=$(…)`."""
+    """Print the path, for `export DAGSTER_HOME=$(…)`."""
     try:
         print(prepare_dagster_home(load_settings()))
     except CafError as error:

@@ -118,9 +118,7 @@ def was_lost(instance, run):
 
 
 @pytest.mark.thorough
-def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_every_chunk_is_paid_once(  # noqa: E501
-    world, environment, database, tmp_path
-):
+def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, database, tmp_path):
     chunks = world.plan()
     assert len(chunks) > 2
     Ledger(database).controls.set(
@@ -163,9 +161,7 @@ def health(broker, *, lost_seconds=0, **tags):
     return launcher.check_run_worker_health(DagsterRun("a_job", tags=tags)).status
 
 
-def test_a_run_is_lost_only_when_its_task_was_missed_for_a_while_at_a_broker_that_answers(
-    tmp_path, monkeypatch
-):
+def test_a_run_is_lost_after_its_task_was_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(celery_launcher, "ANSWER_SECONDS", 0.1)
     task = {"dagster-celery/task_id": "a-task"}
     with running_redis(tmp_path) as broker:

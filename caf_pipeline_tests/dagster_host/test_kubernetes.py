@@ -142,7 +142,7 @@ def test_the_schemas_would_find_a_slip():
         validate(claim)
 
 
-def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests_make(
+def test_a_chunks_pod_has_a_disk_of_its_size(
     on_kubernetes,
 ):
     pipeline, jobs = on_kubernetes
@@ -184,9 +184,7 @@ def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests
 
 
 @pytest.mark.thorough
-def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothing(
-    on_kubernetes, tmp_path, monkeypatch
-):
+def test_the_command_of_a_pod_archives_the_chunk(on_kubernetes, tmp_path, monkeypatch):
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
@@ -213,14 +211,14 @@ def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothin
     assert pipeline.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_where_staging_is_shared_or_runs_are_no_pods_no_disk_is_asked_for(on_kubernetes, pipeline):
+def test_no_disk_is_requested_for_shared_staging(on_kubernetes, pipeline):
     on_kubernetes, _ = on_kubernetes
     assert pod_tags(on_kubernetes.instance, on_kubernetes.settings, 7)
     assert not pod_tags(on_kubernetes.instance, pipeline.settings, 7)
     assert not pod_tags(pipeline.instance, on_kubernetes.settings, 7)
 
 
-def test_a_run_of_caf_run_is_not_looked_for_among_pods(on_kubernetes):
+def test_a_run_of_caf_run_needs_no_pod(on_kubernetes):
     pipeline, _ = on_kubernetes
     health = pipeline.instance.run_launcher.check_run_worker_health
     assert health(run_of(pipeline, **{"caf/command": "caf run"})).status is WorkerStatus.RUNNING
@@ -229,7 +227,7 @@ def test_a_run_of_caf_run_is_not_looked_for_among_pods(on_kubernetes):
     )  # its Job is gone: monitoring ends it
 
 
-def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_path, monkeypatch):
+def test_only_the_code_server_gets_keys(tmp_path, monkeypatch):
     deployments = {
         one["metadata"]["name"]: one["spec"]["template"]["spec"]
         for one in manifests()

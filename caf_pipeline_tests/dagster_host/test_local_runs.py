@@ -56,7 +56,7 @@ def changed_mark(run: DagsterRun, **changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_a_killed_run_is_failed_and_its_slot_freed_by_the_next_start(instance, sleeping):
+def test_the_next_start_fails_a_killed_run(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
@@ -78,9 +78,7 @@ def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(
-    instance, sleeping, begun
-):
+def test_ctrl_c_ends_a_run_without_a_retry(instance, sleeping, begun):
     sleeping.send_signal(signal.SIGINT)
     sleeping.wait(PATIENCE_SECONDS)
     assert instance.get_runs()[0].status is DagsterRunStatus.CANCELED
@@ -98,7 +96,7 @@ def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
 
 
 @pytest.mark.thorough
-def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instance, sleeping):
+def test_a_reused_pid_is_not_the_runs_process(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
@@ -107,7 +105,7 @@ def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instan
 
 
 @pytest.mark.thorough
-def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sleeping):
+def test_a_run_with_an_inherited_process_tag_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()

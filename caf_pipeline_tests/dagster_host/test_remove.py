@@ -85,7 +85,7 @@ def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, caps
     assert packed.chunks(ChunkState.LOCATED) == again
 
 
-def test_old_failed_runs_give_up_no_chunk_that_is_planned_again(packed, removing):
+def test_old_failures_do_not_park_a_replanned_chunk(packed, removing):
     failed = packed.chunks()[2]
     assert len(failed_runs(runs_of(packed.instance, [failed])[failed])) == 5
     removing()
@@ -93,9 +93,7 @@ def test_old_failed_runs_give_up_no_chunk_that_is_planned_again(packed, removing
 
 
 @pytest.mark.parametrize("killed_in", ["remove_leftovers", "_remove_partitions"])
-def test_a_removal_that_was_killed_is_completed_by_the_next(
-    packed, removing, monkeypatch, killed_in
-):
+def test_the_next_removal_completes_a_killed_one(packed, removing, monkeypatch, killed_in):
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -106,7 +104,7 @@ def test_a_removal_that_was_killed_is_completed_by_the_next(
     assert packed.ledger.lookup.sources() == []
     assert left_of(packed)
     assert removing() == 0
-    assert "no longer has it" in removing.lines[0]
+    assert "no longer" in removing.lines[0]
     assert left_of(packed) == []
     with pytest.raises(NotLocated):
         removing()

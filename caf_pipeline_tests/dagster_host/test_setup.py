@@ -30,7 +30,7 @@ def done(capsys, settings, **options):
     return said["change"], {one["pool"]: (one["change"], one["limit"]) for one in said["pools"]}
 
 
-def test_a_new_home_is_made_with_limits_and_done_again_nothing_changes(home_settings, capsys):
+def test_setup_is_idempotent(home_settings, capsys):
     settings = home_settings.model_copy(update={"packing": PackingSettings(staging_limit=60 * GIB)})
     expected = {
         pool: limit
@@ -58,9 +58,7 @@ def test_a_new_home_is_made_with_limits_and_done_again_nothing_changes(home_sett
 @pytest.mark.parametrize(
     ("cpu", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
 )
-def test_the_limits_of_a_container_count_and_not_those_of_the_machine_that_it_is_on(
-    home_settings, tmp_path, monkeypatch, cpu, cores
-):
+def test_the_limits_of_a_container_count(home_settings, tmp_path, monkeypatch, cpu, cores):
     whole = this_machine(home_settings)
     monkeypatch.setattr(setup, "CGROUP", tmp_path)
     assert this_machine(home_settings) == whole
@@ -72,9 +70,7 @@ def test_the_limits_of_a_container_count_and_not_those_of_the_machine_that_it_is
     assert (found.memory_bytes, found.cores) == (1 << 20, cores or whole.cores)
 
 
-def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_are_reset(
-    instance, home_settings, capsys
-):
+def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_settings, capsys):
     own = dagster_home(home_settings) / "dagster.yaml"
     text = own.read_text()
     own.unlink()
@@ -86,10 +82,9 @@ def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_
     assert done(capsys, home_settings) == ("kept", {S3_POOL: ("kept", 3), UPLOAD_POOL: ("set", 1)})
     assert limits_of(instance) == {S3_POOL: 3, UPLOAD_POOL: 1}
     assert setup_command(settings=home_settings) == 0
-    assert (
-        "left pool s3 at 3, as it was set before; this machine comes to 1 (1 run at a time by "
-        "dagster.yaml)" in capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "left pool s3 at 3" in out
+    assert "1 (1 concurrent run" in out
     would = done(capsys, home_settings, reset=True, dry_run=True)
     assert limits_of(instance)[S3_POOL] == 3
     assert (
@@ -113,13 +108,13 @@ def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_
         (Machine(1, GIB // 4, GIB), 8, (1, 1)),
     ],
 )
-def test_the_scarcest_of_runs_cores_memory_and_staging_sets_a_limit(machine, runs, limits):
+def test_the_scarcest_resource_sets_the_limit(machine, runs, limits):
     found = computed_limits(machine, Settings(), runs)
     assert (found[S3_POOL][0], found[UPLOAD_POOL][0]) == limits
 
 
 @pytest.mark.parametrize(("mib", "limit"), [(0, 4), (1_000, 4), (500, 3), (300, 1), (20, 1)])
-def test_no_more_is_sent_at_a_time_than_the_bandwidth_sends_before_providers_hang_up(mib, limit):
+def test_bandwidth_limits_concurrent_uploads(mib, limit):
     jackal = JackalSettings(
         bandwidth=mib << 20, copies=3, upload_seconds=600, mnemonic=SecretStr("")
     )

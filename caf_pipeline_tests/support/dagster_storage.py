@@ -16,6 +16,6 @@ def _storage_without_waits() -> Iterator[None]:
         return
     from caf_pipeline.dagster_host import sqlite_storage
 
-    sqlite_storage.make_once()
+    sqlite_storage.cache_engines()
     with mock.patch.object(sqlite_storage, "SYNCHRONOUS", "OFF"):
         yield
