@@ -1,8 +1,7 @@
 """One tick of the sensor that alerts operators by a webhook and by mail.
 
-The cursor records when each alert was sent, separately for webhook and mail, since one of them may
-fail. The next tick sends again what could not be sent. If the cursor is lost, alerts for conditions
-that still hold are sent again.
+The cursor records when each alert was sent, separately for webhook and mail, since one may fail. If
+it is lost, alerts are repeated.
 """
 
 import json

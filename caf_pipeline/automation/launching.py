@@ -1,8 +1,8 @@
 """Decides which chunks are launched now, which wait, and which are given up.
 
-The ledger knows which chunks have work to do. Dagster's runs and backfills show which of them are
-already being worked on. A tick reads one page of chunks for each source, and the runs of these
-chunks only. Its cost does not depend on the number of chunks.
+The ledger knows which chunks have work to do; Dagster's runs and backfills show which are already
+worked on. A tick reads one page of chunks for each source, so its cost does not grow with the
+number of chunks.
 """
 
 import time
@@ -76,8 +76,8 @@ class ChunkSelection:
     Attributes:
         launch: chunks to launch, the oldest first.
         give_up: chunks to park, each with its last failed run.
-        active: number of queued and started runs of the source's chunks.
-        waiting: number of chunks that wait for a backfill or for their back-off.
+        active: queued and started runs of the source's chunks.
+        waiting: chunks that wait for a backfill or for their back-off.
         next_after: the `caf_file_id` after which the next tick continues; 0: at the start.
     """
 

@@ -25,8 +25,8 @@ BESIDE_SHARE: Final = 20
 def pod_tags(instance: DagsterInstance, settings: Settings, chunk_bytes: int) -> Mapping[str, str]:
     """Return the tag for a run that packs a chunk of this size; {} if no tag is needed.
 
-    Kubernetes reserves the requested disk on a node, and evicts a pod that uses more. No tag is
-    needed if runs are not pods, or if staging is below `home`, which all pods share.
+    Kubernetes evicts a pod that uses more disk. No tag is needed if runs are not pods, or if
+    staging is below `home`, which all pods share.
     """
     launcher = instance.get_ref().run_launcher_data
     on_kubernetes = launcher is not None and launcher.class_name in ON_KUBERNETES

@@ -1,9 +1,7 @@
 """Removes events and captured output of old runs of our sources from Dagster's storage.
 
-A chunk's run leaves some forty events, so 100,000 chunks leave gigabytes, which slow the UI down.
-Runs and their status, partitions, materializations, checks and step failures are kept: pages and
-sensors need them. Runs of other projects are not touched. Dagster itself purges ticks (`retention`
-in dagster.yaml), but not events. Its UI deletes whole runs, with their materializations.
+100,000 chunks leave gigabytes of events, which slow the UI down, and Dagster does not purge them.
+Runs, partitions, materializations, checks and step failures are kept: pages and sensors need them.
 Source: `SqlEventLogStorageTable` and `SqliteEventLogStorage` of Dagster 1.13.27.
 """
 

@@ -209,10 +209,21 @@ def select(
             f"source '{source}' has no plan '{selection.plan}'",
             hint=f"`caf plans {source}` lists the plans",
         )
-    first, last = (
-        _position(ledger, source, name, selection.plan)
-        for name in (selection.first, selection.last)
-    )
+
+    def position(name: str) -> int | None:
+        if not name:
+            return None
+        chunk = ledger.chunks.get(name)
+        if chunk.source != source:
+            raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
+        if selection.plan and chunk.plan != selection.plan:
+            raise UsageError(
+                f"{name} is a chunk of plan {chunk.plan}, not of {selection.plan}",
+                hint="leave --plan out, or name chunks of it",
+            )
+        return chunk.caf_file_id
+
+    first, last = position(selection.first), position(selection.last)
     if first is not None and last is not None and first > last:
         raise UsageError(
             f"{selection.first} comes after {selection.last}", hint="--from names the older chunk"
@@ -245,20 +256,6 @@ def select(
             elif not selection.failed or is_parked or failed_runs(records):
                 selected.chunks.append(chunk)
     return selected
-
-
-def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
-    if not name:
-        return None
-    chunk = ledger.chunks.get(name)
-    if chunk.source != source:
-        raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
-    if plan and chunk.plan != plan:
-        raise UsageError(
-            f"{name} is a chunk of plan {chunk.plan}, not of {plan}",
-            hint="leave --plan out, or name chunks of it",
-        )
-    return chunk.caf_file_id
 
 
 def _print_left_out(console: Console, selected: SelectedChunks, source: str) -> None:

@@ -48,8 +48,8 @@ CELERY_CONFIG: Final = {
 class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
     """Launches runs as Celery tasks, and asks the workers for run monitoring.
 
-    Dagster's own launcher asks the result backend. There, a run whose worker was killed stays
-    started for ever, and a run that outlasts the results' lifetime becomes unknown, which ends it.
+    Dagster's own launcher asks the result backend, where a run of a killed worker stays started for
+    ever, and a long run becomes unknown, which ends it.
     """
 
     def __init__(

@@ -63,7 +63,21 @@ def _captured(stream: TextIO, path: Path) -> Iterator[None]:
             yield
         return
     ended = threading.Event()
-    follower = threading.Thread(target=_follow, args=(path, terminal, ended), daemon=True)
+
+    def follow() -> None:
+        with path.open("rb") as file, os.fdopen(terminal, "wb", buffering=0) as screen:
+            while True:
+                last = ended.is_set()
+                while piece := file.read(1 << 16):
+                    try:
+                        screen.write(piece)
+                    except OSError:
+                        return  # the terminal is gone; the file has the output
+                if last:
+                    return
+                ended.wait(POLL_SECONDS)
+
+    follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     try:
         with redirect_to_file(stream, str(path)):
@@ -71,17 +85,3 @@ def _captured(stream: TextIO, path: Path) -> Iterator[None]:
     finally:
         ended.set()
         follower.join(END_SECONDS)
-
-
-def _follow(path: Path, terminal: int, ended: threading.Event) -> None:
-    with path.open("rb") as file, os.fdopen(terminal, "wb", buffering=0) as screen:
-        while True:
-            last = ended.is_set()
-            while piece := file.read(1 << 16):
-                try:
-                    screen.write(piece)
-                except OSError:
-                    return  # the terminal is gone; the file has the output
-            if last:
-                return
-            ended.wait(POLL_SECONDS)

@@ -1,9 +1,8 @@
 """All names that this project uses from Dagster's private modules.
 
-They are imported only here. Any release of Dagster may change them, so a test fails if Dagster's
-version differs from `READ_IN`. Then look up each name in Dagster's source, check that it still does
-what its comment says, correct the import, and set `READ_IN`. If there is a public name by then, use
-that instead.
+Any release of Dagster may change them, so a test fails if Dagster's version differs from `READ_IN`.
+Then check each name in Dagster's source, correct the import, and set `READ_IN`. If there is a
+public name by then, use that instead.
 """
 
 from typing import Final

@@ -6,12 +6,11 @@ Remove this module when the issue is closed. Source:
 `SqlEventLogStorage.initialize_concurrency_limit_to_default` of Dagster 1.13.27.
 """
 
-from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import text
 
-_TAKE_DEFAULT: Final = text(
+_SET_DEFAULT: Final = text(
     'INSERT INTO concurrency_limits (concurrency_key, "limit", using_default_limit) '
     "VALUES (:pool, :limit, true) "
     'ON CONFLICT (concurrency_key) DO UPDATE SET "limit" = excluded."limit" '
@@ -21,16 +20,16 @@ _TAKE_DEFAULT: Final = text(
 
 def make_default_limits_idempotent(event_log: Any) -> None:  # noqa: ANN401 - a PostgresEventLogStorage, which is slow to import
     """Let this event log set a pool's default limit repeatedly. Limits set by an operator stay."""
-    event_log.initialize_concurrency_limit_to_default = partial(
-        _take_default, event_log, event_log.initialize_concurrency_limit_to_default
-    )
+    original = event_log.initialize_concurrency_limit_to_default
 
+    def initialize(concurrency_key: str) -> bool:
+        limit = event_log._instance.global_op_concurrency_default_limit
+        if limit is None:
+            return bool(original(concurrency_key))  # it deletes the row, which cannot fail
+        row = {"pool": concurrency_key, "limit": limit}
+        with event_log.index_transaction() as connection:
+            if connection.execute(_SET_DEFAULT, row).rowcount:
+                event_log._allocate_concurrency_slots(connection, concurrency_key, limit)
+        return True
 
-def _take_default(event_log: Any, original: Any, concurrency_key: str) -> bool:  # noqa: ANN401
-    limit = event_log._instance.global_op_concurrency_default_limit
-    if limit is None:
-        return bool(original(concurrency_key))  # it deletes the row, which cannot fail
-    with event_log.index_transaction() as connection:
-        if connection.execute(_TAKE_DEFAULT, {"pool": concurrency_key, "limit": limit}).rowcount:
-            event_log._allocate_concurrency_slots(connection, concurrency_key, limit)
-    return True
+    event_log.initialize_concurrency_limit_to_default = initialize

@@ -257,7 +257,18 @@ class _Command:
             self._archive_under_way()
             # If providers were too slow for large chunks, plan smaller ones. Do so only once, since
             # a single object may be too large.
-            replan = self._forget_too_large()
+            # Chunks that were withdrawn as too large do not count as failed.
+            too_large = [
+                name
+                for name, error in self._summary.failed.items()
+                if isinstance(error, ChunkTooLarge)
+                and self._ledger.chunks.get(name).state is ChunkState.WITHDRAWN
+            ]
+            for name in too_large:
+                del self._summary.failed[name]
+                self._summary.chunks.remove(name)
+                self._progress.forget(name)
+            replan = bool(too_large)
             while replan or self._released:
                 snapshot = self._plan()
                 self._archive_under_way()
@@ -356,20 +367,6 @@ class _Command:
         pattern = f"{type(error).__name__}: {_NUMBER.sub('#', str(error).replace(chunk, '#'))}"
         self._errors[pattern] += 1
         return isinstance(error, HITS_EVERY_CHUNK) or self._errors[pattern] >= MAX_EQUAL_ERRORS
-
-    def _forget_too_large(self) -> bool:
-        # Chunks that were withdrawn as too large do not count as failed.
-        withdrawn = [
-            name
-            for name, error in self._summary.failed.items()
-            if isinstance(error, ChunkTooLarge)
-            and self._ledger.chunks.get(name).state is ChunkState.WITHDRAWN
-        ]
-        for name in withdrawn:
-            del self._summary.failed[name]
-            self._summary.chunks.remove(name)
-            self._progress.forget(name)
-        return bool(withdrawn)
 
     def _record(self, chunk: Chunk, outcome: ChunkOutcome) -> Chunk | None:
         # Returns the chunk after its run; None if it failed or is held.

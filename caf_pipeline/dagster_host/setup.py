@@ -110,16 +110,16 @@ def setup_command(
     return 0
 
 
-def this_machine(settings: Settings) -> Machine:
+def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
     """Return the resources of this machine, or of this container if it is limited."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     memory_bytes = psutil.virtual_memory().total
     with suppress(OSError, ValueError):  # no file, or "max"
-        memory_bytes = min(memory_bytes, int((CGROUP / "memory.max").read_text()))
+        memory_bytes = min(memory_bytes, int((cgroup / "memory.max").read_text()))
     with suppress(OSError, ValueError):
-        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
         cores = min(cores, max(quota // period, 1))
     staging = settings.staging_folder.absolute()
     folder = next(path for path in (staging, *staging.parents) if path.is_dir())

@@ -1,8 +1,7 @@
 """Caches engines and migration scripts of Dagster's SQLite storage, which halves a small run's CPU.
 
-Dagster stores the events of each run in a separate file. For each new file, Alembic reads and
-executes all migration scripts. For each event Dagster creates an engine, which compiles each
-statement again, and for each statement a connection, which checkpoints the log when it is closed.
+For the file of each run, Alembic reads all migration scripts. For each event Dagster creates an
+engine, and for each statement a connection, which checkpoints the log when it is closed.
 Source: `SqliteEventLogStorage`, `SqliteRunStorage` and `SqliteScheduleStorage` of Dagster 1.13.27.
 """
 

@@ -1,8 +1,4 @@
-"""Asset checks: the UI shows with them whether the promises hold.
-
-Checks only report; `verify_stored` and the ledger's guarded moves enforce. A failed blocking check
-ends the run before the next asset.
-"""
+"""Asset checks. They only report; `verify_stored` and the ledger's guarded moves enforce."""
 
 import warnings
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """The five assets of a source: inventory, plan, and three for each chunk.
 
-Every source has the same assets, keyed `[source, name]`, in one group. Inventory and plan are one
-run. The assets of a chunk are graphs of the ops in `ops`, with one run for each partition.
-Source: "Flow" in docs/design.md.
+Inventory and plan are one run. The assets of a chunk are graphs of the ops in `ops`, with one run
+for each partition. Source: "Flow" in docs/design.md.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Check results and observations that a sensor writes, outside of any run.
-
-The checks report conditions that the ledger shows; the observations report a source's progress.
-"""
+"""Check results and observations that a sensor writes, outside of any run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,10 +33,7 @@ from caf_pipeline.steps.conditions import Condition, ConditionKind
 _CONDITIONS: Final = "conditions"
 
 OBSERVED_ASSET: Final = "s3_inventory"
-"""The asset whose observations show a source's progress.
-
-It has no partitions, so its plots are over time. The UI plots the size of the bucket beside them.
-"""
+"""The asset whose observations show progress. It has no partitions, so its plots are over time."""
 
 OBSERVE_SECONDS: Final = 3600
 """Minimum seconds between two observations of a source.
@@ -103,8 +97,7 @@ def report_conditions(
     """Write the result of each check that changed; an unchanged result writes no event.
 
     After a new plan all results are written again, because the UI ignores results for an older
-    materialization. This includes the last result of `storage_plan_lasts`, whose job does not run
-    with the plan.
+    materialization.
     """
     assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in conditions}
     keys = {

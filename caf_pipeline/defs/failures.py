@@ -1,9 +1,8 @@
 """Reports a step's failure to Dagster and decides how it may be retried.
 
-There are three kinds of retry: an op's RetryPolicy, a run retry, and a new run by the sensor. A
-permanent error skips the RetryPolicy. Run retries are for crashes only (dagster.yaml). The sensor
-counts failed runs, except those that an outage ended. An interrupted run is never retried.
-Source: the error tree in `errors`.
+An op's RetryPolicy retries transient errors. Run retries are for crashes only (dagster.yaml). The
+sensor starts new runs, and counts failed runs that no outage ended. An interrupted run is never
+retried.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,7 @@ Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContex
 RETRY_TRANSIENT: Final = RetryPolicy(
     max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS
 )
-"""For every op: waits of 2, 4 and 8 seconds, after the back-off of single requests failed."""
+"""For every op: waits of 2, 4 and 8 seconds, after the back-off of its requests."""
 
 OUTAGES: Final = (
     SourceUnreachable,

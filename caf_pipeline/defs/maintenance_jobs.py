@@ -1,8 +1,7 @@
 """Jobs that prove and repair stored chunks, and the job that prunes events.
 
-One run handles many chunks, since starting a run takes seconds and a proof takes a fraction of one.
-Each result is an evaluation of `chunk_is_proven` for the chunk's partition. Dagster (1.13.27)
-stores it for any partition that an op names, even if the job is not partitioned.
+One run handles many chunks, since starting a run takes longer than a proof. Dagster (1.13.27)
+stores a check result for any partition that an op names, even if the job is not partitioned.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """Names of a source's definitions in Dagster, and our run tags.
 
-Dagster allows only letters, digits and `_` in names of groups, jobs, ops, sensors and schedules.
-There, `-` in a source's name becomes `_`. Asset keys and partition names keep the source's name.
-Source: "Flow" in docs/design.md.
+Dagster allows only letters, digits and `_` in names of groups, jobs, ops, sensors and schedules, so
+`-` becomes `_` there. Asset keys and partition names keep the source's name.
 """
 
 from typing import Final, Literal

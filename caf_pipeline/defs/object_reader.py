@@ -17,11 +17,9 @@ from caf_pipeline.wiring import open_archive
 class ObjectReader(ConfigurableResource["ObjectReader"]):
     """Reads archived objects by source and key.
 
-    The archive is opened on first use and closed after the run. A forked process opens its own
-    archive, since processes cannot share a database connection.
-
-    Secrets are not fields: they come from the environment or from files, as for `caf`. The methods
-    raise the same errors as those of `Archive`.
+    The archive is opened on first use and closed after the run; a forked process opens its own.
+    Secrets come from the environment or from files, as for `caf`. The methods raise the errors of
+    `Archive`.
     """
 
     settings_file: str = Field(

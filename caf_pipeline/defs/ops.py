@@ -1,10 +1,8 @@
 """The ops of a chunk's run, in flow order.
 
-Each op calls one step and can be run again at any time: the ledger holds the chunk's state.
-
-The ops are joined by `Nothing`, so no value passes through an IO manager. If another live run holds
-the chunk, an op yields no output: Dagster then skips the later ops and the run succeeds. All ops
-but `pack_chunk` serve every source, since a partition key (the chunk's id) begins with the source.
+Each op calls one step and is idempotent: the ledger holds the chunk's state. No value passes
+between ops. If another live run holds the chunk, an op yields no output: Dagster skips the later
+ops and the run succeeds. All ops but `pack_chunk` serve every source.
 """
 
 from collections.abc import Callable, Iterator

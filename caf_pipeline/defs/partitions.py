@@ -1,8 +1,4 @@
-"""Partitions: a partition is a chunk, never an object.
-
-The ledger decides which chunks exist. A partition that Dagster lacks, e.g. because a process was
-killed before it was added, is added from the ledger.
-"""
+"""Partitions: a partition is a chunk of the ledger, never an object."""
 
 from typing import Final
 

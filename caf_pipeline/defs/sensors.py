@@ -1,10 +1,8 @@
 """Sensors: plan new objects, launch chunks, send alerts.
 
-The first two are off unless a source's settings say `automatic = true`, or an operator switches
-them on in the UI. They set no `run_key`, which would deduplicate for ever: each tick checks the
-bucket and the ledger for work. A lost cursor loses nothing, since the next tick starts from the
-beginning. Requests to servers have a deadline, because Dagster's daemon ends a tick after 60 s
-without reporting what it waited for.
+No sensor sets a `run_key`, which would deduplicate for ever: each tick checks the bucket and the
+ledger for work. A lost cursor loses nothing. Requests to servers have a deadline, because Dagster's
+daemon ends a tick after 60 s without reporting what it waited for.
 """
 
 from collections.abc import Callable, Iterable

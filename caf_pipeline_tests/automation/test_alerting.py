@@ -1,6 +1,4 @@
-"""Alerts: what is so of a source is told once, to real servers; what could not be sent is sent
-again.
-"""
+"""Alerts are sent once, to real servers, and conditions become checks."""
 
 import json
 import logging
@@ -35,6 +33,7 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.pipeline_runs import reported_checks
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
@@ -112,20 +111,6 @@ def parked(pipeline):
     (chunk,) = pipeline.plan()
     chunk_steps.park(pipeline.run_context(), chunk, "failed too often")
     return pipeline, chunk
-
-
-def reported_checks(pipeline) -> dict[str, str]:
-    names = (
-        "no_chunk_is_damaged",
-        "no_chunk_is_parked",
-        "source_keeps_up",
-        "few_objects_are_skipped",
-    )
-    keys = {name: AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), name) for name in names}
-    found = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(
-        list(keys.values())
-    )
-    return {name: found[key].status.value for name, key in keys.items() if key in found}
 
 
 @pytest.mark.thorough

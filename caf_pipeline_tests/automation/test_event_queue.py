@@ -1,6 +1,4 @@
-"""New objects by S3's events: lost, doubled, late, out of order or a stranger's, they change
-nothing of what is archived.
-"""
+"""New objects by S3's events, which may be lost, duplicated, late, out of order, or foreign."""
 
 import json
 import time
@@ -8,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import quote_plus, unquote_to_bytes
 
-import boto3
 import pytest
 
 from caf_pipeline.automation import new_objects_tick
@@ -19,7 +16,6 @@ from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger import notices as ledger_notices
 from caf_pipeline.ledger.engine import Lock
 from caf_pipeline.ledger.records import Skip
-from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
@@ -27,125 +23,21 @@ from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
+from caf_pipeline_tests.support.event_queue import SENSOR, Queue
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.pipeline_runs import SOURCE
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
-from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
-SENSOR = "new_objects_my_source"
 INVENTORY = "my_source__s3_inventory"
 ODD_KEYS = ["a b", "a+b", "a%2Fb", "a%20b", "é", "100 %", 'q"\\', "\U00010000?&=", "%%%"]
 
 
-class Queue:
-    """A queue on the S3 server, to which the bucket sends its events."""
-
-    def __init__(self, pipeline):
-        self.bucket = pipeline.bucket
-        keys = {
-            "aws_access_key_id": KEY_ID,
-            "aws_secret_access_key": SECRET,
-            "region_name": "us-east-1",
-        }
-        self.client = boto3.client("sqs", endpoint_url=pipeline.bucket.endpoint, **keys)
-        self.url = self.client.create_queue(QueueName=pipeline.bucket.name)["QueueUrl"]
-        its = pipeline.settings.sources[SOURCE].model_copy(update={"queue": self.url, "prefix": ""})
-        self.pipeline = replace(
-            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})
-        )
-        self.context = self.pipeline.run_context()
-        self.queue = open_queue(self.pipeline.settings, SOURCE)
-
-    def notify(self) -> None:
-        """Let the bucket send its events from now on."""
-        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])[
-            "Attributes"
-        ]["QueueArn"]
-        wanted = {
-            "QueueConfigurations": [
-                {"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}
-            ]
-        }
-        self.bucket.client.put_bucket_notification_configuration(
-            Bucket=self.bucket.name, NotificationConfiguration=wanted
-        )
-
-    def notify_by_eventbridge(self) -> None:
-        """Let the bucket send all of its events to EventBridge from now on, and a rule those of
-        three kinds to the queue.
-        """
-        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])[
-            "Attributes"
-        ]["QueueArn"]
-        keys = {
-            "aws_access_key_id": KEY_ID,
-            "aws_secret_access_key": SECRET,
-            "region_name": "us-east-1",
-        }
-        events = boto3.client("events", endpoint_url=self.bucket.endpoint, **keys)
-        kinds = ["Object Created", "Object Deleted", "Object Restore Completed"]
-        pattern = {
-            "source": ["aws.s3"],
-            "detail-type": kinds,
-            "detail": {"bucket": {"name": [self.bucket.name]}},
-        }
-        events.put_rule(Name=self.bucket.name, EventPattern=json.dumps(pattern))
-        events.put_targets(Rule=self.bucket.name, Targets=[{"Id": "queue", "Arn": arn}])
-        wanted = {"EventBridgeConfiguration": {}}
-        self.bucket.client.put_bucket_notification_configuration(
-            Bucket=self.bucket.name, NotificationConfiguration=wanted
-        )
-
-    def send(
-        self,
-        *keys: str,
-        name: str = "ObjectCreated:Put",
-        sequencer: str | None = None,
-        bucket: str | None = None,
-    ) -> None:
-        for key in keys:
-            its = {"key": key} | ({"sequencer": sequencer} if sequencer else {})
-            record = {
-                "eventName": name,
-                "s3": {"bucket": {"name": bucket or self.bucket.name}, "object": its},
-            }
-            self.send_text(json.dumps({"Records": [record]}))
-
-    def send_text(self, text: str) -> None:
-        self.client.send_message(QueueUrl=self.url, MessageBody=text)
-
-    def left(self) -> int:
-        """How many messages there are, those included that somebody has received."""
-        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        return sum(
-            int(one)
-            for one in self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)[
-                "Attributes"
-            ].values()
-        )
-
-    def noticed(self) -> list[bytes]:
-        return list(self.context.ledger.notices.noticed_keys(SOURCE, b"", 1000))
-
-    def tick(self, cursor: str | None = None):
-        return evaluate_tick(self.pipeline, SENSOR, cursor)
-
-    def drain(self) -> None:
-        drain_queue(self.context, self.queue, enough=lambda: False)
-
-    def plan(self, request=None) -> None:
-        options = {"run_config": dict(request.run_config)} if request else {}
-        assert self.pipeline.execute("plan_my_source", **options).success
-
-
 def by_eventbridge(its, kind="Object Created", **changes):
-    """Return an event as EventBridge sends it; the example in "EventBridge event message structure"
-    of the S3 User Guide.
-    """
+    """Return the example of "EventBridge event message structure" in the S3 User Guide."""
     detail = {
         "version": "0",
         "bucket": {"name": "b"},

@@ -10,9 +10,8 @@ from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus
 from caf_pipeline.automation import launching
 from caf_pipeline.defs.naming import REPORT_TAG
 from caf_pipeline.steps import inventories, planning
-from caf_pipeline_tests.automation.test_sensors import SOURCE, start_run
-from caf_pipeline_tests.automation.test_ticks import with_source
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, start_run, with_source
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.ticks import evaluate_tick

@@ -1,4 +1,4 @@
-"""What is removed of old runs, and all that stays, with both of Dagster's storages."""
+"""Pruning of old runs, with both of Dagster's storages."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

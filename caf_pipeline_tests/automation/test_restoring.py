@@ -1,6 +1,4 @@
-"""What comes back by way of Dagster: the job that restores, and the resource with which other
-projects read.
-"""
+"""Restoring by a job, and reading archived objects in another project's assets."""
 
 import os
 import threading

@@ -1,6 +1,4 @@
-"""The sensors: what is new is planned, what has work to do is launched, and nothing is launched
-twice.
-"""
+"""Sensors plan new objects and launch chunks with work, and launch nothing twice."""
 
 import time
 from dataclasses import replace
@@ -9,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 from dagster import (
     AssetKey,
-    DagsterEvent,
-    DagsterEventType,
     DagsterRun,
     DagsterRunStatus,
     RetryPolicy,
@@ -21,9 +17,6 @@ from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
     PartitionBackfill,
-    RegisteredCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
 )
 from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
@@ -31,19 +24,18 @@ from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
+from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
-ARCHIVE = "archive_my_source"
-
 
 @pytest.fixture
 def tick(pipeline):
-    """Evaluate a sensor as a tick does: (run requests, why none, cursor)."""
+    """Evaluate a sensor; return (run requests, skip reason, cursor)."""
 
     def evaluate(name: str, cursor: str | None = None):
         data = evaluate_tick(pipeline, name, cursor)
@@ -52,30 +44,8 @@ def tick(pipeline):
     return evaluate
 
 
-def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
-    repository = RemoteRepositoryOrigin(
-        RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__"
-    )
-    run = pipeline.instance.create_run_for_job(
-        pipeline.defs.resolve_job_def(job),
-        status=status,
-        tags=tags,
-        remote_job_origin=RemoteJobOrigin(repository, job),
-    )
-    return run.run_id
-
-
-def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
-    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
-    if begun:
-        pipeline.instance.report_dagster_event(
-            DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id
-        )
-    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
-
-
 def backfill_of_the_job(pipeline, chunks: list[str]) -> None:
-    """Leave what `dagster job backfill` leaves, before it submits a run."""
+    """Create what `dagster job backfill` creates before it submits a run."""
     pipeline.instance.add_backfill(
         PartitionBackfill(
             "a",
@@ -111,180 +81,128 @@ def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch)
     assert request.run_config
 
 
-class Looks:
-    """Looks of the sensor for new objects at a bucket of which S3 lists two keys a page.
-
-    `asked`: what was asked of S3.
-    """
-
-    def __init__(self, pipeline, unruly_s3) -> None:
-        unruly_s3.page_keys = 2
-        self.asked: list[str] = []
-        unruly_s3.order(self._note, kind=None)
-        self.pipeline, self.cursor = pipeline, None
-        self.set(endpoint_url=unruly_s3.endpoint)
-
-    def _note(self, asked, answer):
-        self.asked.append(
-            asked.kind
-            if asked.kind != "other"
-            else "versioning"
-            if "versioning" in asked.query
-            else "bucket"
-        )
-        return answer
-
-    def set(self, **changes) -> None:
-        its = self.pipeline.settings.sources[SOURCE].model_copy(update=changes)
-        self.pipeline = replace(
-            self.pipeline,
-            settings=self.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}),
-        )
-
-    def put(self, keys: str) -> None:
-        for key in keys.split():
-            self.pipeline.bucket.put(key)
-
-    def look(self):
-        """Evaluate the next tick; return the part that it asks to plan, None where it asks for
-        none.
-        """
-        tick = evaluate_tick(self.pipeline, "new_objects_my_source", self.cursor)
-        self.cursor = tick.cursor
-        if not tick.run_requests:
-            return None
-        (request,) = tick.run_requests
-        return request.run_config["ops"]["my_source__s3_inventory"]["config"]
-
-    def plan(self, part) -> int:
-        """Execute a plan of a part; return how many objects are claimed then."""
-        config = {"ops": {"my_source__s3_inventory": {"config": part}}}
-        assert self.pipeline.execute("plan_my_source", run_config=config).success
-        return self.pipeline.ledger.chunks.account(SOURCE).claimed_objects
-
-
 @pytest.fixture
-def looks(pipeline, unruly_s3):
-    return Looks(pipeline, unruly_s3)
+def ticks(pipeline, unruly_s3):
+    return NewObjectsTicks(pipeline, unruly_s3)
 
 
 @pytest.mark.parametrize("on_aws", [False, True])
-def test_a_tick_lists_one_page_and_checks_versioning(looks, monkeypatch, on_aws):
+def test_a_tick_lists_one_page_and_checks_versioning(ticks, monkeypatch, on_aws):
     monkeypatch.setattr("caf_pipeline.source.s3.source.is_aws", lambda client: on_aws)
-    looks.put("a b c d e")
+    ticks.put("a b c d e")
     for _ in range(3):
-        looks.look()
-        assert looks.asked == ["bucket"] * on_aws + ["versioning", "listing"]
-        looks.asked.clear()
+        ticks.next_part()
+        assert ticks.requests == ["bucket"] * on_aws + ["versioning", "listing"]
+        ticks.requests.clear()
 
 
-def test_a_new_object_is_planned_with_its_page(looks):
-    looks.put("a b c e g h")
-    looks.plan({})
-    assert looks.look() is None
-    assert looks.cursor == '{"after": "b"}'
-    looks.put("f")
-    assert looks.look() is None
-    assert looks.look() == {"after": "e", "until": "g"}
-    assert looks.cursor == '{"after": "g"}'
-    assert looks.look() is None
-    assert looks.cursor == '{"after": ""}'
+def test_a_new_object_is_planned_with_its_page(ticks):
+    ticks.put("a b c e g h")
+    ticks.plan({})
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": "b"}'
+    ticks.put("f")
+    assert ticks.next_part() is None
+    assert ticks.next_part() == {"after": "e", "until": "g"}
+    assert ticks.cursor == '{"after": "g"}'
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": ""}'
 
 
 def test_several_new_pages_are_one_plan(
-    looks,
+    ticks,
 ):
-    looks.put("a b y z")
-    looks.plan({})
-    looks.put("n0 n1 n2 n3 n4")
-    assert [looks.look() for _ in range(3)] == [None] * 3
-    part = looks.look()
+    ticks.put("a b y z")
+    ticks.plan({})
+    ticks.put("n0 n1 n2 n3 n4")
+    assert [ticks.next_part() for _ in range(3)] == [None] * 3
+    part = ticks.next_part()
     assert part == {"after": "b", "until": "y"}
-    assert looks.plan(part) == 9
-    assert looks.look() is None
-    assert looks.cursor == '{"after": ""}'
+    assert ticks.plan(part) == 9
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": ""}'
 
 
-def test_new_pages_at_the_end_are_one_plan(looks):
-    looks.put("a b c d")
-    assert looks.look() is None
-    part = looks.look()
+def test_new_pages_at_the_end_are_one_plan(ticks):
+    ticks.put("a b c d")
+    assert ticks.next_part() is None
+    part = ticks.next_part()
     assert part == {"after": ""}
-    assert looks.cursor == '{"after": ""}'
-    assert looks.plan(part) == 4
+    assert ticks.cursor == '{"after": ""}'
+    assert ticks.plan(part) == 4
 
-    looks.put("e f g h")
-    assert [looks.look() for _ in range(3)] == [None] * 3
-    looks.pipeline.bucket.delete("g")  # so that no page comes any more
-    looks.pipeline.bucket.delete("h")
-    assert looks.look() == {"after": "d"}
+    ticks.put("e f g h")
+    assert [ticks.next_part() for _ in range(3)] == [None] * 3
+    ticks.pipeline.bucket.delete("g")  # so that no page comes any more
+    ticks.pipeline.bucket.delete("h")
+    assert ticks.next_part() == {"after": "d"}
 
 
-def test_a_new_part_ends_at_its_page_limit(looks, monkeypatch):
+def test_a_new_part_ends_at_its_page_limit(ticks, monkeypatch):
     monkeypatch.setattr(new_objects_tick, "PART_PAGES", 3)
-    looks.put("a b c d e f g h")
-    assert [looks.look() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
-    assert looks.look() == {"after": "f"}
+    ticks.put("a b c d e f g h")
+    assert [ticks.next_part() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
+    assert ticks.next_part() == {"after": "f"}
 
-    looks.set(watch_pages=4)  # what is asked for at each look is never more than one plan
-    looks.put("i")
-    assert looks.look() == {"after": "", "until": "h"}
-
-
-def test_a_new_part_waits_for_another_plan(looks):
-    looks.put("a b c d e")
-    assert looks.look() is None
-    part = looks.cursor
-    run = start_run(looks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
-    assert looks.look() is None
-    assert looks.cursor == part
-    looks.pipeline.instance.delete_run(run)
-    assert [looks.look(), looks.look()] == [None, {"after": ""}]
+    ticks.set(watch_pages=4)  # what is asked for at each look is never more than one plan
+    ticks.put("i")
+    assert ticks.next_part() == {"after": "", "until": "h"}
 
 
-def test_an_interrupted_listing_continues_its_part(looks, monkeypatch):
-    looks.set(watch_pages=10)
-    looks.put("a b c d e")
+def test_a_new_part_waits_for_another_plan(ticks):
+    ticks.put("a b c d e")
+    assert ticks.next_part() is None
+    part = ticks.cursor
+    run = start_run(ticks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
+    assert ticks.next_part() is None
+    assert ticks.cursor == part
+    ticks.pipeline.instance.delete_run(run)
+    assert [ticks.next_part(), ticks.next_part()] == [None, {"after": ""}]
+
+
+def test_an_interrupted_listing_continues_its_part(ticks, monkeypatch):
+    ticks.set(watch_pages=10)
+    ticks.put("a b c d e")
     monkeypatch.setattr(new_objects_tick, "MIN_TIME_LEFT", 2)  # as if half of the time had passed
-    assert [looks.look(), looks.look(), looks.look()] == [None, None, {"after": ""}]
+    assert [ticks.next_part(), ticks.next_part(), ticks.next_part()] == [None, None, {"after": ""}]
 
 
-def test_a_reset_cursor_plans_nothing_twice(looks):
-    looks.put("a b c d e")
-    looks.look()
-    rewound = looks.cursor
-    looks.look()
-    assert looks.plan(looks.look()) == 5
-    looks.cursor = rewound
-    assert looks.plan(looks.look()) == 5
-    assert looks.look() is None
-    assert looks.cursor == '{"after": ""}'
+def test_a_reset_cursor_plans_nothing_twice(ticks):
+    ticks.put("a b c d e")
+    ticks.next_part()
+    rewound = ticks.cursor
+    ticks.next_part()
+    assert ticks.plan(ticks.next_part()) == 5
+    ticks.cursor = rewound
+    assert ticks.plan(ticks.next_part()) == 5
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": ""}'
 
 
-def test_slow_arrivals_are_one_plan_per_interval(looks, monkeypatch):
-    looks.put("a b d e g h")
-    looks.plan({})
-    looks.set(watch_interval_seconds=300)
-    looks.put("c")
-    assert [looks.look(), looks.look()] == [None, None]
-    assert looks.cursor == '{"after": "d", "since": "b", "pages": 1}'
-    looks.put("f")
-    assert [looks.look() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
-    assert looks.cursor == '{"after": "f", "since": "b", "pages": 2}'
+def test_slow_arrivals_are_one_plan_per_interval(ticks, monkeypatch):
+    ticks.put("a b d e g h")
+    ticks.plan({})
+    ticks.set(watch_interval_seconds=300)
+    ticks.put("c")
+    assert [ticks.next_part(), ticks.next_part()] == [None, None]
+    assert ticks.cursor == '{"after": "d", "since": "b", "pages": 1}'
+    ticks.put("f")
+    assert [ticks.next_part() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
+    assert ticks.cursor == '{"after": "f", "since": "b", "pages": 2}'
     monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() + 300))
-    assert looks.look() == {"after": "b"}
-    assert looks.cursor == '{"after": ""}'
+    assert ticks.next_part() == {"after": "b"}
+    assert ticks.cursor == '{"after": ""}'
 
 
-def test_a_plan_from_the_future_delays_no_other(looks, monkeypatch):
-    looks.put("a")
-    looks.plan({})
-    looks.set(watch_interval_seconds=300)
-    looks.put("b")
+def test_a_plan_from_the_future_delays_no_other(ticks, monkeypatch):
+    ticks.put("a")
+    ticks.plan({})
+    ticks.set(watch_interval_seconds=300)
+    ticks.put("b")
     monkeypatch.setattr(
         new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() - 86_400)
     )
-    assert looks.look() == {"after": ""}
+    assert ticks.next_part() == {"after": ""}
 
 
 @pytest.mark.thorough

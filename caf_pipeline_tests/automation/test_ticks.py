@@ -3,7 +3,6 @@ what there is.
 """
 
 import json
-from dataclasses import replace
 
 import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
@@ -24,10 +23,10 @@ from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
-from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run, with_settings, with_source
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
@@ -51,15 +50,6 @@ PLANNED = """
         1, 1, 1000
     FROM plan, generate_series(1, %(count)s) AS number
 """
-
-
-def with_settings(pipeline, **changes):
-    return replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
-
-
-def with_source(pipeline, **changes):
-    its = pipeline.settings.sources[SOURCE].model_copy(update=changes)
-    return with_settings(pipeline, sources={SOURCE: its})
 
 
 def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") -> None:

@@ -1,6 +1,4 @@
-"""`caf backfill`: which chunks it submits, that it only looks on afterwards, and what it says where
-nothing would happen.
-"""
+"""`caf backfill`: which chunks it submits, how it follows them, and when it refuses."""
 
 import io
 import json
@@ -22,10 +20,10 @@ from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.postgres import connected
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

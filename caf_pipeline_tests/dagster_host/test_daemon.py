@@ -1,7 +1,4 @@
-"""What only a real daemon shows: crashed runs found and retried, backfills that end.
-
-Slow: a daemon takes 10 s to come up.
-"""
+"""Behaviour that needs a real daemon: backfills, run monitoring, sensors, freshness."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,16 +9,16 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, REPORT_TAG, S3_POOL
-from caf_pipeline_tests.automation.test_alerting import reported_checks
-from caf_pipeline_tests.automation.test_event_queue import Queue
 from caf_pipeline_tests.support.dagster_daemon import (
     daemon,
     impatient_home,
     settings_of,
     wait_for_backfill,
 )
+from caf_pipeline_tests.support.event_queue import Queue
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.pipeline_runs import reported_checks
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

@@ -1,4 +1,4 @@
-"""What Dagster's programs say: everything but what is not for the user."""
+"""Log lines of Dagster's programs: known ones are dropped, all others stay."""
 
 import contextlib
 import logging

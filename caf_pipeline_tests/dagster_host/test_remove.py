@@ -19,8 +19,8 @@ from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 

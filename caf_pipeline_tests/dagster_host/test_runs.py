@@ -16,8 +16,8 @@ from caf_pipeline.dagster_host.runs import find_runs, runs_command
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.waits import Wait
-from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, start_run
 from caf_pipeline_tests.support.dagster_private import EngineEventData, SerializableErrorInfo
+from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, start_run
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 

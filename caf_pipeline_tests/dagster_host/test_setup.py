@@ -6,7 +6,6 @@ import pytest
 from dagster import DagsterInstance
 from pydantic import SecretStr
 
-from caf_pipeline.dagster_host import setup
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.setup import Machine, computed_limits, setup_command, this_machine
 from caf_pipeline.dagster_host.source_runs import open_instance
@@ -58,16 +57,15 @@ def test_setup_is_idempotent(home_settings, capsys):
 @pytest.mark.parametrize(
     ("cpu", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
 )
-def test_the_limits_of_a_container_count(home_settings, tmp_path, monkeypatch, cpu, cores):
-    whole = this_machine(home_settings)
-    monkeypatch.setattr(setup, "CGROUP", tmp_path)
-    assert this_machine(home_settings) == whole
+def test_the_limits_of_a_container_count(home_settings, tmp_path, cpu, cores):
+    whole = this_machine(home_settings, cgroup=tmp_path)
+    assert whole == this_machine(home_settings)
     (tmp_path / "cpu.max").write_text(f"{cpu}\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert this_machine(home_settings).memory_bytes == whole.memory_bytes
+    assert this_machine(home_settings, cgroup=tmp_path).memory_bytes == whole.memory_bytes
     (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
-    found = this_machine(home_settings)
-    assert (found.memory_bytes, found.cores) == (1 << 20, cores or whole.cores)
+    limited = this_machine(home_settings, cgroup=tmp_path)
+    assert (limited.memory_bytes, limited.cores) == (1 << 20, cores or whole.cores)
 
 
 def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_settings, capsys):

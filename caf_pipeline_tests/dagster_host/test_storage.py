@@ -1,4 +1,4 @@
-"""Where Dagster keeps its own state: one folder, SQLite or Postgres by the environment."""
+"""Dagster's own storage: SQLite, Postgres, and DAGSTER_HOME."""
 
 import subprocess
 import sys

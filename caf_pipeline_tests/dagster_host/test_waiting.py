@@ -1,6 +1,4 @@
-"""What a run waits for is seen on the terminal, in its log, on the asset's page and by other
-processes; Ctrl-C while it waits.
-"""
+"""Waits of a run are shown on the terminal, in its log, on its asset, and to other processes."""
 
 import io
 import json

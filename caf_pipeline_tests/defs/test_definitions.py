@@ -1,4 +1,4 @@
-"""What Dagster's tools load, in a process of its own as they load it."""
+"""Dagster's tools load the definitions in a process of their own."""
 
 import subprocess
 import sys

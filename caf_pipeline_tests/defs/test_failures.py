@@ -1,4 +1,4 @@
-"""How a step's failure is told to Dagster, and which retry sees it."""
+"""Failures of steps: what Dagster shows, and which retry applies."""
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RetryPolicy, job, op

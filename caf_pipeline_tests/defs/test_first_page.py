@@ -1,7 +1,4 @@
-"""What the UI's first pages show of a `caf run`, asked of a real webserver as the UI asks it.
-
-Slow: a code server loads first.
-"""
+"""The first pages of the UI after a `caf run`, queried from a real webserver."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the pages of assets show: tables that fit, sizes for people beside the exact ones."""
+"""Metadata on the pages of assets."""
 
 from itertools import pairwise
 

@@ -1,8 +1,4 @@
-"""What a person sees in the UI: the real webserver on an archived source, read in a real browser.
-
-`make screenshots` runs this with CAF_SCREENSHOTS, the folder in which the pictures of the README
-are written.
-"""
+"""Pages of the UI in a real browser."""
 
 import os
 import random

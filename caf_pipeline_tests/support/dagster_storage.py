@@ -1,6 +1,4 @@
-"""No test waits for the disk, on which Dagster's SQLite writes each event: it need not outlive a
-power cut.
-"""
+"""Keeps Dagster's SQLite from waiting for the disk: tests need not survive a power cut."""
 
 import sys
 from collections.abc import Iterator
