@@ -51,11 +51,11 @@ class Webhook(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class Smtp(socketserver.StreamRequestHandler):
-    """Takes every e-mail, as RFC 5321 has it; the envelope and the text are kept."""
+    """An SMTP server (RFC 5321) that accepts every mail and stores envelopes and texts."""
 
     def handle(self) -> None:
         self.wfile.write(b"220 here\r\n")
@@ -150,7 +150,7 @@ def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_serve
     assert again.cursor == tick.cursor
     chunk_steps.unpark(pipeline.run_context(), chunk)
     evaluate_tick(pipeline, SENSOR, again.cursor)
-    assert [one["status"] for one in webhook.got[-1]["alerts"]] == ["ended"]
+    assert [item["status"] for item in webhook.got[-1]["alerts"]] == ["ended"]
     assert len(webhook.got) == 2
     assert reported_checks(pipeline)["no_chunk_is_parked"] == "SUCCEEDED"
 
@@ -205,7 +205,7 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
     tick = evaluate_tick(pipeline, SENSOR)
     url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
     evaluate_tick(told(pipeline, webhook=url), SENSOR, tick.cursor)
-    assert [one["status"] for one in webhook.got[0]["alerts"]] == ["begun"]
+    assert [item["status"] for item in webhook.got[0]["alerts"]] == ["begun"]
 
 
 @pytest.mark.thorough
@@ -230,7 +230,7 @@ def test_a_pause_ends_no_delay_and_new_reasons_are_reported(pipeline, webhook):
     last = evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message
     assert last.startswith("2 conditions")
     assert last.endswith("nothing to send.")
-    assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [
+    assert [[item["condition"] for item in body["alerts"]] for body in webhook.got] == [
         ["late"],
         ["stalled"],
     ]
@@ -238,7 +238,7 @@ def test_a_pause_ends_no_delay_and_new_reasons_are_reported(pipeline, webhook):
 
 def alerts_of(webhook) -> list[list[tuple[str, str, str]]]:
     return [
-        [(one["source"], one["condition"], one["status"]) for one in body["alerts"]]
+        [(item["source"], item["condition"], item["status"]) for item in body["alerts"]]
         for body in webhook.got
     ]
 
@@ -251,9 +251,9 @@ def test_an_unreachable_ledger_alerts_once_and_ends_no_condition(parked, webhook
         pipeline, settings=pipeline.settings.model_copy(update={"database_url": nowhere})
     )
     tick = evaluate_tick(pipeline, SENSOR)
-    for said in ("1 alert sent to the webhook", "nothing to send"):
+    for output in ("1 alert sent to the webhook", "nothing to send"):
         tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=10)
-        assert said in tick.skip_message
+        assert output in tick.skip_message
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message.endswith("to the webhook.")
     of_all = "(all sources)", "ledger_away"
     assert alerts_of(webhook) == [
@@ -286,7 +286,7 @@ def test_damaged_chunks_and_failed_checks_send_alerts(parked, webhook):
 
 
 def begin_a_run(pipeline, job: str, *, failed: bool):
-    """Let a run be created that is to evaluate checks, and fail before it does if it is to."""
+    """Create a run that should evaluate checks; it may fail before it does."""
     run = pipeline.instance.create_run_for_job(job_def=pipeline.defs.resolve_job_def(job))
     if failed:
         pipeline.instance.report_run_failed(run, message="S3 was away")
@@ -307,7 +307,7 @@ def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
     begin_a_run(pipeline, "plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR)
     assert "3 alerts" in tick.skip_message
-    assert [one["condition"] for one in webhook.got[0]["alerts"]] == [
+    assert [item["condition"] for item in webhook.got[0]["alerts"]] == [
         "parked",
         "space_ends",
         "unaccounted",
@@ -315,7 +315,7 @@ def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
     chunk_steps.unpark(pipeline.run_context(), chunk)
     begin_a_run(pipeline, "plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)  # what the last evaluation found goes on
-    assert [(one["condition"], one["status"]) for one in webhook.got[1]["alerts"]] == [
+    assert [(item["condition"], item["status"]) for item in webhook.got[1]["alerts"]] == [
         ("parked", "ended")
     ]
 
@@ -351,9 +351,9 @@ def test_a_refusing_database_counts_as_unreachable(parked, webhook):
     )
     tick = evaluate_tick(refused, SENSOR)
     assert "does not exist" in tick.skip_message
-    assert [one["condition"] for one in webhook.got[0]["alerts"]] == ["ledger_away"]
+    assert [item["condition"] for item in webhook.got[0]["alerts"]] == ["ledger_away"]
     evaluate_tick(pipeline, SENSOR, tick.cursor)
-    assert {one["condition"]: one["status"] for one in webhook.got[1]["alerts"]} == {
+    assert {item["condition"]: item["status"] for item in webhook.got[1]["alerts"]} == {
         "ledger_away": "ended",
         "parked": "begun",
     }
@@ -415,7 +415,7 @@ def age(pipeline, **changes: str) -> None:
 
 
 def evaluation_of(pipeline):
-    """The last evaluation of `source_keeps_up`."""
+    """Return the last evaluation of `source_keeps_up`."""
     key = AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "source_keeps_up")
     return pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
         key
@@ -423,12 +423,12 @@ def evaluation_of(pipeline):
 
 
 def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes) -> set[str]:
-    its = pipeline.settings.sources[SOURCE]
+    source = pipeline.settings.sources[SOURCE]
     alerts = AlertSettings(**changes)
     (progress,) = pipeline.ledger.progress.of([SOURCE])
     return {
-        one.kind.value
-        for one in find_conditions(progress, its, alerts, paused=paused, on_jackal=on_jackal)
+        item.kind.value
+        for item in find_conditions(progress, source, alerts, paused=paused, on_jackal=on_jackal)
     }
 
 
@@ -498,16 +498,16 @@ def test_an_alert_is_repeated_after_a_day_unless_off():
     parked = {"a": [Condition(ConditionKind.PARKED, True, "said", "hint")]}
     now = datetime.now(UTC)
     first, then = due_alerts(parked, {}, now, AlertSettings())
-    assert [one.status for one in first] == ["begun"]
+    assert [item.status for item in first] == ["begun"]
     later = now + timedelta(hours=25)
     assert due_alerts(parked, then, now + timedelta(hours=23), AlertSettings()) == ([], then)
     again, after = due_alerts(parked, then, later, AlertSettings())
-    assert [one.status for one in again] == ["goes on"]
+    assert [item.status for item in again] == ["goes on"]
     assert after == {"a": {"parked": later.isoformat()}}
     assert due_alerts(parked, then, later, AlertSettings(repeat_after=0)) == ([], then)
     assert [
-        one.status
-        for one in due_alerts(parked, then, now - timedelta(days=300), AlertSettings())[0]
+        item.status
+        for item in due_alerts(parked, then, now - timedelta(days=300), AlertSettings())[0]
     ] == ["goes on"]
     assert due_alerts({}, then, later, AlertSettings()) == (
         [],
@@ -526,7 +526,7 @@ def no_inventory(pipeline) -> Condition:
 
 
 def automatic(pipeline):
-    """Return the pipeline with a source that archives by itself."""
+    """Return the pipeline with an automatic source."""
     sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"automatic": True})}
     return replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": sources}))
 
@@ -577,10 +577,10 @@ def test_the_space_check_is_repeated_once_for_each_plan(
         AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "storage_plan_lasts"),
     )
     numbers = {"free_bytes": 5, "days_left": 3.0}
-    found = AssetCheckEvaluation(
+    result = AssetCheckEvaluation(
         plan, key.name, False, numbers, severity=AssetCheckSeverity.WARN, description="It ends."
     )
-    pipeline.instance.report_runless_asset_event(found)
+    pipeline.instance.report_runless_asset_event(result)
     history = lambda: pipeline.instance.event_log_storage.get_asset_check_execution_history(  # noqa: E731
         key, limit=10
     )
@@ -588,7 +588,7 @@ def test_the_space_check_is_repeated_once_for_each_plan(
         evaluate_tick(pipeline, SENSOR)
         evaluate_tick(pipeline, SENSOR)
         (record,) = pipeline.instance.get_asset_records([plan])
-        last, *others = [one.evaluation for one in history()]
+        last, *others = [item.evaluation for item in history()]
         assert len(others) == count - 1
         assert (
             last.target_materialization_data.storage_id
@@ -604,13 +604,13 @@ def test_the_space_check_is_repeated_once_for_each_plan(
 
 
 def observations(pipeline) -> list[dict[str, object]]:
-    """What was observed of the source, the last one first."""
-    found = pipeline.instance.fetch_observations(
+    """Return the observations of the source, latest first."""
+    result = pipeline.instance.fetch_observations(
         AssetKey([SOURCE, "s3_inventory"]), limit=10
     ).records
     return [
-        {name: value.value for name, value in each.asset_observation.metadata.items()}
-        for each in found
+        {name: value.value for name, value in item.asset_observation.metadata.items()}
+        for item in result
     ]
 
 
@@ -663,7 +663,7 @@ def test_observed_waits_do_not_hide_progress(pipeline):
     evaluate_tick(pipeline, SENSOR)
     pipeline.instance.report_runless_asset_event(wait)
     evaluate_tick(pipeline, SENSOR)
-    assert [one.get("pending_objects") for one in observations(pipeline)] == [None, 12, None]
+    assert [item.get("pending_objects") for item in observations(pipeline)] == [None, 12, None]
 
 
 def test_what_waits_longest_and_how_fast_it_goes_are_observed(pipeline):

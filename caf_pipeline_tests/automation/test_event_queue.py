@@ -107,9 +107,13 @@ def test_eventbridge_events_have_plain_keys(queue):
 
 def test_a_tick_with_events_lists_many_pages(pipeline, unruly_s3):
     unruly_s3.page_keys = 2
-    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+    source = pipeline.settings.sources[SOURCE].model_copy(
+        update={"endpoint_url": unruly_s3.endpoint}
+    )
     queue = Queue(
-        replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        replace(
+            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+        )
     )
     for number in range(9):
         queue.bucket.put(f"k{number}")
@@ -119,9 +123,11 @@ def test_a_tick_with_events_lists_many_pages(pipeline, unruly_s3):
 
 
 def test_each_tick_drains_the_queue_and_plans_once_per_interval(pipeline, monkeypatch):
-    its = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
     queue = Queue(
-        replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        replace(
+            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+        )
     )
     for key in ("a", "b"):
         queue.bucket.put(key)
@@ -241,7 +247,7 @@ def test_foreign_messages_are_set_apart(queue, monkeypatch):
     assert any("JSON" in reason for reason in reasons)
     assert any(f"'{queue.bucket.name}'" in reason for reason in reasons)
     assert any("'bucket'" in reason for reason in reasons)
-    assert b"{ no JSON" in [one.body for one in apart]
+    assert b"{ no JSON" in [item.body for item in apart]
     assert queue.context.ledger.notices.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
 
     monkeypatch.setattr(ledger_notices, "MOST_SET_APART", 4)
@@ -275,11 +281,11 @@ def test_foreign_messages_are_set_apart(queue, monkeypatch):
         "[" * 10**5,
     ]
     + [
-        json.dumps(said)
-        for its in ({}, {"key": 1}, {"key": "x" * 1025}, None)
-        for said in (
-            {"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]},
-            by_eventbridge(its),
+        json.dumps(output)
+        for source in ({}, {"key": 1}, {"key": "x" * 1025}, None)
+        for output in (
+            {"Records": [{"s3": {"bucket": {"name": "b"}, "object": source}}]},
+            by_eventbridge(source),
         )
     ],
 )
@@ -291,10 +297,10 @@ def test_any_message_is_parsed_without_an_exception(body):
 
 @pytest.mark.parametrize("key", [*ODD_KEYS, "\0", "ü" * 512])
 def test_s3_and_eventbridge_events_give_the_same_key(key):
-    own = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": quote_plus(key)}}}]}
-    for said in (own, by_eventbridge({"key": key})):
-        wrapped = {"Type": "Notification", "TopicArn": "t", "Message": json.dumps(said)}
-        for body in (said, wrapped):
+    original = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": quote_plus(key)}}}]}
+    for output in (original, by_eventbridge({"key": key})):
+        wrapped = {"Type": "Notification", "TopicArn": "t", "Message": json.dumps(output)}
+        for body in (output, wrapped):
             assert events_of(json.dumps(body), "b") == ([ObjectEvent(key.encode(), "")], "")
 
 
@@ -315,14 +321,14 @@ def test_s3_and_eventbridge_events_give_the_same_key(key):
     ],
 )
 def test_each_event_names_its_key_and_restores_are_marked(own, bridged):
-    its = {"key": "k", "sequencer": "617f08299329d189"}
+    source = {"key": "k", "sequencer": "617f08299329d189"}
     expected = (
         [ObjectEvent(b"k", "617F08299329D189", restored=own == "ObjectRestore:Completed")],
         "",
     )
-    record = {"eventName": own, "s3": {"bucket": {"name": "b"}, "object": its}}
+    record = {"eventName": own, "s3": {"bucket": {"name": "b"}, "object": source}}
     assert events_of(json.dumps({"Records": [record]}), "b") == expected
-    assert events_of(json.dumps(by_eventbridge(its, bridged)), "b") == expected
+    assert events_of(json.dumps(by_eventbridge(source, bridged)), "b") == expected
 
 
 @pytest.mark.parametrize(
@@ -361,8 +367,8 @@ def test_an_access_point_source_takes_events_of_its_bucket(bucket):
         SourceSettings(bucket=bucket, queue="https://sqs.eu-west-1.amazonaws.com/1/q", region="x"),
     )
     record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}
-    for said in ({"Records": [record]}, by_eventbridge({"key": "k"})):
-        assert events_of(json.dumps(said), queue.bucket) == ([ObjectEvent(b"k", "")], "")
+    for output in ({"Records": [record]}, by_eventbridge({"key": "k"})):
+        assert events_of(json.dumps(output), queue.bucket) == ([ObjectEvent(b"k", "")], "")
     assert events_of(json.dumps({"Event": "s3:TestEvent", "Bucket": "b"}), queue.bucket) == ((), "")
 
 
@@ -394,12 +400,12 @@ def test_a_missing_queue_fails_and_a_hanging_queue_skips(queue):
     with pytest.raises(SourceError, match="no queue"):
         queue.tick()
     with silent_server() as server:
-        its = queue.pipeline.settings.sources[SOURCE].model_copy(
+        source = queue.pipeline.settings.sources[SOURCE].model_copy(
             update={"queue": f"{server.url}/1/q"}
         )
         silent = replace(
             queue.pipeline,
-            settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}),
+            settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: source}}),
         )
         tick = evaluate_tick(silent, SENSOR, tick_seconds=10)
     assert f"queue {server.url}/1/q" in tick.skip_message
@@ -418,11 +424,11 @@ def test_noticed_keys_are_planned_without_the_queue(queue):
 
     def found():
         (progress,) = queue.context.ledger.progress.of([SOURCE])
-        its = queue.pipeline.settings.sources[SOURCE]
+        source = queue.pipeline.settings.sources[SOURCE]
         return [
-            one.kind
-            for one in find_conditions(
-                progress, its, AlertSettings(), paused=False, on_jackal=False
+            item.kind
+            for item in find_conditions(
+                progress, source, AlertSettings(), paused=False, on_jackal=False
             )
         ]
 
@@ -481,8 +487,8 @@ def test_an_object_restored_during_packing_is_planned_later(tmp_path, ledger, st
     context = a_run_context(tmp_path, source, ledger)
 
     def look():
-        found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: False)
-        return found and found.to_plan
+        result = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: False)
+        return result and result.to_plan
 
     (chunk,) = plan(context).chunks
     archive_chunk(
@@ -511,8 +517,8 @@ def test_noticed_keys_are_listed_in_bounded_parts(tmp_path, ledger):
     )
 
     def look(after, max_pages):
-        found = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
-        return found and (found.to_plan, found.until)
+        result = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
+        return result and (result.to_plan, result.until)
 
     assert look(b"", 1) == (
         True,

@@ -1,6 +1,4 @@
-"""The sensor for new objects and inventory reports: a new one is planned soon and once, and none
-keeps new objects unseen.
-"""
+"""The sensor with inventory reports: each report is planned once, and no object is missed."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -26,7 +24,7 @@ PLAN = "plan_my_source"
 
 @pytest.fixture
 def reported(pipeline):
-    """The pipeline with an object and the setting `inventory`, and what writes reports there."""
+    """The pipeline with an object and inventory reports."""
     pipeline.put(1)
     reports = ReportWriter(
         pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
@@ -35,8 +33,9 @@ def reported(pipeline):
 
 
 def tick(pipeline, cursor=None, **options):
-    """Evaluate a tick; return the report that it asks for, "" for a part of the bucket, None for
-    nothing; and why, or how.
+    """Evaluate a tick; return (report, request).
+
+    The report is "" for a part of the bucket; without a request it is None, with the reason.
     """
     data = evaluate_tick(pipeline, "new_objects_my_source", cursor, **options)
     if not data.run_requests:
@@ -62,8 +61,8 @@ def fail_plan(pipeline, report: str) -> str:
 def test_a_new_report_is_planned_once(reported):
     pipeline, reports = reported
     name = reports.write(YESTERDAY)
-    found, request = tick(pipeline)
-    assert found == name
+    result, request = tick(pipeline)
+    assert result == name
     assert execute(pipeline, request).success
     assert pipeline.ledger.content.last_inventory(SOURCE) == YESTERDAY
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
@@ -205,20 +204,18 @@ def test_a_damaged_report_file_fails_its_run(reported):
 
 
 def through(pipeline, unruly_s3):
-    """Return the pipeline with its S3 behind the proxy, and the list of the listings that it asks
-    for.
-    """
-    asked = []
+    """Return the pipeline with its S3 behind the proxy, and the list of its listings."""
+    requests = []
     unruly_s3.order(
         lambda _, answer: answer,
         kind="listing",
-        when=lambda one: asked.append(one.query) is not None,
+        when=lambda one: requests.append(one.query) is not None,
     )
-    return with_source(pipeline, endpoint_url=unruly_s3.endpoint), asked
+    return with_source(pipeline, endpoint_url=unruly_s3.endpoint), requests
 
 
 def test_finding_a_new_report_takes_one_request(reported, unruly_s3):
-    pipeline, asked = through(reported[0], unruly_s3)
+    pipeline, requests = through(reported[0], unruly_s3)
     reports = reported[1]
     unruly_s3.page_keys = 30
     names = [reports.write(NOW - days * DAY) for days in range(12)]
@@ -228,7 +225,7 @@ def test_finding_a_new_report_takes_one_request(reported, unruly_s3):
     assert source.find_reports(None) == names
     assert source.find_reports(NOW - 3 * DAY) == names[:3]
     assert source.find_reports(NOW) == []
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 @pytest.mark.thorough
@@ -237,5 +234,5 @@ def test_a_hanging_report_bucket_does_not_stop_the_listing(reported, unruly_s3):
     unruly_s3.hang(
         5, kind="listing", when=lambda one: one.query.get("prefix") == reported[1].prefix
     )
-    found, request = tick(pipeline, tick_seconds=10)
-    assert (found, len(request.run_config)) == ("", 1)
+    result, request = tick(pipeline, tick_seconds=10)
+    assert (result, len(request.run_config)) == ("", 1)

@@ -66,7 +66,7 @@ def failing():
 
 @pytest.fixture(params=["SQLite", "Postgres"])
 def instance(request, home_settings, empty_database_url, monkeypatch):
-    """Dagster's instance, with one or the other storage."""
+    """A Dagster instance with each storage."""
     if request.param == "Postgres":
         monkeypatch.setenv(URL_VARIABLE, empty_database_url)
     with open_instance(home_settings) as instance:
@@ -88,7 +88,7 @@ def types(instance, run_id) -> list:
 
 
 def all_that_is_shown(instance):
-    """What pages, sensors and checks are made of."""
+    """Return everything that pages, sensors and checks need."""
     asset_key, check = AssetKey("stored"), AssetCheckKey(AssetKey("stored"), "stored_is_right")
     latest = instance.get_latest_materialization_event(asset_key)
     return (
@@ -98,8 +98,8 @@ def all_that_is_shown(instance):
         instance.get_dynamic_partitions("chunks"),
         instance.event_log_storage.get_asset_check_partition_info([check]),
         [
-            (one.dagster_run.run_id, one.dagster_run.status, one.end_time)
-            for one in instance.get_run_records()
+            (item.dagster_run.run_id, item.dagster_run.status, item.end_time)
+            for item in instance.get_run_records()
         ],
         [
             len(instance.fetch_run_status_changes(kind, limit=10).records)
@@ -114,7 +114,7 @@ def test_pruning_removes_steps_and_keeps_what_pages_show(instance):
     runs, events = prune(instance, datetime.now(UTC) + LATER)
     after = types(instance, run_id)
     assert (runs, events) == (1, len(before) - len(after))
-    assert after == [each for each in before if each not in REMOVED]
+    assert after == [item for item in before if item not in REMOVED]
     assert len(after) < len(before) / 2
     assert DagsterEventType.ASSET_MATERIALIZATION in after
     assert DagsterEventType.ASSET_CHECK_EVALUATION in after

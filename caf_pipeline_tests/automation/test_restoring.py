@@ -31,7 +31,7 @@ def archived(pipeline):
 
 
 def restore(pipeline, **config):
-    """Execute the job, and return the result and the metadata of its op."""
+    """Execute the job; return the result, the metadata and the error message."""
     run_config = {"ops": {"restore_objects": {"config": {"source": SOURCE, **config}}}}
     result = pipeline.execute("restore", run_config=run_config)
     step = [
@@ -154,13 +154,13 @@ def test_a_lost_store_fails_the_restore_and_keeps_its_files(archived, tmp_path, 
     observed = archived.instance.fetch_observations(
         AssetKey([SOURCE, "file_locations"]), limit=9
     ).records
-    assert [one.asset_observation.metadata["restore_objects"].value for one in observed] == [0, 4]
+    assert [item.asset_observation.metadata["restore_objects"].value for item in observed] == [0, 4]
     assert len(list((tmp_path / "out").iterdir())) == 4
 
 
 @pytest.fixture
 def settings_file(archived, tmp_path, database_url, monkeypatch):
-    """The settings of somebody who reads what was archived."""
+    """A settings file for reading the archived objects."""
     for name, value in (("CAF_DATABASE_URL", database_url), ("CAF_STORE__KIND", "directory")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CAF_STORE__FOLDER", str(archived.settings.store.folder))
@@ -179,14 +179,14 @@ def test_an_asset_of_another_project_reads_archived_objects(settings_file, tmp_p
             tail = file.read(2)
         assert (archive.read(SOURCE, "key-007")[:6], tail) == (b"key-7.", b"3.")
         (tmp_path / "report").write_text(
-            "\n".join(one.row.key for one in archive.archive.ls(SOURCE))
+            "\n".join(item.row.key for item in archive.archive.ls(SOURCE))
         )
 
-    theirs = Definitions(
+    other = Definitions(
         assets=[report], jobs=[define_asset_job("theirs")], resources={"archive": ObjectReader()}
     )
     run_config = {"resources": {"archive": {"config": {"settings_file": str(settings_file)}}}}
-    assert theirs.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
+    assert other.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
     assert len((tmp_path / "report").read_text().splitlines()) == 9
 
 
@@ -207,15 +207,15 @@ def test_concurrent_threads_share_one_archive(settings_file):
 def test_a_forked_process_opens_its_own_archive(settings_file):
     with build_resources({"archive": ObjectReader(settings_file=str(settings_file))}) as resources:
         reader = resources.archive
-        ours = reader.archive
+        mine = reader.archive
         child = os.fork()
         if child == 0:
             is_own = False
             try:
                 is_own = (
-                    reader.archive is not ours and reader.read(SOURCE, "key-003")[:6] == b"key-3."
+                    reader.archive is not mine and reader.read(SOURCE, "key-003")[:6] == b"key-3."
                 )
             finally:
                 os._exit(not is_own)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert (reader.archive, reader.read(SOURCE, "key-004")[:6]) == (ours, b"key-4.")
+        assert (reader.archive, reader.read(SOURCE, "key-004")[:6]) == (mine, b"key-4.")

@@ -485,9 +485,13 @@ def test_a_held_run_does_not_reset_the_failures(pipeline):
 
 @pytest.mark.thorough
 def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
-    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+    source = pipeline.settings.sources[SOURCE].model_copy(
+        update={"endpoint_url": unruly_s3.endpoint}
+    )
     packing = pipeline.settings.packing.model_copy(update={"request_attempts": 1})
-    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: its}, "packing": packing})
+    settings = pipeline.settings.model_copy(
+        update={"sources": {SOURCE: source}, "packing": packing}
+    )
     pipeline = replace(pipeline, settings=settings)
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda *_: 0.0)
     pipeline.put(2)

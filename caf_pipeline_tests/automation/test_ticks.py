@@ -1,6 +1,4 @@
-"""No tick takes long: servers that hang end it with its reason, and what it asks does not grow with
-what there is.
-"""
+"""Ticks are short: hanging servers end them, and their cost does not grow with the chunks."""
 
 import json
 
@@ -53,7 +51,7 @@ PLANNED = """
 
 
 def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") -> None:
-    """Write a plan of so many chunks into the ledger, as far as a look at it goes."""
+    """Write planned chunks to the ledger, with the columns that a tick reads."""
     with connected(pipeline.ledger.database) as connection:
         connection.execute(
             (
@@ -69,7 +67,7 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
 
 
 def report_incomplete(pipeline, source: str) -> None:
-    """Let the check `source_is_complete` of a source have failed."""
+    """Record a failed check `source_is_complete`."""
     failed = AssetCheckEvaluation(
         asset_key=AssetKey([source, "s3_inventory"]),
         check_name="source_is_complete",
@@ -82,9 +80,7 @@ def report_incomplete(pipeline, source: str) -> None:
 
 @pytest.fixture
 def statements(pipeline, monkeypatch):
-    """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a
-    thread that tells of waits.
-    """
+    """Collect all SQL statements of a tick, except those of the thread that reports waits."""
     monkeypatch.setattr(RunWaits, "record", lambda *_: None)
     sent: list[str] = []
 
@@ -106,9 +102,7 @@ def statements(pipeline, monkeypatch):
 
 @pytest.fixture
 def on_silent_jackal(pipeline, network):
-    """A planned chunk that is to be stored on Jackal, whose only node accepts connections and never
-    answers.
-    """
+    """A planned chunk for Jackal, whose only node accepts connections and never answers."""
     pipeline.put(1)
     pipeline.plan()
     with silent_server() as server:
@@ -160,20 +154,20 @@ def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
         evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
-        asked = len(server.asked)
+        requests = len(server.asked)
         tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
         assert "earlier question" in tick.skip_message
-        assert len(server.asked) == asked
+        assert len(server.asked) == requests
 
 
 @pytest.mark.thorough
 def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = inventories.look_for_new(
+    state = inventories.look_for_new(
         pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True
     )
-    assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
+    assert (state.new_objects, state.next_after) == (1000, b"k-0999")
 
 
 # --- much of everything
@@ -197,9 +191,11 @@ def test_a_tick_is_constant_in_the_number_of_chunks(pipeline, statements):
     requests = evaluate_tick(pipeline, "launch_chunks").run_requests
     assert [request.partition_key for request in requests] == names[:4]  # the oldest first
     assert len(statements) == len(few)
-    keys = [one for one in statements if "dynamic_partitions" in one and "SELECT" in one]
+    keys = [item for item in statements if "dynamic_partitions" in item and "SELECT" in item]
     assert keys
-    assert all("partition IN" in one or "partition =" in one for one in keys)  # never all of them
+    assert all(
+        "partition IN" in item or "partition =" in item for item in keys
+    )  # never all of them
 
 
 def test_launchable_and_last_located_chunks_come_from_an_index(pipeline):
@@ -226,8 +222,10 @@ def test_launchable_and_last_located_chunks_come_from_an_index(pipeline):
 
 @pytest.fixture
 def of_100_sources(pipeline):
-    its = pipeline.settings.sources[SOURCE]
-    pipeline = with_settings(pipeline, sources={f"s{number:02}": its for number in range(100)})
+    source_settings = pipeline.settings.sources[SOURCE]
+    pipeline = with_settings(
+        pipeline, sources={f"s{number:02}": source_settings for number in range(100)}
+    )
     for source in pipeline.settings.sources:
         plan_chunks(pipeline, source, 6)
     return pipeline
@@ -237,9 +235,9 @@ def of_100_sources(pipeline):
 def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
     pipeline = of_100_sources
     sensors = [
-        one.name
-        for one in build_defs(pipeline.settings).sensors
-        if isinstance(one, SensorDefinition)
+        item.name
+        for item in build_defs(pipeline.settings).sensors
+        if isinstance(item, SensorDefinition)
     ]
     assert [name for name in sensors if "launch" in name] == ["launch_chunks"]
     tick = evaluate_tick(pipeline, "launch_chunks")
@@ -364,7 +362,7 @@ def test_refused_chunks_do_not_block_others(pipeline, monkeypatch):
 
 
 class NarrowStore:
-    """Takes up to `room` bytes; what is larger than `largest` no provider takes."""
+    """A store with `room` bytes, whose providers accept files up to `largest` bytes."""
 
     def __init__(self, room: int, largest: int = 10**9, *, error: Exception | None = None) -> None:
         self.room, self.largest, self.error = room, largest, error
@@ -421,5 +419,5 @@ def chunks_of(*sizes: int) -> list[LaunchableChunk]:
     ],
 )
 def test_smaller_chunks_go_if_the_store_lacks_room(store, waiting, refused, why, asked):
-    found = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
-    assert (found, store.asked) == ((refused, why), asked)
+    result = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
+    assert (result, store.asked) == ((refused, why), asked)

@@ -31,7 +31,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 @pytest.fixture
 def planned(pipeline):
-    """A source of several planned chunks."""
+    """A source with several planned chunks."""
     pipeline.put(25)
     assert len(pipeline.plan()) == 5
     return pipeline
@@ -135,8 +135,8 @@ def test_held_and_parked_chunks_are_left_out(planned):
     start_run(planned, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": queued})
     chunk_steps.park(planned.run_context(), parked, "an operator's turn")
     with planned.run_context().lease(chunk_lease(leased)):
-        found = select(planned.instance, planned.ledger, SOURCE, Selection())
-        assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (
+        result = select(planned.instance, planned.ledger, SOURCE, Selection())
+        assert ([chunk.name for chunk in result.chunks], result.held, result.parked) == (
             others,
             [queued, leased],
             1,
@@ -162,9 +162,9 @@ def test_failed_selects_failed_and_unparks_parked_chunks(planned, monkeypatch):
 def test_withdrawn_and_empty_chunks_do_not_count_as_archived(planned, monkeypatch, capsys):
     withdrawn, empty, located, *others = planned.chunks()
     heartbeat(planned)
-    its = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
+    source = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
     with connected(planned.ledger.database) as connection:
-        claimed = connection.execute(its, {"name": empty}).scalars()
+        claimed = connection.execute(source, {"name": empty}).scalars()
 
     def follow(*_):
         chunk_steps.withdraw(planned.run_context(), withdrawn, reason="too large")
@@ -176,11 +176,11 @@ def test_withdrawn_and_empty_chunks_do_not_count_as_archived(planned, monkeypatc
 
     monkeypatch.setattr(backfill, "follow", follow)
     assert backfill_command(SOURCE, settings=planned.settings, wanted={}, json=True) == 12
-    said = capsys.readouterr()
-    assert json.loads(said.out)["left"] == [withdrawn, empty]
-    assert f"{withdrawn} is withdrawn: too large" in said.err
-    assert f"{empty} is empty" in said.err
-    assert "3 of 5 chunks done" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["left"] == [withdrawn, empty]
+    assert f"{withdrawn} is withdrawn: too large" in output.err
+    assert f"{empty} is empty" in output.err
+    assert "3 of 5 chunks done" in output.err
 
 
 @pytest.mark.thorough
@@ -254,8 +254,8 @@ def test_a_canceled_backfill_counts_its_canceled_runs(planned):
 @pytest.mark.thorough
 def test_an_unfinished_backfill_is_followed_and_not_submitted_twice(planned, monkeypatch):
     backfill_id = submit(planned)
-    found = select(planned.instance, planned.ledger, SOURCE, Selection())
-    assert (found.chunks, found.backfills) == ([], {backfill_id: planned.chunks()})
+    result = select(planned.instance, planned.ledger, SOURCE, Selection())
+    assert (result.chunks, result.backfills) == ([], {backfill_id: planned.chunks()})
     heartbeat(planned)
     followed = []
     monkeypatch.setattr(
@@ -277,8 +277,8 @@ def test_a_failed_chunk_of_a_backfill_is_submitted_again(planned):
         start_run(
             planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id}
         )
-    found = select(planned.instance, planned.ledger, SOURCE, Selection())
-    assert ([chunk.name for chunk in found.chunks], found.backfills) == (
+    result = select(planned.instance, planned.ledger, SOURCE, Selection())
+    assert ([chunk.name for chunk in result.chunks], result.backfills) == (
         [failed],
         {backfill_id: [retried, *others]},
     )
@@ -333,17 +333,17 @@ def test_the_daemon_continues_an_interrupted_backfill_command(pipeline, tmp_path
         wait_for(lambda: pipeline.instance.get_backfills() or first.poll() is not None)
         (submitted,) = pipeline.instance.get_backfills()
         first.send_signal(signal.SIGINT)
-        _, said = first.communicate()
-        assert first.returncode == 130, said.decode()
-        assert f"backfill {submitted.backfill_id} goes on" in said.decode()
+        _, output = first.communicate()
+        assert first.returncode == 130, output.decode()
+        assert f"backfill {submitted.backfill_id} goes on" in output.decode()
 
         second = caf()
-        _, said = second.communicate()
-        assert second.returncode == 0, said.decode()
-        assert "2 of 2 chunks done" in said.decode()
+        _, output = second.communicate()
+        assert second.returncode == 0, output.decode()
+        assert "2 of 2 chunks done" in output.decode()
     assert pipeline.chunks(ChunkState.LOCATED) == pipeline.chunks()
-    (found,) = pipeline.instance.get_backfills()
-    assert found.status is BulkActionStatus.COMPLETED_SUCCESS
+    (result,) = pipeline.instance.get_backfills()
+    assert result.status is BulkActionStatus.COMPLETED_SUCCESS
     runs = pipeline.instance.get_runs(RunsFilter(tags={BACKFILL_TAG: submitted.backfill_id}))
     assert len(runs) == 2
     assert {run.tags[PRIORITY_TAG] for run in runs} == {"-1"}

@@ -1,4 +1,4 @@
-"""The output of a run's steps is kept and shown, and no program is started for it."""
+"""The output of steps is stored and shown, without starting a program."""
 
 import os
 import re
@@ -95,7 +95,7 @@ def test_compute_logs_in_s3_work_as_documented(tmp_path, new_bucket):
         [sys.executable, "-c", S3_SCRIPT], env=environment, capture_output=True, check=True
     )
     listed = new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
-    (out,) = [each["Key"] for each in listed if each["Key"].endswith(".out")]
+    (out,) = [item["Key"] for item in listed if item["Key"].endswith(".out")]
     assert re.fullmatch(r"caf-pipeline/storage/[0-9a-f-]{36}/compute_logs/\w+\.out", out)
     assert (
         b"said by a step"

@@ -140,7 +140,7 @@ def test_a_new_report_is_planned_once_despite_a_killed_daemon(pipeline, tmp_path
 
 
 def freshness(pipeline) -> dict[str, str]:
-    """What the freshness daemon has found of the source's assets."""
+    """Return the freshness states of the source's assets."""
     keys = [AssetKey(["my-source", name]) for name in ASSETS]
-    found = pipeline.instance.get_freshness_state_records(keys)
-    return {key.path[1]: record.freshness_state.value for key, record in found.items()}
+    result = pipeline.instance.get_freshness_state_records(keys)
+    return {key.path[1]: record.freshness_state.value for key, record in result.items()}

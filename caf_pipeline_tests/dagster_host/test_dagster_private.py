@@ -1,4 +1,4 @@
-"""Dagster's private modules: one place imports them, and it fails when they move."""
+"""Dagster's private modules are imported in one place, which fails when they change."""
 
 import ast
 import importlib.metadata
@@ -32,7 +32,7 @@ def private_imports(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     if "dagster" not in text:  # to parse all takes seconds
         return []
-    found = []
+    result = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -40,10 +40,10 @@ def private_imports(path: Path) -> list[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found += [
+        result += [
             name for name in names if re.match(r"dagster\w*(\.\w+)*\._|dagster_shared\b", name)
         ]
-    return found
+    return result
 
 
 def test_private_names_are_imported_in_one_place_each():

@@ -1,6 +1,4 @@
-"""Runs in a process of their own that is killed or interrupted: nothing stays STARTED, no slot
-stays taken, no retry.
-"""
+"""A killed or interrupted run does not stay STARTED, frees its slot, and is not retried."""
 
 import json
 import os
@@ -31,7 +29,7 @@ def begun(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sleeping(instance: DagsterInstance, begun: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the middle of an op that holds a slot of the pool."""
+    """A process within an op that holds a slot of the pool."""
     instance.event_log_storage.set_concurrency_slots(S3_POOL, 1)
     process = subprocess.Popen(
         [sys.executable, "-m", "caf_pipeline_tests.support.sleeper", str(begun)],

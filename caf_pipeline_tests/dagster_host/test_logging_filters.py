@@ -69,11 +69,11 @@ def test_a_tick_that_fails_with_our_error_logs_one_line(caplog):
         "caf_pipeline.errors.SourceDenied: there are no usable credentials for bucket 'demo': none "
         "were found"
     )
-    (said,) = caplog.records
-    assert "new_objects_demo" in said.message
-    assert "bucket 'demo'" in said.message
-    assert said.exc_info is None
-    assert said.exc_info is None
+    (output,) = caplog.records
+    assert "new_objects_demo" in output.message
+    assert "bucket 'demo'" in output.message
+    assert output.exc_info is None
+    assert output.exc_info is None
 
 
 def test_a_tick_that_fails_by_a_fault_keeps_its_tracebacks(caplog):

@@ -1,6 +1,4 @@
-"""The progress of `caf run`: what was done, at the rate of the transfer, on a terminal and without
-one.
-"""
+"""The progress of `caf run`, with and without a terminal."""
 
 import io
 import time
@@ -120,7 +118,7 @@ def test_objects_that_were_skipped_are_done_and_named(progress):
 
 
 def part_of(number, **more):
-    """The chunk of a part of an object in two parts."""
+    """Return the chunk of one of two parts of an object."""
     return of(f"src-1-{number}", number=number, object_count=1, part=number, part_count=2, **more)
 
 

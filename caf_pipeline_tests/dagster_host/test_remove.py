@@ -1,6 +1,4 @@
-"""`caf remove`: what it removes in the ledger, in folders and in Dagster, what it keeps, and that
-the name is free afterwards.
-"""
+"""`caf remove`: what it removes and keeps, and that the name can be used again."""
 
 import os
 import shutil
@@ -29,7 +27,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 @pytest.fixture
 def removing(pipeline):
-    """Remove the source; the lines that the user confirms are kept in `removing.lines`."""
+    """Remove the source; `removing.lines` has the lines that the user confirms."""
 
     def command(source: str = SOURCE) -> int:
         return remove_command(
@@ -56,7 +54,7 @@ def packed(pipeline):
 
 
 def left_of(pipeline) -> list[str]:
-    """Return what the source has in folders and partitions."""
+    """Return the source's folders and partitions."""
     home = pipeline.settings.home
     folders = [home / name / SOURCE for name in ("plans", "inventories", "located")]
     staged = (home / "staging").glob(f"{SOURCE}-*")
@@ -193,7 +191,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
-    """Plan the bucket's root, and correct the settings to a prefix afterwards."""
+    """Plan the bucket's root, then set a prefix."""
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:

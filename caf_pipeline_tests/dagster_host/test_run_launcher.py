@@ -1,4 +1,4 @@
-"""The launcher's health check: a dead run is found dead, a live one is left alone."""
+"""The launcher's health check finds dead runs and leaves live runs alone."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def a_job() -> None:
 
 @pytest.fixture
 def health(instance):
-    """The status that run monitoring gets for a started run with these tags."""
+    """Return the status of a started run with these tags for run monitoring."""
 
     def ask(tags: dict[str, str]) -> WorkerStatus:
         run = instance.create_run_for_job(

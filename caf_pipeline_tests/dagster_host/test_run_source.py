@@ -1,6 +1,4 @@
-"""`caf run`: all of it in one process, on the jobs' own pages; what it says, and the exit status it
-comes to.
-"""
+"""`caf run`: runs in one process, output, and exit statuses."""
 
 import io
 import json
@@ -59,7 +57,7 @@ SOURCE = "my-source"
 
 @pytest.fixture
 def run(pipeline):
-    """Run the command; what it prints is kept in `run.printed`."""
+    """Run the command; `run.printed` has its output."""
 
     def command(source: str | None = SOURCE, **options):
         command.printed = io.StringIO()
@@ -85,9 +83,7 @@ def test_a_second_run_finds_nothing_new(pipeline, run):
 
 
 def put_with_metadata(pipeline, count):
-    """Put objects as tools like rclone write them: their headers are in no listing, so that a plan
-    can only guess them.
-    """
+    """Put objects with headers, like rclone; listings lack headers, so a plan must guess them."""
     for number in range(count):
         metadata = {"mtime": "1700000000.123456789", "sha256": f"{number:064x}"}
         pipeline.bucket.put(f"key-{number:03}", b"x" * 300, Metadata=metadata)
@@ -126,9 +122,7 @@ def test_released_objects_are_archived_by_the_same_run(pipeline):
 
 @pytest.fixture
 def split(pipeline, monkeypatch):
-    """Chunks that hold at most 60,000 bytes, and a bucket with an object of several parts between
-    small ones.
-    """
+    """Chunks of at most 60,000 bytes, and an object of several parts between small ones."""
     terms = planning.plan_terms
     monkeypatch.setattr(
         planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=60_000))
@@ -227,13 +221,13 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     pipeline.put(1)
     run(None)
     runs = pipeline.instance.get_runs()
-    assert [each.job_name for each in runs] == [
+    assert [item.job_name for item in runs] == [
         "audit_my_source",
         "archive_my_source",
         "plan_my_source",
     ]
-    ours = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
-    assert pipeline.instance.get_runs(ours) == runs
+    mine = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
+    assert pipeline.instance.get_runs(mine) == runs
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
 
 
@@ -241,13 +235,13 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
 def test_the_ui_hides_internal_tags(pipeline, run):
     pipeline.put(1)
     run()
-    for each in pipeline.instance.get_runs():
-        shown = {tag for tag in each.tags if get_tag_type(tag) is TagType.USER_PROVIDED}
+    for item in pipeline.instance.get_runs():
+        shown = {tag for tag in item.tags if get_tag_type(tag) is TagType.USER_PROVIDED}
         assert shown == {"caf/source", "caf/command"}
 
 
 def spoil(database, *chunks):
-    """Let the plans of chunks differ from the ledger: an error that no retry mends."""
+    """Let the plans of chunks differ from the ledger, which is a permanent error."""
     with connected(database) as connection:
         statement = "UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)"
         connection.execute(statement, {"names": list(chunks)})
@@ -317,10 +311,10 @@ def test_chunks_archived_by_another_run_are_not_counted(pipeline, run, monkeypat
     listed = run_source_module.chunks_with_work
 
     def then_another_run(ledger, source):
-        found = listed(ledger, source)
+        result = listed(ledger, source)
         for name in others:
             archive_chunk(pipeline.run_context(), name)
-        return found
+        return result
 
     monkeypatch.setattr(run_source_module, "chunks_with_work", then_another_run)
     (summary,) = run()
@@ -338,11 +332,11 @@ def test_chunks_archived_by_another_run_are_not_counted(pipeline, run, monkeypat
 def test_the_run_that_located_a_chunk_counts_it(pipeline, run, monkeypatch, step, counted):
     pipeline.put(6)
     (chunk,) = pipeline.plan()
-    own = getattr(chunk_steps, step)
+    original = getattr(chunk_steps, step)
 
     def then_another_run(context, name):
-        monkeypatch.setattr(chunk_steps, step, own)
-        result = own(context, name)
+        monkeypatch.setattr(chunk_steps, step, original)
+        result = original(context, name)
         archive_chunk(pipeline.run_context(), name)
         return result
 
@@ -489,7 +483,7 @@ def test_of_several_sources_the_first_status_that_applies_counts():
     assert exit_status([again, done, held]) == 13
     assert exit_status([again, held, failed]) == 12
     waits = Summary("e", totals=InventoryTotals("s", 2, 1, 0, 0, {"waiting": 1}))
-    assert [exit_status(each) for each in ([done, waits], [waits, again])] == [15, 14]
+    assert [exit_status(item) for item in ([done, waits], [waits, again])] == [15, 14]
 
 
 @pytest.mark.thorough

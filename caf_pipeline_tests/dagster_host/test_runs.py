@@ -1,4 +1,4 @@
-"""`caf runs`: what goes on and how the last runs ended, from Dagster's storage and the ledger."""
+"""`caf runs`: unfinished runs and the last ended runs."""
 
 import json
 import shutil
@@ -39,9 +39,9 @@ def test_each_run_shows_chunk_status_and_result(pipeline, capsys):
         killed, process_tags(replace(this_process(killed), process_started=1.0))
     )
 
-    found = find_runs(pipeline.instance, pipeline.ledger, SOURCE, 20)
-    assert [run.run_id for run in found[:2]] == [killed, started]
-    by_chunk = {run.chunk: (run.status, run.chunk_state, run.result) for run in found}
+    actual = find_runs(pipeline.instance, pipeline.ledger, SOURCE, 20)
+    assert [run.run_id for run in actual[:2]] == [killed, started]
+    by_chunk = {run.chunk: (run.status, run.chunk_state, run.result) for run in actual}
     assert by_chunk[dead][:2] == ("started", "planned")
     assert by_chunk[dead][2].startswith("its process")
     status, state, result = by_chunk[waiting]
@@ -59,7 +59,7 @@ def test_each_run_shows_chunk_status_and_result(pipeline, capsys):
     assert (lines[2]["chunk"], lines[2]["source"], lines[2]["job"]) == (bad, SOURCE, ARCHIVE)
     runs_command(None, settings=pipeline.settings, last=20, json=False)
     shown = capsys.readouterr().out
-    assert all(run.run_id in shown for run in found)
+    assert all(run.run_id in shown for run in actual)
 
 
 def test_a_run_that_was_not_launched_shows_the_reason(pipeline):

@@ -1,4 +1,4 @@
-"""`caf setup`: what it makes once, what it leaves alone, and which limits a machine comes to."""
+"""`caf setup`: what it creates and leaves alone, and the limits for a machine."""
 
 import json
 
@@ -19,14 +19,16 @@ LARGE = Machine(cores=16, memory_bytes=64 * GIB, staging_bytes=10_000 * GIB)
 
 
 def limits_of(instance: DagsterInstance) -> dict[str, int]:
-    return {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
+    return {item.name: item.limit for item in instance.event_log_storage.get_pool_limits()}
 
 
 def done(capsys, settings, **options):
-    """Set up; return what it says of the home, and the change and limit of each pool."""
+    """Run setup; return the change of the home, and the change and limit of each pool."""
     assert setup_command(settings=settings, json=True, **options) == 0
-    said = json.loads(capsys.readouterr().out)
-    return said["change"], {one["pool"]: (one["change"], one["limit"]) for one in said["pools"]}
+    output = json.loads(capsys.readouterr().out)
+    return output["change"], {
+        item["pool"]: (item["change"], item["limit"]) for item in output["pools"]
+    }
 
 
 def test_setup_is_idempotent(home_settings, capsys):
@@ -49,9 +51,9 @@ def test_setup_is_idempotent(home_settings, capsys):
         {pool: ("unchanged", limit) for pool, limit in expected.items()},
     )
     assert setup_command(settings=settings) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"left {dagster_home(settings)} as it is"
-    assert said[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == f"left {dagster_home(settings)} as it is"
+    assert output[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
 
 
 @pytest.mark.parametrize(
@@ -69,10 +71,10 @@ def test_the_limits_of_a_container_count(home_settings, tmp_path, cpu, cores):
 
 
 def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_settings, capsys):
-    own = dagster_home(home_settings) / "dagster.yaml"
-    text = own.read_text()
-    own.unlink()
-    own.write_text(text.replace("max_concurrent_runs: 8", "max_concurrent_runs: 1"))
+    original = dagster_home(home_settings) / "dagster.yaml"
+    text = original.read_text()
+    original.unlink()
+    original.write_text(text.replace("max_concurrent_runs: 8", "max_concurrent_runs: 1"))
     instance.event_log_storage.set_concurrency_slots(S3_POOL, 3)
     instance.event_log_storage.initialize_concurrency_limit_to_default(
         UPLOAD_POOL
@@ -91,7 +93,7 @@ def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_setting
         == ("kept", {S3_POOL: ("set", 1), UPLOAD_POOL: ("unchanged", 1)})
     )
     assert limits_of(instance)[S3_POOL] == 1
-    assert not own.is_symlink()
+    assert not original.is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -107,8 +109,8 @@ def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_setting
     ],
 )
 def test_the_scarcest_resource_sets_the_limit(machine, runs, limits):
-    found = computed_limits(machine, Settings(), runs)
-    assert (found[S3_POOL][0], found[UPLOAD_POOL][0]) == limits
+    result = computed_limits(machine, Settings(), runs)
+    assert (result[S3_POOL][0], result[UPLOAD_POOL][0]) == limits
 
 
 @pytest.mark.parametrize(("mib", "limit"), [(0, 4), (1_000, 4), (500, 3), (300, 1), (20, 1)])
@@ -120,5 +122,5 @@ def test_bandwidth_limits_concurrent_uploads(mib, limit):
         "small": SourceSettings(bucket="b", target_size=GIB),
         "large": SourceSettings(bucket="b", target_size=30 * GIB),
     }
-    found = computed_limits(LARGE, Settings(jackal=jackal, sources=sources), 8)
-    assert (found[S3_POOL][0], found[UPLOAD_POOL][0]) == (8, limit)
+    result = computed_limits(LARGE, Settings(jackal=jackal, sources=sources), 8)
+    assert (result[S3_POOL][0], result[UPLOAD_POOL][0]) == (8, limit)

@@ -1,4 +1,4 @@
-"""Ctrl-C is seen whoever's handler took it."""
+"""Ctrl-C is noticed, whichever handler receives it."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_an_interrupt_in_the_collector_prints_no_traceback(monkeypatch, error, s
         raise error
 
     with InterruptWatch():
-        reference = weakref.ref(one := type("One", (), {})(), collected)
-        del one
+        reference = weakref.ref(item := type("One", (), {})(), collected)
+        del item
         assert reference() is None
     assert len(tracebacks) == said

@@ -194,7 +194,7 @@ def test_a_wrong_link_is_replaced_and_an_own_file_stays(home_settings):
 
 def test_a_link_to_another_copy_is_replaced(home_settings, tmp_path):
     link = prepare_dagster_home(home_settings) / "dagster.yaml"
-    ours = link.readlink()
+    mine = link.readlink()
     for folder, stays in (
         (tmp_path / "etc", True),
         (tmp_path / "old", False),
@@ -207,7 +207,7 @@ def test_a_link_to_another_copy_is_replaced(home_settings, tmp_path):
         link.unlink()
         link.symlink_to(folder / "dagster.yaml")
         prepare_dagster_home(home_settings)
-        assert link.readlink() == (folder / "dagster.yaml" if stays else ours)
+        assert link.readlink() == (folder / "dagster.yaml" if stays else mine)
 
 
 def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):

@@ -43,13 +43,13 @@ PAUSED = "for the end of a pause (network maintenance); 'caf resume' ends it"
 
 
 def until(holds, what="it"):
-    """Wait for something that another thread or process brings about."""
+    """Wait for a condition that another thread or process fulfils."""
     while not holds():
         time.sleep(0.05)
 
 
 class Running:
-    """`caf run` in a thread of this process."""
+    """Run `caf run` in a thread of this process."""
 
     def __init__(self, settings):
         self.printed = io.StringIO()
@@ -76,18 +76,18 @@ def test_a_paused_run_reports_its_wait_everywhere(pipeline, monkeypatch):
     run = Running(pipeline.settings)
     try:
         until(pipeline.ledger.waits.list)
-        (seen,) = pipeline.ledger.waits.list()
-        assert "network maintenance" in seen.wait.what
+        (state,) = pipeline.ledger.waits.list()
+        assert "network maintenance" in state.wait.what
         assert PAUSED in run.printed.getvalue()
         (plan,) = pipeline.instance.get_runs()
-        assert seen.run == plan.run_id
+        assert state.run == plan.run_id
         log = [entry.user_message for entry in pipeline.instance.all_logs(plan.run_id)]
         assert any(PAUSED in line for line in log)
         observed = pipeline.instance.fetch_observations(
             AssetKey([SOURCE, "s3_inventory"]), limit=5
         ).records
         assert [record.asset_observation.metadata["waits_for"].value for record in observed] == [
-            seen.wait.what
+            state.wait.what
         ]
     finally:
         pipeline.ledger.controls.set("paused", None)
@@ -114,13 +114,13 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def lines_until(process, words):
-    """Read what a process says up to a line that has these words; return all of it."""
-    said = []
+    """Read a process's output up to a line with these words; return all of it."""
+    output = []
     for line in process.stderr:
-        said.append(line.decode())
-        if words in said[-1]:
-            return said
-    raise AssertionError("".join(said))
+        output.append(line.decode())
+        if words in output[-1]:
+            return output
+    raise AssertionError("".join(output))
 
 
 @pytest.mark.thorough
@@ -167,9 +167,7 @@ LOADED = [
     "caf_pipeline.dagster_host.progress_bar",
     "botocore.httpsession",
 ]
-"""Modules that a run loads, in this order: the moment at which one is loaded is the same on every
-machine.
-"""
+"""Modules that a run loads, in this order; each marks the same moment on every machine."""
 
 
 @pytest.mark.thorough
@@ -209,12 +207,12 @@ def test_ctrl_c_during_startup_is_status_130():
 
 def test_a_wait_for_s3_names_its_address(monkeypatch):
     monkeypatch.setattr(s3_errors, "UNANSWERED_SECONDS", 0.0)
-    said = []
-    waits = Waits(Announcer(said.append))
+    output = []
+    waits = Waits(Announcer(output.append))
     source = open_s3_source("src", settings_for("http://127.0.0.1:9", "b"), attempts=2, waits=waits)
     with pytest.raises(SourceUnreachable):
         list(source.list_pages())
-    first, last = said
+    first, last = output
     assert "bucket 'b' at http://127.0.0.1:9" in first
     assert "2 attempts" in first
     assert last.startswith("waited ")
@@ -222,7 +220,7 @@ def test_a_wait_for_s3_names_its_address(monkeypatch):
 
 def test_a_wait_for_the_chain_names_its_address(monkeypatch):
     monkeypatch.setattr(nodes_module, "UNANSWERED_SECONDS", 0.0)
-    said = []
+    output = []
     chain = Chain(
         Nodes(
             ["http://127.0.0.1:9"],
@@ -230,19 +228,19 @@ def test_a_wait_for_the_chain_names_its_address(monkeypatch):
             seen_height=lambda: 0,
             see_height=lambda height: None,
             attempts=2,
-            waits=Waits(Announcer(said.append)),
+            waits=Waits(Announcer(output.append)),
         )
     )
     with pytest.raises(ChainUnreachable), chain:
         chain.height()
-    assert "http://127.0.0.1:9" in said[0]
+    assert "http://127.0.0.1:9" in output[0]
 
 
 def test_waits_for_a_block_and_a_proof_are_reported(tmp_path, ledger, network, monkeypatch):
     monkeypatch.setattr(posting, "BRIEF_SECONDS", 0.0)
     monkeypatch.setattr(upload, "BRIEF_SECONDS", 0.0)
-    said = []
-    waits = Waits(Announcer(said.append))
+    output = []
+    waits = Waits(Announcer(output.append))
     network.grant(ADDRESS, SPACE)
     context = a_run_context(
         tmp_path,
@@ -253,5 +251,5 @@ def test_waits_for_a_block_and_a_proof_are_reported(tmp_path, ledger, network, m
     )
     archive_everything(context)
     context.store.close()
-    assert any("a block with transaction" in line for line in said)
-    assert any("prove the file" in line for line in said)
+    assert any("a block with transaction" in line for line in output)
+    assert any("prove the file" in line for line in output)

@@ -1,6 +1,4 @@
-"""Chunks that are archived several at a time, by real processes that are really interrupted and
-killed.
-"""
+"""Concurrent workers, with real processes that are interrupted and killed."""
 
 import contextlib
 import io
@@ -50,7 +48,7 @@ KEYS = {
 
 @pytest.fixture
 def run(pipeline):
-    """Run the command with two chunks at a time; what it prints is kept in `run.printed`."""
+    """Run the command with two workers; `run.printed` has its output."""
 
     def command(**options):
         command.printed = io.StringIO()
@@ -90,7 +88,7 @@ def test_of_two_chunks_at_a_time_one_is_packed(pipeline, run):
 
 
 def _packing_time(instance, chunk):
-    """Return when packing a chunk began, and when it was sealed."""
+    """Return when packing a chunk began, and when the chunk was sealed."""
     (run,) = instance.get_runs(RunsFilter(tags={PARTITION_TAG: chunk}))
     steps = {
         step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)
@@ -159,7 +157,7 @@ def test_chunks_are_sequential_if_staging_has_room_for_one(pipeline, run):
 
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket):
-    """A command line whose source makes some five chunks."""
+    """A command line for a source with five chunks."""
     for number in range(OBJECTS):
         new_bucket.put(f"key-{number:03}", os.urandom(3_000))
     caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
@@ -169,7 +167,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 @pytest.fixture
 def command(caf, ledger, database):
-    """A command with two workers, held up by a pause in the middle of two chunks."""
+    """A command with two workers, paused while both have a chunk."""
     process = caf.start("run", "--source", "src", "--workers", "2")
     try:
         wait_for(
@@ -177,7 +175,7 @@ def command(caf, ledger, database):
             process,
         )
         Ledger(database).controls.set("paused", "a test")
-        wait_for(lambda: any(one.wait.chunk for one in ledger.waits.list()), process)
+        wait_for(lambda: any(item.wait.chunk for item in ledger.waits.list()), process)
         yield process
     finally:
         process.kill()
@@ -185,14 +183,14 @@ def command(caf, ledger, database):
 
 
 def our_workers(pid=None):
-    """Return the workers of a process, of this one by default."""
+    """Return the worker processes of a process; default: this one."""
     return [
         child for child in psutil.Process(pid).children() if "caf_pipeline.entry" in child.cmdline()
     ]
 
 
 def is_alive(process):
-    """Whether a process runs; one that was not yet waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -229,7 +227,7 @@ def test_workers_end_with_a_killed_command(caf, command, ledger, database):
 
 @pytest.mark.thorough
 def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, database):
-    (waiting, *_) = [one.wait.chunk for one in ledger.waits.list() if one.wait.chunk]
+    (waiting, *_) = [item.wait.chunk for item in ledger.waits.list() if item.wait.chunk]
     (lease,) = [lease for lease in ledger.leases.list() if lease.name == chunk_lease(waiting)]
     psutil.Process(lease.holder.pid).kill()
     Ledger(database).controls.set("paused", None)
@@ -254,7 +252,7 @@ def test_a_general_error_is_raised_and_ends_all_workers(pipeline):
 
 
 class _Deaf:
-    """Takes what a worker tells, and does nothing with it."""
+    """Ignores all messages of a worker."""
 
     def __getattr__(self, name):
         return lambda *_, **__: None

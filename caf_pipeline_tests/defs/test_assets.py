@@ -1,6 +1,4 @@
-"""The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own
-instance.
-"""
+"""Assets and checks with a real S3 server, Postgres, a folder store and a Dagster instance."""
 
 import re
 import shutil
@@ -58,9 +56,9 @@ def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
     result = pipeline.execute(PLAN)
     assert materialized(pipeline, result) == ["s3_inventory", "chunk_plan"]
     (check,) = [
-        each
-        for each in result.get_asset_check_evaluations()
-        if each.check_name == "plan_accounts_for_inventory"
+        item
+        for item in result.get_asset_check_evaluations()
+        if item.check_name == "plan_accounts_for_inventory"
     ]
     assert check.passed
     assert check.metadata["claimed"].value == 30
@@ -257,7 +255,7 @@ def test_a_window_takes_only_that_part_of_the_listing(pipeline):
 
 @pytest.fixture
 def reported(pipeline):
-    """The pipeline with the setting `inventory`, and what writes reports there."""
+    """The pipeline with inventory reports."""
     reports = ReportWriter(
         pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
     )
@@ -267,14 +265,14 @@ def reported(pipeline):
 
 
 def inventory_page(pipeline, **config):
-    """Execute a plan with this config of the inventory; return what the inventory's page shows."""
+    """Execute a plan; return the metadata of the inventory."""
     result = pipeline.execute(
         PLAN, run_config={"ops": {"my_source__s3_inventory": {"config": config}}}
     )
     return result, {
         name: value.value
-        for one in result.asset_materializations_for_node("my_source__s3_inventory")
-        for name, value in one.metadata.items()
+        for item in result.asset_materializations_for_node("my_source__s3_inventory")
+        for name, value in item.metadata.items()
     }
 
 
@@ -472,8 +470,8 @@ def test_a_step_without_s3_fails_permanently_if_packing_is_needed(pipeline):
 def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
     pipeline.put(1)
     inventories.take_inventory(pipeline.run_context())
-    found = asset_checks._plan_accounts(pipeline.run_context(), "")
-    assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
+    result = asset_checks._plan_accounts(pipeline.run_context(), "")
+    assert (result.passed, result.severity) == (False, AssetCheckSeverity.WARN)
     pipeline.plan()
     pipeline.put(2, prefix="new")
     inventories.take_inventory(pipeline.run_context())
@@ -491,9 +489,9 @@ def test_missing_and_unlocated_chunks_fail_their_checks(
     assert asset_checks._chunk_reads_back(context, chunk).passed
     shutil.rmtree(context.store.folder / "chunks")
     assert not asset_checks._chunk_reads_back(context, chunk).passed
-    found = asset_checks._chunk_accounts(context, chunk)
-    assert not found.passed
-    assert "cannot be read" in found.description
+    result = asset_checks._chunk_accounts(context, chunk)
+    assert not result.passed
+    assert "cannot be read" in result.description
 
 
 @pytest.mark.parametrize("left", ["the one before", "none"])
@@ -593,8 +591,8 @@ def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
         "delete_markers": 0,
         "deleted_keys": 0,
     }
-    for one in everything.chunks(ChunkState.PLANNED):
-        everything.execute(ARCHIVE, partition_key=one)
+    for item in everything.chunks(ChunkState.PLANNED):
+        everything.execute(ARCHIVE, partition_key=item)
     (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
     assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (
         True,

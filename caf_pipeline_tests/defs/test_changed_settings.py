@@ -1,6 +1,4 @@
-"""Settings of a source that change while its sensor is in the middle of a round: no object is
-missed without a word.
-"""
+"""Settings that change while the sensor lists the bucket: no object is missed."""
 
 import pytest
 
@@ -18,9 +16,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def ticks(pipeline, unruly_s3):
-    """Looks, of which the last has left a part of the bucket that is wholly new, goes on behind it,
-    and is not planned yet.
-    """
+    """Ticks whose cursor has a part with new objects that is not planned yet."""
     ticks = NewObjectsTicks(pipeline, unruly_s3)
     ticks.put("a1 a2 c d")
     ticks.plan({})
@@ -31,9 +27,7 @@ def ticks(pipeline, unruly_s3):
 
 
 def claimed_after_a_round(ticks) -> int:
-    """Look on until a round has nothing new, and plan what is asked for; return how many objects
-    are claimed then.
-    """
+    """Tick until a whole cycle has nothing new, planning each part; return the claimed objects."""
     looked = 0
     while looked < 12:
         part = ticks.next_part()

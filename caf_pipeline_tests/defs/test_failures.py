@@ -25,17 +25,15 @@ def ephemeral():
 def execute(
     instance, error: Exception
 ) -> tuple[list[CafError], DagsterRunStatus, dict[str, object]]:
-    """Execute an op that raises `error`; return the errors told, the run's status and the failure's
-    metadata.
-    """
-    told: list[CafError] = []
+    """Execute an op that raises `error`; return the errors, the run's status and the metadata."""
+    reports: list[CafError] = []
 
     def fail() -> None:
         raise error
 
     @op(retry_policy=TWICE)
     def failing(context):
-        attempt(context, fail, told.append)
+        attempt(context, fail, reports.append)
 
     @job
     def a_job():
@@ -53,17 +51,17 @@ def execute(
         if failure
         for name, value in failure.metadata.items()
     }
-    return told, instance.get_run_by_id(result.run_id).status, shown
+    return reports, instance.get_run_by_id(result.run_id).status, shown
 
 
 def test_a_transient_error_is_retried_by_the_policy(ephemeral):
-    told, status, _ = execute(ephemeral, LedgerUnreachable("the database is away"))
-    assert (len(told), status) == (3, DagsterRunStatus.FAILURE)
+    reports, status, _ = execute(ephemeral, LedgerUnreachable("the database is away"))
+    assert (len(reports), status) == (3, DagsterRunStatus.FAILURE)
 
 
 def test_a_permanent_error_is_not_retried(ephemeral):
-    told, status, _ = execute(ephemeral, SourceDenied("no entry"))
-    assert (len(told), status) == (1, DagsterRunStatus.FAILURE)
+    reports, status, _ = execute(ephemeral, SourceDenied("no entry"))
+    assert (len(reports), status) == (1, DagsterRunStatus.FAILURE)
 
 
 def test_the_failure_shows_kind_exit_code_and_hint(ephemeral):
@@ -80,6 +78,6 @@ def test_only_a_last_error_by_outage_marks_the_run(ephemeral):
 
 
 def test_held_by_another_run_is_an_outcome_and_no_failure(ephemeral):
-    told, status, _ = execute(ephemeral, HeldByOther("held", holder="run-7"))
-    assert (told, status) == ([], DagsterRunStatus.SUCCESS)
+    reports, status, _ = execute(ephemeral, HeldByOther("held", holder="run-7"))
+    assert (reports, status) == ([], DagsterRunStatus.SUCCESS)
     assert ephemeral.get_runs()[0].tags["caf/held_by"] == "run-7"

@@ -32,20 +32,18 @@ mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionPar
 
 @pytest.fixture
 def ui(pipeline, tmp_path, monkeypatch):
-    """The webserver on the pipeline's instance; its code server loads the pipeline's settings from
-    a caf.toml.
-    """
-    settings, its = pipeline.settings, pipeline.settings.sources[SOURCE]
+    """A webserver whose code server loads the pipeline's settings from a caf.toml."""
+    settings, source = pipeline.settings, pipeline.settings.sources[SOURCE]
     (tmp_path / "caf.toml").write_text(
         f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = '
         f'"{settings.store.folder}"\n[sources.my-source]\n'
-        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = '
-        f"{int(its.target_size)}\npublic = true\n"
+        f'bucket = "{source.bucket}"\nendpoint_url = "{source.endpoint_url}"\ntarget_size = '
+        f"{int(source.target_size)}\npublic = true\n"
     )
     monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "caf.toml"))
     monkeypatch.setenv("CAF_DATABASE_URL", settings.database_url.get_secret_value())
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", its.access_key_id.get_secret_value())
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", its.secret_access_key.get_secret_value())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", source.access_key_id.get_secret_value())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", source.secret_access_key.get_secret_value())
     with webserver(pipeline.instance) as server:
         yield server
 

@@ -1,6 +1,4 @@
-"""Jobs and checks that look after what is stored: every look stands at its chunk's partition,
-damage is shown and mended.
-"""
+"""Jobs and checks of stored chunks: results in their partitions, damage, repairs."""
 
 from dataclasses import replace
 
@@ -41,9 +39,7 @@ PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionR
 
 @pytest.fixture
 def archived(pipeline):
-    """A source of some chunks in a folder, all located: by the steps of a run, since a run of each
-    takes seconds.
-    """
+    """A source with several located chunks in a folder, archived without runs to save time."""
     pipeline.put(30)
     for chunk in pipeline.plan():
         archive_chunk(pipeline.run_context(), chunk)
@@ -52,7 +48,7 @@ def archived(pipeline):
 
 @pytest.fixture
 def on_jackal(pipeline, network):
-    """The pipeline, with its store on a Jackal network."""
+    """The pipeline on a Jackal network."""
     store, jackal = StoreSettings(kind="jackal"), jackal_settings(network)
     return replace(
         pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal})
@@ -65,13 +61,13 @@ def with_jackal(pipeline, **changes):
 
 
 def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
-    """What the UI shows of the check for each partition."""
+    """Return what the UI shows of the check for each partition."""
     infos = pipeline.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
     return {info.partition_key: info.latest_execution_status for info in infos}
 
 
 def stored_file(pipeline, chunk: str):
-    """The file of a chunk in the folder store."""
+    """Return the file of a chunk in the folder store."""
     return (
         pipeline.settings.store.folder
         / "chunks"
@@ -80,7 +76,7 @@ def stored_file(pipeline, chunk: str):
 
 
 def lose(pipeline, chunk: str) -> None:
-    """Let the folder store lose the end of a chunk."""
+    """Truncate a chunk's file in the folder store."""
     stored_file(pipeline, chunk).write_bytes(b"cut off")
 
 
@@ -349,7 +345,7 @@ def test_a_paused_tick_launches_nothing_and_shows_the_reason(pipeline, name):
 
 
 def started(kind: str = "jackal", **its) -> dict[str, bool]:
-    """Which sensors and schedules are on by default."""
+    """Return which sensors and schedules are on by default."""
     defs = build_defs(
         Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)})
     )

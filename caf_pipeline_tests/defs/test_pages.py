@@ -42,17 +42,14 @@ DRAWN = (
 
 @pytest.fixture
 def archived(pipeline, network, new_bucket, monkeypatch):
-    """A source on a Jackal network, archived by runs and proven.
-
-    Each look of the alert sensor is an observation.
-    """
+    """A source on a Jackal network, archived by runs, proven, and observed at each tick."""
     monkeypatch.setattr(evaluations, "OBSERVE_SECONDS", 0)
-    its = {
+    source = {
         "store": StoreSettings(kind="jackal"),
         "jackal": jackal_settings(network),
         "sources": {SOURCE: new_bucket.settings(target_size=6 << 20, public=True)},
     }
-    pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=its))
+    pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=source))
     chosen = random.Random(11)
     for number in range(48):
         new_bucket.put(
@@ -72,7 +69,7 @@ def archived(pipeline, network, new_bucket, monkeypatch):
 
 
 def lose_last_chunk(pipeline, network):
-    """Delete the last chunk at every provider, and look."""
+    """Delete the last chunk at every provider, and prove it."""
     lost = pipeline.chunks()[-1]
     for provider in range(len(network.providers)):
         network.delete_blob(provider, pipeline.ledger.chunks.get(lost).merkle_root)
@@ -83,7 +80,7 @@ def lose_last_chunk(pipeline, network):
 
 @contextmanager
 def served(pipeline, folder: Path) -> Iterator[str]:
-    """The webserver, which has no keys of the wallet; gives its address."""
+    """Run a webserver without the keys of the wallet; yield its address."""
     environment = settings_of(pipeline, folder)
     described = folder / "caf.toml"
     described.write_text(described.read_text().replace('kind = "directory"', 'kind = "jackal"'))

@@ -1,6 +1,4 @@
-"""The resources: by name in the definitions, without secrets, opened by the step that asks and
-closed at the end.
-"""
+"""Resources hold no secrets, open on first use, and close after the run."""
 
 import pytest
 from botocore import UNSIGNED
@@ -79,24 +77,26 @@ def test_dagster_shows_no_access_keys():
     ],
 )
 def test_a_value_at_launch_keeps_the_other_settings(instance, given, expected):
-    seen = []
+    state = []
 
     @op(required_resource_keys={"s3_x"})
     def look(context):
-        its = context.resources.s3_x
-        seen.append((its.endpoint_url, its.region_name, its.path_style, its.max_attempts))
-        assert its.get_client().meta.endpoint_url == its.endpoint_url
+        source = context.resources.s3_x
+        state.append(
+            (source.endpoint_url, source.region_name, source.path_style, source.max_attempts)
+        )
+        assert source.get_client().meta.endpoint_url == source.endpoint_url
 
-    its = SourceSettings(bucket="b", endpoint_url="http://minio:9000", region="eu-1")
+    source = SourceSettings(bucket="b", endpoint_url="http://minio:9000", region="eu-1")
 
-    @job(resource_defs={"s3_x": S3SourceResource.of(its)})
+    @job(resource_defs={"s3_x": S3SourceResource.of(source)})
     def looks():
         look()
 
     assert looks.execute_in_process(
         instance=instance, run_config={"resources": {"s3_x": {"config": given}}}
     ).success
-    assert seen == [expected]
+    assert state == [expected]
 
 
 @pytest.mark.thorough
@@ -115,7 +115,8 @@ def test_a_value_given_at_launch_holds_for_that_run(pipeline):
 def test_only_definitions_that_read_the_bucket_require_s3():
     graph = build_defs(Settings(sources={"a": MINE})).get_repository_def().assets_defs_by_key
     needs = {
-        key.path[1]: set(one.required_resource_keys) - {"io_manager"} for key, one in graph.items()
+        key.path[1]: set(item.required_resource_keys) - {"io_manager"}
+        for key, item in graph.items()
     }
     assert {name for name, keys in needs.items() if "s3_a" in keys} == {
         "s3_inventory",
