@@ -6,6 +6,7 @@ prepares it and prints its path. Does not import Dagster, which would take secon
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,18 @@ def prepare_dagster_home(settings: Settings) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (INSTANCE_FILE, WORKSPACE_FILE):
-            _link(folder / name)
+            link = folder / name
+            target = next((path / name for path in _FOLDERS if (path / name).is_file()), None)
+            if target is None:
+                raise SettingsError(
+                    f"{name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}",
+                    hint="install the package again",
+                )
+            if is_own(link) or (link.is_symlink() and link.readlink() == target):
+                continue
+            link.unlink(missing_ok=True)
+            with suppress(FileExistsError):  # another process was faster
+                link.symlink_to(target)
     except OSError as error:
         raise SettingsError(
             f"Dagster's folder {folder} cannot be created: {error.strerror}",
@@ -57,27 +69,6 @@ def is_own(file: Path) -> bool:
     folder = file.resolve().parent
     in_a_copy = folder.name == _PACKAGE.name or (folder / _PACKAGE.name).is_dir()
     return file.exists() and not (file.is_symlink() and in_a_copy)
-
-
-def _link(link: Path) -> None:
-    target = next(
-        (folder / link.name for folder in _FOLDERS if (folder / link.name).is_file()), None
-    )
-    if target is None:
-        raise SettingsError(
-            f"{link.name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}",
-            hint="install the package again",
-        )
-    if is_own(link):
-        return
-    if link.is_symlink():
-        if link.readlink() == target:
-            return
-        link.unlink()
-    try:
-        link.symlink_to(target)
-    except FileExistsError:  # another process was faster
-        return
 
 
 def main() -> int:

@@ -299,29 +299,30 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
         run_context.store.require_here()
     except StoreAway as error:
         away = f"{error}."
-    notes = []
-    if away:
-        notes.append(away)
-    if damaged:
-        notes.append(
-            f"{counted(damaged, 'chunk')} damaged: their objects may be unreadable until a repair."
-        )
-    if left_out:
-        notes.append(f"The source's filters leave out {counted(left_out, 'object')}.")
-    if only_current:
-        notes.append(
+    notes = [
+        (away, away),
+        (
+            damaged,
+            f"{counted(damaged, 'chunk')} damaged: their objects may be unreadable until a repair.",
+        ),
+        (left_out, f"The source's filters leave out {counted(left_out, 'object')}."),
+        (
+            only_current,
             "The latest whole inventory has only current versions, but the setting 'versions' is "
-            "'all'."
-        )
-    elif older:
-        notes.append(f"The setting 'versions' leaves out {counted(older, 'older version')}.")
+            "'all'.",
+        ),
+        (
+            older and not only_current,
+            f"The setting 'versions' leaves out {counted(older, 'older version')}.",
+        ),
+    ]
     return AssetCheckResult(
         passed=result.located + left_out == result.objects
         and not only_current
         and not damaged
         and not away,
         severity=AssetCheckSeverity.WARN,
-        description=" ".join(notes) or None,
+        description=" ".join(note for applies, note in notes if applies) or None,
         metadata={
             metadata.SNAPSHOT: snapshot.name,
             **metadata.versions_beside(snapshot),
