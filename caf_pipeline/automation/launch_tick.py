@@ -127,10 +127,10 @@ class LaunchTick:
         parked = self._park(
             [item for selection in selections.values() for item in selection.give_up]
         )
-        requests = []
+        audits = []
         if idle := [source for source in sources if source not in pages and not after[source]]:
             located = self._ask_ledger(partial(ledger.launchable.last_located, idle))
-            requests = [
+            audits = [
                 RunRequest(job_name=job_name(source, "audit"))
                 for source in audits_due(instance, idle, located)
             ]
@@ -138,7 +138,7 @@ class LaunchTick:
         launch = self._admitted(
             ledger, [chunk for selection in selections.values() for chunk in selection.launch]
         )
-        # Plan runs add the partitions, but may have been killed before.
+        # The run of a plan adds partitions, but may have been killed before.
         names: defaultdict[str, list[str]] = defaultdict(list)
         for chunk in launch:
             names[chunk.source].append(chunk.name)
@@ -151,7 +151,7 @@ class LaunchTick:
                 tags={**BEFORE_BACKFILLS, **pod_tags(instance, self.settings, chunk.size_bytes)},
             )
             for chunk in launch
-        ] + requests
+        ] + audits
         written = LaunchCursor(
             {source: number for source, number in next_after.items() if number}, next_source
         ).written()

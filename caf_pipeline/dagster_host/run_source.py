@@ -255,9 +255,8 @@ class _Command:
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
-            # If providers were too slow for large chunks, plan smaller ones. Do so only once, since
-            # a single object may be too large.
-            # Chunks that were withdrawn as too large do not count as failed.
+            # If providers were too slow for large chunks, plan smaller ones; the withdrawn chunks do
+            # not count as failed. Do so only once, since a single object may be too large.
             too_large = [
                 name
                 for name, error in self._summary.failed.items()
