@@ -255,7 +255,7 @@ class _Command:
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
-            # If providers were too slow for large chunks, plan smaller ones; the withdrawn chunks do
+            # If providers were too slow for large chunks, plan smaller ones. Withdrawn chunks do
             # not count as failed. Do so only once, since a single object may be too large.
             too_large = [
                 name
