@@ -90,7 +90,7 @@ def test_old_failures_do_not_park_a_replanned_chunk(packed, removing):
     assert failed_runs(runs_of(packed.instance, [failed])[failed]) == []
 
 
-@pytest.mark.parametrize("killed_in", ["remove_leftovers", "_remove_partitions"])
+@pytest.mark.parametrize("killed_in", ["remove_leftovers", "runs_of"])
 def test_the_next_removal_completes_a_killed_one(packed, removing, monkeypatch, killed_in):
     def kill(*_: object) -> None:
         raise KeyboardInterrupt

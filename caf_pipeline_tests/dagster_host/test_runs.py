@@ -90,7 +90,7 @@ def test_a_run_that_ends_during_the_query_is_shown_once(pipeline, monkeypatch):
         if statuses is UNFINISHED:
             instance.report_run_failed(instance.get_run_by_id(run_id))
 
-    monkeypatch.setattr(runs, "_of", end_after)
+    monkeypatch.setattr(runs, "read_runs", end_after)
     assert [run.status for run in find_runs(pipeline.instance, pipeline.ledger, None, 20)] == [
         "failure"
     ]

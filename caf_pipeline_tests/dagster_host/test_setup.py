@@ -52,7 +52,7 @@ def test_setup_is_idempotent(home_settings, capsys):
     )
     assert setup_command(settings=settings) == 0
     output = capsys.readouterr().out.splitlines()
-    assert output[0] == f"left {dagster_home(settings)} as it is"
+    assert output[0] == f"left {dagster_home(settings)} unchanged"
     assert output[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
 
 
