@@ -368,7 +368,7 @@ def test_a_retryable_object_is_exit_status_14(pipeline, run):
     pipeline.ledger.skips.record(SOURCE, [skip])
     (summary,) = run()
     assert (summary.objects, summary.exit_status) == (2, 14)
-    assert "skipped as access_denied" in run.printed.getvalue()
+    assert "as access_denied" in run.printed.getvalue()
 
 
 def test_a_chunk_with_only_skipped_objects_is_empty(pipeline, run):

@@ -41,13 +41,13 @@ def test_without_a_url_it_is_sqlite_in_dagster_home(home_settings, instance):
 
 
 def test_each_sqlite_file_has_one_engine_and_connection(instance):
-    sqlite_storage._kept_engine.cache_clear()
+    sqlite_storage._cached_engine.cache_clear()
     opened = []
     with listening(Pool, "connect", lambda connection, record: opened.append(connection)):
         for _ in range(3):
             a_job.execute_in_process(instance=instance)
     assert len(opened) < 20  # and of statements there are hundreds
-    made = sqlite_storage._kept_engine.cache_info()
+    made = sqlite_storage._cached_engine.cache_info()
     assert made.misses <= 6  # three runs, their index, the runs, the schedules
     assert made.hits > 10 * made.misses
 
@@ -91,13 +91,13 @@ def listening(target, name, heard):
 
 def test_sqlite_files_survive_a_power_cut(instance, monkeypatch):
     monkeypatch.setattr(sqlite_storage, "SYNCHRONOUS", "NORMAL")
-    sqlite_storage._kept_engine.cache_clear()
+    sqlite_storage._cached_engine.cache_clear()
     with instance.event_log_storage.index_connection() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 1
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
     with instance.run_storage.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-    sqlite_storage._kept_engine.cache_clear()
+    sqlite_storage._cached_engine.cache_clear()
 
 
 @pytest.mark.thorough
@@ -210,9 +210,9 @@ def test_a_link_to_another_copy_is_replaced(home_settings, tmp_path):
         assert link.readlink() == (folder / "dagster.yaml" if stays else mine)
 
 
-def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_home_that_cannot_be_created_is_a_settings_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="cannot be made"):
+    with pytest.raises(SettingsError, match="cannot be created"):
         prepare_dagster_home(Settings(home=tmp_path / "file"))
 
 
