@@ -175,5 +175,5 @@ def test_a_worker_without_our_celery_launcher_says_what_to_copy(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert celery_worker.main([]) == SettingsError.exit_code
     output = capsys.readouterr().err
-    assert "copy deploy/celery/dagster.yaml there" in output
+    assert "deploy/celery/dagster.yaml" in output
     assert str(tmp_path / "home" / "dagster") in output
