@@ -24,22 +24,25 @@ with logs.capture_logs(key):
     os.system("echo by another program")
 assert started == []
 assert logs.is_capture_complete(key)
-kept = [logs.get_log_data_for_type(key, kind, 0, None)[0] for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)]
-assert [sorted(each.decode().splitlines()) for each in kept] == [["by Python", "by another program"], ["an error"]]
-"""  # noqa: E501
+kinds = (ComputeIOType.STDOUT, ComputeIOType.STDERR)
+logged = [logs.get_log_data_for_type(key, kind, 0, None)[0] for kind in kinds]
+output, errors = (sorted(text.decode().splitlines()) for text in logged)
+assert output == ["by Python", "by another program"]
+assert errors == ["an error"]
+"""
 
 
 @pytest.fixture
-def said(tmp_path):
+def process(tmp_path):
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True
     )
 
 
 @pytest.mark.thorough
-def test_what_a_step_says_is_kept_and_shown(said):
-    assert sorted(said.stdout.splitlines()) == ["by Python", "by another program"]
-    assert "an error" in said.stderr
+def test_the_output_of_a_step_is_stored_and_shown(process):
+    assert sorted(process.stdout.splitlines()) == ["by Python", "by another program"]
+    assert "an error" in process.stderr
 
 
 def test_our_instance_keeps_output_in_this_way(monkeypatch, tmp_path):

@@ -16,15 +16,17 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
 
-# As the timeline of the UI asks (`CompletedRunTimelineQuery`): it leaves out a run that has no
-# repository of its own.
+# Like the timeline's query in the UI (`CompletedRunTimelineQuery`), which omits a run without a
+# repository.
 TIMELINE = """
 query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
-    id jobName status hasReExecutePermission repositoryOrigin { repositoryName repositoryLocationName }
-} } } }"""  # noqa: E501
+    id jobName status hasReExecutePermission
+    repositoryOrigin { repositoryName repositoryLocationName }
+} } } }"""
 JOBS = """
-{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename ... on RepositoryLocation {
-    repositories { name pipelines { name } } } } } } } }"""  # noqa: E501
+{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
+    __typename ... on RepositoryLocation { repositories { name pipelines { name } } }
+} } } } }"""
 RUN_AGAIN = """
 mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $parameters) {
     __typename ... on LaunchRunSuccess { run { id } } ... on PythonError { message } } }"""
@@ -90,7 +92,9 @@ ENTRIES = "metadataEntries { label ... on IntMetadataEntry { intValue } \
     ... on TableMetadataEntry { table { schema { columns { name } } records } } \
     ... on TableSchemaMetadataEntry { schema { columns { name type constraints { nullable } } } } }"
 ASSETS = f"""
-{{ assetNodes {{ assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }} }} }}"""  # noqa: E501
+{{ assetNodes {{
+    assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }}
+}} }}"""
 
 
 @pytest.mark.thorough
