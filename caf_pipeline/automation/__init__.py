@@ -1,6 +1,4 @@
-"""The decisions of sensors, schedules and jobs: launching, new objects, alerts, pruning, restoring,
-dead runs.
+"""The decisions of sensors and jobs: launching, new objects, alerts, pruning, restoring, dead runs.
 
-The definitions that Dagster loads are in `defs`. This package imports nothing of Dagster's private
-modules.
+The definitions that Dagster loads are in `defs`. This package imports nothing private of Dagster.
 """

@@ -1,9 +1,7 @@
-"""One tick of the sensor that tells an operator what is wrong with any source, by a webhook and by
-e-mail.
+"""One tick of the sensor that alerts operators by a webhook and by mail.
 
-Its cursor holds what the webhook and the mailboxes were told, each for itself, since one may be
-away while the other is not: a time for each source and kind of condition. What could not be sent
-the next tick sends. To lose the cursor tells what goes on once more.
+The cursor records when each alert was sent, separately for webhook and mail, since one may fail. If
+it is lost, alerts are repeated.
 """
 
 import json
@@ -38,32 +36,32 @@ from caf_pipeline.system.quantities import counted
 _EVALUATED: Final = {"SUCCEEDED", "FAILED"}
 """Statuses of a check's record that has a result."""
 
-_TOLD: Final = "told by each way"  # no source has such a name
+_SENT_KEY: Final = "told by each way"  # in the cursor; older cursors have names of sources there
 
-TOLD_CHECKS: Final = {
+CHECKS_WITH_ALERTS: Final = {
     STORAGE_PLAN_LASTS: (
         ConditionKind.SPACE_ENDS,
-        "`caf jackal buy` buys space; `caf jackal price` says what it costs",
+        "`caf jackal buy` buys space; `caf jackal price` shows the price",
     ),
     PLAN_ACCOUNTS: (
         ConditionKind.UNACCOUNTED,
-        "the check's page has the numbers; nothing of the source may be deleted from S3",
+        "the check's page shows the numbers; delete nothing of the source from S3",
     ),
 }
-"""Checks of other runs whose failure is a condition, and what to do then."""
+"""Checks of other runs whose failure is a condition, with the condition's kind and hint."""
 
-OF_ALL: Final = "(all sources)"
-"""Whose condition it is that the ledger is away; no source has such a name."""
+ALL_SOURCES: Final = "(all sources)"
+"""Stands for the source in the condition that the ledger is away. Not a valid source name."""
 
-LOOK_SHARE: Final = 0.5
-"""Of a tick's time, for the ledger: where it is silent, the rest is for telling it."""
+LEDGER_SHARE: Final = 0.5
+"""Share of a tick's time for reading the ledger. The rest is for sending alerts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What is sent of a condition.
+    """A message about a condition.
 
-    `status` is `begun`, `goes on` or `ended`; of one that ended only its kind is known.
+    `status` is `begun`, `goes on` or `ended`. `condition` is None if it has ended.
     """
 
     source: str
@@ -73,13 +71,13 @@ class Alert:
 
     @property
     def sentence(self) -> str:
-        """As people read it."""
+        """The alert as text."""
         if self.condition is None:
             return f"{self.source}: '{self.kind}' has ended"
         return self.condition.text
 
     def as_json(self) -> Mapping[str, Any]:
-        """As programs read it."""
+        """Return the alert in the form that the webhook receives."""
         severity = (
             None if self.condition is None else "error" if self.condition.severe else "warning"
         )
@@ -92,81 +90,68 @@ class Alert:
         }
 
 
-Told = dict[str, dict[str, str]]
-"""When an alert was last sent, by source and kind of condition.
+SentTimes = dict[str, dict[str, str]]
+"""When alerts were last sent, by source and kind of condition, in ISO 8601.
 
-A space and "warning" follow if it was not an error.
+If the condition was not an error, a space and "warning" follow.
 """
 
 _WARNING: Final = "warning"
 
 
 def is_paused(ledger: Ledger) -> bool:
-    """Tell whether an operator has everything paused."""
+    """Return whether an operator has paused everything."""
     return bool(ledger.controls.current().paused)
 
 
 def conditions_of(
     progress: Iterable[SourceProgress], settings: Settings, *, paused: bool
 ) -> dict[str, list[Condition]]:
-    """Return what is wrong with each source."""
+    """Return the conditions of each source."""
     on_jackal = settings.store.kind == "jackal"
-    return {
-        one.source: list(
+    conditions = {}
+    for item in progress:
+        source_settings = settings.sources[item.source]
+        conditions[item.source] = list(
             find_conditions(
-                one,
-                settings.sources[one.source],
-                settings.alerts,
-                paused=paused,
-                on_jackal=on_jackal,
+                item, source_settings, settings.alerts, paused=paused, on_jackal=on_jackal
             )
         )
-        for one in progress
-    }
+    return conditions
 
 
 @dataclass(frozen=True)
 class AlertCursor:
-    """When each alert was last sent, by the way that it was sent.
+    """When each alert was last sent, by channel: `webhook` or `mail`."""
 
-    One that was written by hand and is none is empty.
-    """
-
-    told: dict[str, Told] = field(default_factory=dict)
+    sent: dict[str, SentTimes] = field(default_factory=dict)
 
     @classmethod
     def read(cls, written: str | None) -> "AlertCursor":
-        """Return the cursor of the tick before."""
+        """Return the cursor of the last tick; an empty cursor if it is invalid."""
         try:
-            told: dict[str, Told] = json.loads(written or "{}").get(_TOLD, {})
+            sent: dict[str, SentTimes] = json.loads(written or "{}").get(_SENT_KEY, {})
             times = [
-                at
-                for sources in told.values()
+                time.partition(" ")[0]
+                for sources in sent.values()
                 for kinds in sources.values()
-                for at in kinds.values()
+                for time in kinds.values()
             ]
-            return (
-                cls(told)
-                if all(datetime.fromisoformat(at.partition(" ")[0]).tzinfo for at in times)
-                else cls()
-            )
+            is_valid = all(datetime.fromisoformat(time).tzinfo for time in times)
+            return cls(sent) if is_valid else cls()
         except (ValueError, TypeError, AttributeError):
             return cls()
 
     def written(self) -> str:
         """Return the cursor for the next tick."""
-        return json.dumps({_TOLD: self.told})
+        return json.dumps({_SENT_KEY: self.sent})
 
 
 @dataclass(frozen=True)
-class SourcesSeen:
-    """What a tick read in the ledger.
+class LedgerState:
+    """The state of all sources in the ledger.
 
-    Attributes:
-        paused: an operator has everything paused.
-        progress: of all sources.
-        copies: of the observed sources; see `Progress.copy_counts`.
-        conditions: what is wrong with each source.
+    `copies` covers only the observed sources; see `Progress.copy_counts`.
     """
 
     paused: bool
@@ -176,7 +161,7 @@ class SourcesSeen:
 
 
 class AlertTick:
-    """One tick for all sources: what is wrong, and whom to tell."""
+    """One tick for all sources."""
 
     def __init__(
         self, context: SensorEvaluationContext, settings: Settings, tick_seconds: float
@@ -187,11 +172,12 @@ class AlertTick:
         self._deadline = Deadline(tick_seconds)
         self._cursor = AlertCursor.read(context.cursor)
 
-    def look(self, observed: Sequence[str]) -> SourcesSeen:
-        """Read what is wrong with each source; copies are counted for the `observed` ones.
+    def read_ledger(self, observed: Sequence[str]) -> LedgerState:
+        """Read the state of all sources; count the copies of the `observed` sources.
 
         Raises:
-            Overdue: the ledger did not answer in time. LedgerError.
+            Overdue: the ledger did not answer in time.
+            LedgerError: the ledger cannot be read.
         """
 
         def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
@@ -202,142 +188,126 @@ class AlertTick:
                 ledger.progress.copy_counts(list(observed)) if observed else {},
             )
 
-        sources, deadline = self._settings.sources, Deadline(self._tick_seconds * LOOK_SHARE)
+        sources, deadline = self._settings.sources, Deadline(self._tick_seconds * LEDGER_SHARE)
         paused, progress, copies = ask_in_time(
             self._context, deadline, describe_database(self._settings), read
         )
-        return SourcesSeen(
+        return LedgerState(
             paused, progress, copies, conditions_of(progress, self._settings, paused=paused)
         )
 
-    def result(self, seen: SourcesSeen) -> SensorResult:
-        """Send what is due."""
-        found = {source: list(conditions) for source, conditions in seen.conditions.items()}
-        for source, condition in failed_checks(self._context.instance, list(found)):
-            found[source].append(condition)
-        counts = (
-            f"{counted(sum(map(len, found.values())), 'condition')} in "
-            f"{counted(len(found), 'source')}"
+    def result(self, state: LedgerState) -> SensorResult:
+        """Send the alerts that are due."""
+        conditions = {source: list(items) for source, items in state.conditions.items()}
+        for source, condition in failed_checks(self._context.instance, list(conditions)):
+            conditions[source].append(condition)
+        number = sum(map(len, conditions.values()))
+        counts = f"{counted(number, 'condition')} in {counted(len(conditions), 'source')}"
+        report = self._send_due(
+            {**conditions, ALL_SOURCES: []}, DELAYS if state.paused else frozenset()
         )
-        said = self._send({**found, OF_ALL: []}, DELAYS if seen.paused else frozenset())
-        return SensorResult(skip_reason=f"{counts}; {said}.", cursor=self._cursor.written())
+        return SensorResult(skip_reason=f"{counts}; {report}.", cursor=self._cursor.written())
 
     def result_without_ledger(self, error: Overdue | LedgerError) -> SensorResult:
-        """Send that the ledger is away, or raise the error if nobody is ever told anything."""
+        """Send an alert that the ledger is away, or raise the error if no channel is configured."""
         away = Condition(
             ConditionKind.LEDGER_AWAY,
             True,
             str(error),
-            "nothing is planned, archived or looked up without it",
+            "without it nothing can be planned, archived or looked up",
         )
         unknown: dict[str, list[Condition]] = {source: [] for source in self._settings.sources}
-        said = self._send({**unknown, OF_ALL: [away]}, frozenset(ConditionKind))
-        if not self._cursor.told:
+        report = self._send_due({**unknown, ALL_SOURCES: [away]}, frozenset(ConditionKind))
+        if not self._cursor.sent:
             raise error
-        return SensorResult(skip_reason=f"{error}; {said}.", cursor=self._cursor.written())
+        return SensorResult(skip_reason=f"{error}; {report}.", cursor=self._cursor.written())
 
-    def _send(self, found: Mapping[str, Sequence[Condition]], explained: Collection[str]) -> str:
-        return _send_due(found, self._cursor.told, explained, self._settings, self._deadline)
+    def _send_due(
+        self, conditions: Mapping[str, Sequence[Condition]], undecided: Collection[str]
+    ) -> str:
+        # Raises AlertNotSent if a channel failed and no other channel sent anything; the cursor is
+        # then unchanged.
+        settings, sent = self._settings.alerts, self._cursor.sent
+        channels = {}
+        if settings.webhook:
+            channels["webhook"] = ("the webhook", _post)
+        if settings.mail_to:
+            channels["mail"] = (", ".join(settings.mail_to), _mail)
+        if not channels:
+            sent.clear()
+            return "[alerts] has neither webhook nor mail_to"
+        succeeded, failed = list[str](), list[str]()
+        for number, (channel, (recipient, send)) in enumerate(channels.items()):
+            alerts, then = due_alerts(
+                conditions, sent.get(channel, {}), datetime.now(UTC), settings, undecided=undecided
+            )
+            if not alerts:
+                continue
+            seconds = self._deadline.left() / (len(channels) - number)
+            try:
+                note = send(alerts, settings, Deadline(seconds))
+            except (AlertNotSent, Overdue) as error:
+                failed.append(with_hint(error))
+            else:
+                sent[channel] = then
+                succeeded.append(f"{counted(len(alerts), 'alert')} sent to {recipient}{note}")
+        if failed and not succeeded:
+            raise AlertNotSent("; ".join(failed), hint="the next tick sends it again")
+        return "; ".join([*succeeded, *failed]) or "nothing to send"
 
 
 def due_alerts(
-    found: Mapping[str, Sequence[Condition]],
-    told: Mapping[str, Mapping[str, str]],
+    conditions: Mapping[str, Sequence[Condition]],
+    sent: Mapping[str, Mapping[str, str]],
     now: datetime,
     settings: AlertSettings,
     *,
-    explained: Collection[str] = (),
-) -> tuple[list[Alert], Told]:
-    """Return the alerts to send, and what to write into the cursor once they are sent.
+    undecided: Collection[str] = (),
+) -> tuple[list[Alert], SentTimes]:
+    """Return the alerts to send, and the times to record once they are sent.
 
-    Nothing is said to have ended of the kinds in `explained`: whether they did is not known.
+    Kinds in `undecided` do not count as ended if they are missing in `conditions`.
     """
     alerts: list[Alert] = []
-    then: Told = {}
-    for source, conditions in found.items():
-        before = told.get(source, {})
-        for one in conditions:
-            last, _, severity = before.get(one.kind, "").partition(" ")
+    then: SentTimes = {}
+    for source, source_conditions in conditions.items():
+        before = sent.get(source, {})
+        for condition in source_conditions:
+            last, _, severity = before.get(condition.kind, "").partition(" ")
             age = now - datetime.fromisoformat(last) if last else timedelta()
-            escalated = one.severe and severity == _WARNING
-            # A time to come is that of a clock that was wrong.
+            escalated = condition.severe and severity == _WARNING
+            # A future time was written by a wrong clock.
             again = settings.repeat_after and not timedelta() <= age < timedelta(
                 seconds=settings.repeat_after
             )
             if not last or again or escalated:
-                last_sent = now.isoformat()
-                alerts.append(Alert(source, one.kind, "goes on" if last else "begun", one))
-            else:
-                last_sent = last
-            then.setdefault(source, {})[one.kind] = (
-                last_sent if one.severe else f"{last_sent} {_WARNING}"
+                status = "goes on" if last else "begun"
+                alerts.append(Alert(source, condition.kind, status, condition))
+                last = now.isoformat()
+            then.setdefault(source, {})[condition.kind] = (
+                last if condition.severe else f"{last} {_WARNING}"
             )
-        missing = before.keys() - {one.kind for one in conditions}
-        if kept := {kind: before[kind] for kind in missing & {*explained}}:
+        missing = before.keys() - {condition.kind for condition in source_conditions}
+        if kept := {kind: before[kind] for kind in missing & {*undecided}}:
             then.setdefault(source, {}).update(kept)
-        ended = missing - {*explained}
+        ended = missing - {*undecided}
         alerts += [Alert(source, kind, "ended") for kind in sorted(ended)]
     return alerts, then
 
 
-def _send_due(
-    found: Mapping[str, Sequence[Condition]],
-    told: dict[str, Told],
-    explained: Collection[str],
-    settings: Settings,
-    deadline: Deadline,
-) -> str:
-    """Send what is due to each that the settings name, and write what it was told into `told`;
-    return what to say of it.
-
-    Raises: AlertNotSent: one of them was not reached, and no other one was told anything, so that
-        `told` is as it was.
-    """
-    its = settings.alerts
-    ways = {
-        name: way
-        for name, there, way in (
-            ("webhook", its.webhook, ("the webhook", _post)),
-            ("mail", its.mail_to, (", ".join(its.mail_to), _mail)),
-        )
-        if there
-    }
-    if not ways:
-        told.clear()
-        return "[alerts] has neither webhook nor mail_to"
-    said, failed = list[str](), list[str]()
-    for number, (name, (whom, send)) in enumerate(ways.items()):
-        alerts, then = due_alerts(
-            found, told.get(name, {}), datetime.now(UTC), its, explained=explained
-        )
-        if not alerts:
-            continue
-        try:
-            but = send(alerts, its, Deadline(deadline.left() / (len(ways) - number)))
-        except (AlertNotSent, Overdue) as error:
-            failed.append(with_hint(error))
-        else:
-            told[name] = then
-            said.append(f"{counted(len(alerts), 'alert')} sent to {whom}{but}")
-    if failed and not said:
-        raise AlertNotSent("; ".join(failed), hint="the next tick sends it again")
-    return "; ".join([*said, *failed]) or "nothing to send"
-
-
-def _post(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> str:
-    assert its.webhook
-    body = {"text": _text(alerts), "alerts": [one.as_json() for one in alerts]}
+def _post(alerts: Sequence[Alert], settings: AlertSettings, deadline: Deadline) -> str:
+    assert settings.webhook
+    body = {"text": _text(alerts), "alerts": [alert.as_json() for alert in alerts]}
     deadline.ask(
         "the webhook",
-        partial(post_json, its.webhook.get_secret_value(), body, seconds=deadline.left()),
+        partial(post_json, settings.webhook.get_secret_value(), body, seconds=deadline.left()),
     )
     return ""
 
 
-def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> str:
-    """Send an e-mail; return what to add where not all got it: it is not sent again, since the
-    others would get it again.
-    """
+def _mail(alerts: Sequence[Alert], settings: AlertSettings, deadline: Deadline) -> str:
+    # If the server refuses some recipients, the result names them. The mail is not sent again,
+    # since the other recipients would get it twice.
     subject = (
         f"caf-pipeline: {alerts[0].sentence}"
         if len(alerts) == 1
@@ -347,35 +317,38 @@ def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> st
         send_mail,
         subject,
         _text(alerts),
-        sender=its.mail_from,
-        to=its.mail_to,
-        host=its.smtp_host,
-        port=its.smtp_port,
-        security=its.smtp_security,
-        login=(its.smtp_user, its.smtp_password.get_secret_value()) if its.smtp_password else None,
+        sender=settings.mail_from,
+        to=settings.mail_to,
+        host=settings.smtp_host,
+        port=settings.smtp_port,
+        security=settings.smtp_security,
+        login=(settings.smtp_user, settings.smtp_password.get_secret_value())
+        if settings.smtp_password
+        else None,
         seconds=deadline.left(),
     )
-    server = f"the mail server {its.smtp_host}:{its.smtp_port}"
+    server = f"the mail server {settings.smtp_host}:{settings.smtp_port}"
     refused = deadline.ask(server, mail)
     return f", but {server} refuses {', '.join(refused)}: check alerts.mail_to" if refused else ""
 
 
 def _text(alerts: Sequence[Alert]) -> str:
-    return "\n".join(one.sentence for one in alerts)
+    return "\n".join(alert.sentence for alert in alerts)
 
 
 def last_evaluations(
     instance: DagsterInstance, keys: Sequence[AssetCheckKey]
 ) -> tuple[Mapping[AssetCheckKey, AssetCheckEvaluation], Collection[AssetCheckKey]]:
-    """Return the last evaluation of each check that has any, and the checks that a later run is to
-    evaluate, or did not.
+    """Return the last evaluation of each check, and the checks without a current evaluation.
+
+    A check is without one if a later run has yet to evaluate it, or ended before it did.
     """
     storage = instance.event_log_storage
     latest = storage.get_latest_asset_check_execution_by_key(keys)
     unevaluated = {key for key, record in latest.items() if record.status.value not in _EVALUATED}
     records = [record for key, record in latest.items() if key not in unevaluated]
     for key in unevaluated:
-        # Dagster exports the type of a status nowhere; a record has it.
+        # Dagster does not export the type of a status, so take it from a record.
         evaluated = {status for status in type(latest[key].status) if status.value in _EVALUATED}
         records += storage.get_asset_check_execution_history(key, limit=1, status=evaluated)
     return {record.key: record.evaluation for record in records if record.evaluation}, unevaluated
@@ -384,25 +357,19 @@ def last_evaluations(
 def failed_checks(
     instance: DagsterInstance, sources: Sequence[str]
 ) -> Iterator[tuple[str, Condition]]:
-    """Yield a condition of a source for each of `TOLD_CHECKS` that failed when it was last
-    evaluated.
-    """
+    """Yield a condition for each of `CHECKS_WITH_ALERTS` whose last evaluation failed."""
     keys = {
         AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name)
         for source in sources
-        for name in TOLD_CHECKS
+        for name in CHECKS_WITH_ALERTS
     }
     last, _ = last_evaluations(instance, list(keys))
     for key, (source, name) in keys.items():
         evaluation = last.get(key)
         if evaluation and not evaluation.passed:
-            kind, hint = TOLD_CHECKS[name]
-            said = f"the check {name} of {source} failed" + (
-                f", {evaluation.description}" if evaluation.description else ""
-            )
-            yield (
-                source,
-                Condition(
-                    kind, evaluation.severity is AssetCheckSeverity.ERROR, said.rstrip("."), hint
-                ),
-            )
+            kind, hint = CHECKS_WITH_ALERTS[name]
+            sentence = f"the check {name} of {source} failed"
+            if evaluation.description:
+                sentence += f", {evaluation.description.rstrip('.')}"
+            severe = evaluation.severity is AssetCheckSeverity.ERROR
+            yield source, Condition(kind, severe, sentence, hint)

@@ -1,8 +1,7 @@
-"""Runs that Dagster shows as under way though their process is dead, and how they are marked as
-failed.
+"""Marks runs as failed if their process on this machine is dead.
 
-A run carries the tags of the process that works on it, written when it starts (`caf run`) or with
-its first step.
+A run has a tag that identifies its process. `caf run` writes it at the start, other runs with their
+first step.
 """
 
 import json
@@ -23,8 +22,9 @@ _GOING_ON: Final = [
 
 
 def process_tags(holder: Holder) -> dict[str, str]:
-    """Return the run tag that says which process this holder is, and of which run: a re-execution
-    inherits all tags.
+    """Return the tag that identifies a run's process.
+
+    It includes the run's id, since a re-execution inherits all tags.
     """
     return {
         PROCESS_TAG: json.dumps([holder.run, holder.boot_id, holder.pid, holder.process_started])
@@ -32,25 +32,15 @@ def process_tags(holder: Holder) -> dict[str, str]:
 
 
 def process_lives(run: DagsterRun) -> bool | None:
-    """Tell whether the process behind a run lives; None where the run has no mark or one of another
-    machine or boot.
-    """
-    mark = _mark(run)
-    return is_alive(*mark) if mark else None
-
-
-def _mark(run: DagsterRun) -> tuple[str, int, float] | None:
-    """Return boot, pid and start of the run's own process, where its tags tell them."""
+    """Return whether a run's process lives; None if unknown, e.g. on another machine or boot."""
     if PROCESS_TAG not in run.tags:
         return None
     run_id, boot_id, pid, started = json.loads(run.tags[PROCESS_TAG])
-    return (boot_id, pid, started) if run_id == run.run_id else None
+    return is_alive(boot_id, pid, started) if run_id == run.run_id else None
 
 
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:
-    """End every run whose process on this machine is dead, free its pool slots, and return the ids
-    of those runs.
-    """
+    """End all runs whose process is dead and free their pool slots; return the runs' ids."""
     dead = [
         run
         for run in instance.get_runs(RunsFilter(statuses=_GOING_ON))
@@ -59,7 +49,7 @@ def reap_dead_runs(instance: DagsterInstance) -> list[str]:
     for run in dead:
         if run.status is DagsterRunStatus.CANCELING:
             instance.report_run_canceled(
-                run, message="The run's process was gone before it could say that it was canceled."
+                run, message="The run's process ended before it could report the cancellation."
             )
         else:
             instance.report_run_failed(

@@ -1,6 +1,4 @@
-"""One tick of the sensor that launches chunks: what it asks of ledger, Dagster and store, and what
-it does with the answers.
-"""
+"""One tick of the sensor that launches chunks."""
 
 import json
 from collections import defaultdict
@@ -14,11 +12,11 @@ from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult
 from caf_pipeline.automation.launching import (
     PAGE,
     Backfills,
-    Choice,
+    ChunkSelection,
     audits_due,
-    choose_chunks,
     end_unsubmitted_runs,
     give_up_lost_retries,
+    select_chunks,
 )
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
@@ -43,29 +41,31 @@ from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
-ENOUGH: Final = 0.5
-"""Of the deadline that is left: below it a look goes on with no further page and no further source,
-and the next one does.
+MIN_TIME_LEFT: Final = 0.5
+"""Share of the deadline. If less time is left, a tick reads no further page and no further source.
+
+The next tick continues there.
 """
 
-MOST_LAUNCHED: Final = 100
-"""Runs that one look asks for; Dagster's daemon makes some ten a second of them."""
+MAX_LAUNCHED: Final = 100
+"""Runs that one tick requests. Dagster's daemon creates some ten per second."""
 
-MOST_PARKED: Final = 20
-"""Chunks that one look parks; each is a few statements."""
+MAX_PARKED: Final = 20
+"""Chunks that one tick parks. Each takes a few statements."""
 
-MOST_ASKED: Final = 3
-"""How often one look asks the store, each time for smaller chunks."""
+MAX_STORE_REQUESTS: Final = 3
+"""How often one tick asks the store for room, each time for smaller chunks."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LaunchCursor:
-    """Where the next look goes on: after which chunk of a source, and with which source; empty
-    where nothing was left.
+    """The position at which the next tick continues; empty: at the beginning.
 
-    One that was written by hand and is none is empty, too.
+    Attributes:
+        after: by source, the `caf_file_id` of the last chunk that was read.
+        source: the source to begin with.
     """
 
     after: Mapping[str, int] = field(default_factory=dict)
@@ -73,13 +73,12 @@ class LaunchCursor:
 
     @classmethod
     def read(cls, written: str | None) -> "LaunchCursor":
-        """Return the cursor of the tick before."""
+        """Return the cursor of the last tick; an empty cursor if it is invalid."""
         try:
-            said = json.loads(written or "{}")
-            after = {source: int(at) for source, at in said["after"].items()}
-            return cls(
-                {source: at for source, at in after.items() if 0 <= at < 2**63}, str(said["source"])
-            )
+            cursor = json.loads(written or "{}")
+            after = {source: int(caf_file_id) for source, caf_file_id in cursor["after"].items()}
+            valid = {source: number for source, number in after.items() if 0 <= number < 2**63}
+            return cls(valid, str(cursor["source"]))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls()
 
@@ -90,13 +89,11 @@ class LaunchCursor:
 
 @dataclass
 class LaunchTick:
-    """One tick.
+    """One tick of the sensor.
 
     Attributes:
-        context: Dagster's.
-        settings: all.
-        deadline: for all questions to servers.
-        notes: sentences on what is held back.
+        deadline: for all requests to servers.
+        notes: sentences about chunks and sources that are held back.
     """
 
     context: SensorEvaluationContext
@@ -110,66 +107,80 @@ class LaunchTick:
         Raises:
             Overdue: the ledger did not answer in time.
         """
-        ledger: Ledger = self._of_ledger(self.context.resources.ledger.get)
-        if paused := self._of_ledger(partial(pause_reason, ledger)):
+        instance = self.context.instance
+        ledger: Ledger = self._ask_ledger(self.context.resources.ledger.get)
+        if paused := self._ask_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
-        backfills = Backfills(self.context.instance)
-        give_up_lost_retries(self.context.instance, backfills.ids, self.settings.sources)
-        end_unsubmitted_runs(self.context.instance, self.settings.sources)
+        backfills = Backfills(instance)
+        give_up_lost_retries(instance, backfills.ids, self.settings.sources)
+        end_unsubmitted_runs(instance, self.settings.sources)
         cursor, sources = LaunchCursor.read(self.context.cursor), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
-        for chunk in self._of_ledger(lambda: ledger.launchable.chunks(after, PAGE)):
+        for chunk in self._ask_ledger(lambda: ledger.launchable.chunks(after, PAGE)):
             pages[chunk.source].append(chunk)
-        choices, next_source = self._choices(pages, backfills, cursor.source)
+        selections, next_source = self._select(pages, backfills, cursor.source)
         next_after = {
-            source: choices[source].next_after if source in choices else after[source]
+            source: selections[source].next_after if source in selections else after[source]
             for source in pages
         }
-        parked = self._park([one for choice in choices.values() for one in choice.give_up])
-        audits = self._audits(
-            ledger, [source for source in sources if source not in pages and not after[source]]
+        parked = self._park(
+            [item for selection in selections.values() for item in selection.give_up]
         )
-        # The store comes last: where it hangs, nothing is left of the deadline.
+        audits = []
+        if idle := [source for source in sources if source not in pages and not after[source]]:
+            located = self._ask_ledger(partial(ledger.launchable.last_located, idle))
+            audits = [
+                RunRequest(job_name=job_name(source, "audit"))
+                for source in audits_due(instance, idle, located)
+            ]
+        # The store comes last: if it hangs, no time is left.
         launch = self._admitted(
-            ledger, [chunk for choice in choices.values() for chunk in choice.launch]
+            ledger, [chunk for selection in selections.values() for chunk in selection.launch]
         )
-        self._register(launch)
-        requests = [self._request(chunk) for chunk in launch] + audits
+        # The run of a plan adds partitions, but may have been killed before.
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for chunk in launch:
+            names[chunk.source].append(chunk.name)
+        for source, source_names in names.items():
+            instance.add_dynamic_partitions(partitions_name(source), source_names)
+        requests = [
+            RunRequest(
+                job_name=job_name(chunk.source, "archive"),
+                partition_key=chunk.name,
+                tags={**BEFORE_BACKFILLS, **pod_tags(instance, self.settings, chunk.size_bytes)},
+            )
+            for chunk in launch
+        ] + audits
         written = LaunchCursor(
-            {source: at for source, at in next_after.items() if at}, next_source
+            {source: number for source, number in next_after.items() if number}, next_source
         ).written()
         if requests:
             for note in self.notes:
                 self.context.log.warning(note)
             return SensorResult(requests, cursor=written)
-        counts = _counts(choices.values(), parked)
+        active = sum(selection.active for selection in selections.values())
+        waiting = sum(selection.waiting for selection in selections.values())
+        counts = f"{active} under way, {waiting} waiting, {parked} parked now, none to launch."
         return SensorResult(skip_reason=" ".join([counts, *self.notes]), cursor=written)
 
-    def _work(self, source: str) -> RunContext:
+    def _open(self, source: str) -> RunContext:
         run_context: RunContext = self.context.resources.run.open(self.context, source)
         return run_context
 
-    def _of_ledger(self, question: Callable[[], T]) -> T:
+    def _ask_ledger(self, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, describe_database(self.settings), question)
 
     def _launched_sources(self, ledger: Ledger) -> list[str]:
-        """Return the names of the sources whose chunks are launched: the automatic sources.
-
-        If no source is automatic, this sensor is off by default. Then an operator switched it on,
-        for all sources.
-        """
+        # If no source is automatic, the sensor is off by default, so an operator has switched it
+        # on for all sources.
         automatic = sorted(
             name for name, source in self.settings.sources.items() if source.automatic
         )
         others = sorted(self.settings.sources.keys() - automatic)
-        if not automatic:
-            return others
-        waiting = (
-            self._of_ledger(lambda: ledger.launchable.chunks(dict.fromkeys(others, 0), 1))
-            if others
-            else ()
-        )
+        if not automatic or not others:
+            return automatic or others
+        waiting = self._ask_ledger(lambda: ledger.launchable.chunks(dict.fromkeys(others, 0), 1))
         self.notes += [
             f"Source '{source}' has chunks to archive and is left out: set automatic = true in "
             f"[sources.{source}]."
@@ -177,218 +188,165 @@ class LaunchTick:
         ]
         return automatic
 
-    def _choices(
+    def _select(
         self, pages: Mapping[str, Sequence[LaunchableChunk]], backfills: Backfills, first: str
-    ) -> tuple[dict[str, Choice], str]:
-        """Return what is chosen of each source's page, from source `first` on, and with which the
-        next look begins; "": any.
-        """
-        choices: dict[str, Choice] = {}
-        for source in sorted(pages, key=lambda one: (one < first, one)):
-            if self.deadline.left() < self.deadline.seconds * ENOUGH:
-                return choices, source
-            address, known = address_of(self.settings.sources[source]), pages[source][0].address
-            if address != known:
+    ) -> tuple[dict[str, ChunkSelection], str]:
+        # Begins with the source `first`. The second result is the source to begin with in the next
+        # tick; "" for any.
+        selections: dict[str, ChunkSelection] = {}
+        for source in sorted(pages, key=lambda name: (name < first, name)):
+            if self.deadline.left() < self.deadline.seconds * MIN_TIME_LEFT:
+                return selections, source
+            address = address_of(self.settings.sources[source])
+            recorded = pages[source][0].address
+            if address != recorded:
                 self.notes.append(
-                    f"Source '{source}' is left out: it is {known} in the ledger, and {address} in "
-                    "the settings."
+                    f"Source '{source}' is left out: its address is {recorded} in the ledger, but "
+                    f"{address} in the settings."
                 )
             else:
-                choices[source] = choose_chunks(
+                selections[source] = select_chunks(
                     self.context.instance, source, pages[source], backfills, self.settings.runs
                 )
-        return choices, ""
+        return selections, ""
 
-    def _park(self, give_up: Sequence[tuple[LaunchableChunk, RunRecord]]) -> int:
-        """Park chunks that failed too often; return how many."""
+    def _park(self, failed: Sequence[tuple[LaunchableChunk, RunRecord]]) -> int:
         parked = 0
-        for chunk, last in give_up[:MOST_PARKED]:
+        for chunk, last in failed[:MAX_PARKED]:
             run_id = last.dagster_run.run_id
+
+            def park(chunk: LaunchableChunk = chunk, run_id: str = run_id) -> None:
+                reason = f"its runs failed too often, the last one was {run_id}"
+                chunk_steps.park(self._open(chunk.source), chunk.name, reason)
+
             try:
-                self._of_ledger(
-                    partial(
-                        self._park_one,
-                        chunk,
-                        f"its runs failed too often, the last one was {run_id}",
-                    )
-                )
+                self._ask_ledger(park)
             except HeldByOther:
                 continue
-            # Failures before this one count no more once an operator has sent the chunk on its way
-            # again.
+            # After an operator has unparked the chunk, earlier failures count no more.
             self.context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})
             parked += 1
         return parked
 
-    def _park_one(self, chunk: LaunchableChunk, reason: str) -> None:
-        chunk_steps.park(self._work(chunk.source), chunk.name, reason)
-
     def _admitted(
-        self, ledger: Ledger, chosen: Sequence[LaunchableChunk]
+        self, ledger: Ledger, selected: Sequence[LaunchableChunk]
     ) -> Sequence[LaunchableChunk]:
-        """Return those that are launched now, the oldest first.
-
-        What the store would refuse of any chunk is asked here: else every chunk of the source would
-        be launched and fail, one after the other, because a wallet was empty.
-        """
-        launch = sorted(chosen, key=lambda chunk: chunk.caf_file_id)
+        # Returns the chunks to launch now, the oldest first. Asks here what the store would refuse
+        # to every chunk. Otherwise all chunks would be launched and fail because, for example, a
+        # wallet is empty.
+        launch = sorted(selected, key=lambda chunk: chunk.caf_file_id)
         for public in (True, False):
             unposted = [
-                one
-                for one in launch
-                if one.state in NOT_POSTED and self.settings.sources[one.source].public is public
+                chunk
+                for chunk in launch
+                if chunk.state in NOT_POSTED
+                and self.settings.sources[chunk.source].public is public
             ]
             if not unposted:
                 continue
-            names = {one.name for one in unposted}
-            waiting = self._of_ledger(
+            names = {chunk.name for chunk in unposted}
+            waiting = self._ask_ledger(
                 partial(chunk_steps.bytes_to_post, ledger, BEGUN_NOT_POSTED, beside=names)
             )
+            store_name = f"the folder {self.settings.store.folder}"
+            if self.settings.store.kind == "jackal":
+                lcd = ", ".join(self.settings.jackal.lcd)
+                store_name = f"the chain at {lcd}, or a provider that it lists,"
+
+            def ask_store(
+                unposted: Sequence[LaunchableChunk] = unposted,
+                waiting: int = waiting,
+                public: bool = public,
+            ) -> tuple[set[str], str]:
+                store = self._open(unposted[0].source).store
+                return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
+
             try:
-                refused, why = ask_in_time(
-                    self.context,
-                    self.deadline,
-                    self._store(),
-                    partial(self._refused, unposted, waiting, public=public),
-                )
+                refused, reason = ask_in_time(self.context, self.deadline, store_name, ask_store)
             except (Overdue, StoreUnreachable) as error:
                 self.notes.append(
-                    f"No chunk is launched: {with_hint(error)}. The next look asks again."
+                    f"No chunk is launched: {with_hint(error)}. The next tick tries again."
                 )
                 return []
             if refused:
-                self.notes.append(why)
-            launch = [one for one in launch if one.name not in refused]
-        return self._with_room_in_staging(ledger, launch)[:MOST_LAUNCHED]
+                self.notes.append(reason)
+            launch = [chunk for chunk in launch if chunk.name not in refused]
+        return self._with_room_in_staging(ledger, launch)[:MAX_LAUNCHED]
 
     def _with_room_in_staging(
         self, ledger: Ledger, launch: Sequence[LaunchableChunk]
     ) -> Sequence[LaunchableChunk]:
-        """Return those that have their room in staging, or find it beside what is reserved; see
-        `Staging.reserve`.
-        """
+        # Keeps chunks that have reserved their room, and those that fit beside the reservations;
+        # see `Staging.reserve`.
         limit = self.settings.packing.staging_limit
         if not limit:
             return launch
         folder = str(self.settings.staging_folder)
-        held = {
-            one.chunk: one.size_bytes
-            for one in self._of_ledger(ledger.staging.list)
-            if one.folder == folder
+        reserved = {
+            reservation.chunk: reservation.size_bytes
+            for reservation in self._ask_ledger(ledger.staging.list)
+            if reservation.folder == folder
         }
-        new = [one for one in launch if one.name not in held and one.state in NOT_POSTED]
-        fitting = _first_fitting(new, limit - sum(held.values()))
-        if left_out := {one.name for one in new} - {one.name for one in fitting}:
-            waiting, full = (
-                counted(len(left_out), "chunk"),
-                f"{limit} bytes, of which others hold {sum(held.values())}",
-            )
-            self.notes.append(
-                f"{waiting} left out until staging has room: packing.staging_limit is {full}."
-            )
-        return [one for one in launch if one.name not in left_out]
-
-    def _refused(
-        self, unposted: Sequence[LaunchableChunk], waiting: int, *, public: bool
-    ) -> tuple[set[str], str]:
-        store = self._work(unposted[0].source).store
-        return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
-
-    def _store(self) -> str:
-        """Return the store as it is named where it does not answer."""
-        if self.settings.store.kind == "jackal":
-            return (
-                f"the chain at {', '.join(self.settings.jackal.lcd)}, or a provider that it lists,"
-            )
-        return f"the folder {self.settings.store.folder}"
-
-    def _request(self, chunk: LaunchableChunk) -> RunRequest:
-        tags = {
-            **BEFORE_BACKFILLS,
-            **pod_tags(self.context.instance, self.settings, chunk.size_bytes),
-        }
-        return RunRequest(
-            job_name=job_name(chunk.source, "archive"), partition_key=chunk.name, tags=tags
-        )
-
-    def _register(self, chunks: Sequence[LaunchableChunk]) -> None:
-        """See to it that Dagster knows these chunks.
-
-        A plan's run adds them, but it may have been killed before that.
-        """
-        names: defaultdict[str, list[str]] = defaultdict(list)
-        for chunk in chunks:
-            names[chunk.source].append(chunk.name)
-        for source, its in names.items():
-            self.context.instance.add_dynamic_partitions(partitions_name(source), its)
-
-    def _audits(self, ledger: Ledger, idle: Sequence[str]) -> list[RunRequest]:
-        """Return the requests for the question whether sources without work are complete, where it
-        is due.
-        """
-        if not idle:
-            return []
-        located = self._of_ledger(partial(ledger.launchable.last_located, idle))
-        return [
-            RunRequest(job_name=job_name(source, "audit"))
-            for source in audits_due(self.context.instance, idle, located)
+        used = sum(reserved.values())
+        new = [
+            chunk for chunk in launch if chunk.name not in reserved and chunk.state in NOT_POSTED
         ]
+        left_out = {chunk.name for chunk in new} - {
+            chunk.name for chunk in _first_fitting(new, limit - used)
+        }
+        if left_out:
+            self.notes.append(
+                f"{counted(len(left_out), 'chunk')} left out until staging has room: "
+                f"packing.staging_limit is {limit} bytes, of which {used} are reserved."
+            )
+        return [chunk for chunk in launch if chunk.name not in left_out]
 
 
 def refused_chunks(
     store: ChunkStore, unposted: Sequence[LaunchableChunk], *, public: bool, waiting_bytes: int
 ) -> tuple[set[str], str]:
-    """Return the names of the chunks that the store would not take now, one beside the other, and
-    why.
+    """Return the names of the chunks that the store has no room for now, and the reason.
 
-    Those that are too large for it are not among them: their own runs withdraw them.
+    A chunk that is too large for the store at any time is not refused: its own run withdraws it.
 
-    Args:
-        store: where they go.
-        unposted: the chunks; where there is no room for all, the first that fit go.
-        public: of their sources.
-        waiting_bytes: what other chunks will take.
+    If there is no room for all, the first chunks that fit are accepted. `waiting_bytes` is the size
+    of other chunks that will be stored.
 
     Raises:
-        StoreUnreachable: it cannot be asked. CafError: what nobody but an operator can mend.
+        StoreUnreachable: the store does not answer.
+        CafError: an operator must act.
     """
-    left, too_large, why = list(unposted), set[str](), ""
-    for _ in range(MOST_ASKED):
-        if not left:
+    accepted, too_large, reason = list(unposted), set[str](), ""
+    for _ in range(MAX_STORE_REQUESTS):
+        if not accepted:
             break
-        largest = max(chunk.size_bytes for chunk in left)
-        beside = waiting_bytes + sum(chunk.size_bytes for chunk in left) - largest
+        largest = max(chunk.size_bytes for chunk in accepted)
+        others = sum(chunk.size_bytes for chunk in accepted) - largest
         try:
-            store.admit(public=public, stored_size_bytes=largest, waiting_bytes=beside)
+            store.admit(
+                public=public, stored_size_bytes=largest, waiting_bytes=waiting_bytes + others
+            )
             break
         except ChunkTooLarge as error:
             fitting = min(error.fitting_bytes, largest - 1)
-            too_large |= {chunk.name for chunk in left if chunk.size_bytes > fitting}
-            left = [chunk for chunk in left if chunk.size_bytes <= fitting]
+            too_large |= {chunk.name for chunk in accepted if chunk.size_bytes > fitting}
+            accepted = [chunk for chunk in accepted if chunk.size_bytes <= fitting]
         except PlanTooSmall as error:
-            why, room = f"{with_hint(error)}.", error.fitting_bytes - waiting_bytes
-            left = _first_fitting(left, min(room, largest + beside - waiting_bytes - 1))
+            reason, room = f"{with_hint(error)}.", error.fitting_bytes - waiting_bytes
+            accepted = _first_fitting(accepted, min(room, largest + others - 1))
         except (*HITS_EVERY_CHUNK, NoProvider) as error:
-            why, left = f"{with_hint(error)}.", []
+            reason, accepted = f"{with_hint(error)}.", []
     else:
-        left = []
-    return {chunk.name for chunk in unposted} - {chunk.name for chunk in left} - too_large, why
+        accepted = []
+    names = {chunk.name for chunk in unposted} - {chunk.name for chunk in accepted} - too_large
+    return names, reason
 
 
 def _first_fitting(chunks: Iterable[LaunchableChunk], room: int) -> list[LaunchableChunk]:
-    """Return the first that fit together; what does not lets smaller ones go."""
+    # A chunk that does not fit leaves its room to smaller chunks after it.
     fitting = []
     for chunk in chunks:
         if chunk.size_bytes <= room:
             fitting.append(chunk)
             room -= chunk.size_bytes
     return fitting
-
-
-def _counts(choices: Iterable[Choice], parked: int) -> str:
-    choices = list(choices)
-    active, waiting = (
-        sum(choice.active for choice in choices),
-        sum(choice.waiting for choice in choices),
-    )
-    return f"{active} under way, {waiting} waiting, {parked} parked now, none to launch."

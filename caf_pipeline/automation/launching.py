@@ -1,8 +1,8 @@
-"""Which chunks are launched now, which wait, and which are given up.
+"""Decides which chunks are launched now, which wait, and which are given up.
 
-The ledger says which chunks have work to do; Dagster's runs and backfills say which are being
-worked on or waited for. A look takes a page of each source's chunks, and of Dagster only what is
-known of these, so that it costs the same beside 10^5 others.
+The ledger knows which chunks have work to do; Dagster's runs and backfills show which are already
+worked on. A tick reads one page of chunks for each source, so its cost does not grow with the
+number of chunks.
 """
 
 import time
@@ -16,7 +16,6 @@ from dagster import (
     AssetCheckKey,
     AssetKey,
     DagsterInstance,
-    DagsterRun,
     DagsterRunStatus,
     RunRecord,
     RunsFilter,
@@ -48,44 +47,38 @@ UNFINISHED: Final = [
     DagsterRunStatus.STARTED,
     DagsterRunStatus.CANCELING,
 ]
-"""Statuses of a run that will still work, or does."""
+"""Statuses of runs that are queued or under way."""
 
 FIRST_WAIT_SECONDS: Final = 60
 LONGEST_WAIT_SECONDS: Final = 3_600
-"""After a failed run the next waits a minute, then two, four … an hour.
+"""Pause after a failed run: one minute, doubled with each further failure, at most an hour.
 
-Runs that an outage ended make the pause longer, too.
+Runs that an outage ended count here, too.
 """
 
 RETRY_LOST_SECONDS: Final = 60
-"""A failed run is retried within seconds: Dagster's event log consumer looks every 5 s
-(event_log_consumer.py, 1.13).
-"""
+"""Dagster retries a failed run within seconds: its event log consumer (1.13) polls every 5 s."""
 
 UNSUBMITTED_SECONDS: Final = 25 * 3600
-"""For a day Dagster's daemon goes on with a tick that was cut off, and submits the runs that it had
-created.
-"""
+"""Dagster's daemon resumes an interrupted tick for a day, and submits the runs it had created."""
 
 PAGE: Final = 100
-"""Chunks of one source that a look takes; the next goes on after them where none of them could be
-launched.
-"""
+"""Chunks of one source that a tick reads. If it can launch none, the next tick reads the next."""
 
 RUNS_READ: Final = 1_000
-"""Of these chunks, the latest that a look reads. A run is about 0.3 ms, and a chunk has few."""
+"""Latest runs of these chunks that a tick reads. A chunk has few, and a run takes 0.3 ms."""
 
 
 @dataclass(slots=True)
-class Choice:
-    """What a look at one source comes to.
+class ChunkSelection:
+    """The decisions about one page of a source's chunks.
 
     Attributes:
-        launch: chunks to be launched, the oldest first.
-        give_up: chunks to be parked, each with its last failed run.
-        active: runs of chunks that are queued or started.
+        launch: chunks to launch, the oldest first.
+        give_up: chunks to park, each with its last failed run.
+        active: queued and started runs of the source's chunks.
         waiting: chunks that wait for a backfill or for their back-off.
-        next_after: the `caf_file_id` after which the next look goes on; 0 for the first.
+        next_after: the `caf_file_id` after which the next tick continues; 0: at the start.
     """
 
     launch: list[LaunchableChunk] = field(default_factory=list)
@@ -96,67 +89,65 @@ class Choice:
 
 
 def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
-    """Return a source's chunks under way; and those whose run died after their last move, before it
-    gave staging back.
+    """Return a source's chunks under way, and finished chunks that still occupy staging.
+
+    The run of the latter died between its last move and the release of staging.
     """
-    left = [
-        one.chunk
-        for one in ledger.staging.list()
-        if one.state in (ChunkState.LOCATED, ChunkState.EMPTY)
+    names = [
+        reservation.chunk
+        for reservation in ledger.staging.list()
+        if reservation.state in (ChunkState.LOCATED, ChunkState.EMPTY)
     ]
-    unreleased = [chunk for chunk in map(ledger.chunks.get, left) if chunk.source == source]
+    unreleased = [chunk for chunk in map(ledger.chunks.get, names) if chunk.source == source]
     return [*ledger.chunks.list(source, UNDER_WAY), *unreleased]
 
 
-def choose_chunks(
+def select_chunks(
     instance: DagsterInstance,
     source: str,
     page: Sequence[LaunchableChunk],
     backfills: "Backfills",
     settings: ChunkRunSettings,
-) -> Choice:
-    """Choose among a page of a source's chunks, so that at most `settings.max_in_flight` runs of
-    its job go on at once.
+) -> ChunkSelection:
+    """Decide about a page of a source's chunks.
+
+    At most `settings.max_in_flight` runs of the source's job are under way at any time. Runs of
+    backfills do not count.
     """
-    of_backfills = _unfinished_runs(
-        instance, source, backfills.of_jobs
-    )  # first: what they queue meanwhile makes no room
-    choice = Choice(active=max(_unfinished_runs(instance, source) - of_backfills, 0))
-    room = settings.max_in_flight - choice.active
+    # Count the runs of backfills first: runs that a backfill queues in between must not make room.
+    in_backfills = _count_unfinished_runs(instance, source, backfills.of_jobs)
+    active = max(_count_unfinished_runs(instance, source) - in_backfills, 0)
+    selection = ChunkSelection(active=active)
+    room = settings.max_in_flight - active
     if room <= 0:
-        return choice
+        return selection
     runs = runs_of(instance, [chunk.name for chunk in page])
     for chunk in page:
-        of_chunk = runs.get(chunk.name, ())
-        if chunk.held or any(record.dagster_run.status in UNFINISHED for record in of_chunk):
+        records = runs.get(chunk.name, ())
+        if chunk.held or any(record.dagster_run.status in UNFINISHED for record in records):
             continue
-        if backfills.having(source, chunk.name, of_chunk):
-            choice.waiting += 1
+        if backfills.covering(source, chunk.name, records):
+            selection.waiting += 1
             continue
-        if len(choice.launch) >= room:
-            return choice
-        failed = failed_runs(of_chunk)
-        if (
-            chunk.state in UNDER_WAY
-            and len(attempts := [run for run in failed if not by_outage(run)]) >= settings.attempts
-        ):
-            choice.give_up.append((chunk, attempts[0]))
-        elif waits(failed):
-            choice.waiting += 1
+        if len(selection.launch) >= room:
+            return selection
+        failed = failed_runs(records)
+        attempts = [record for record in failed if not ended_by_outage(record)]
+        if chunk.state in UNDER_WAY and len(attempts) >= settings.attempts:
+            selection.give_up.append((chunk, attempts[0]))
+        elif is_backing_off(failed):
+            selection.waiting += 1
         else:
-            choice.launch.append(chunk)
+            selection.launch.append(chunk)
     under_way = [chunk for chunk in page if chunk.state in UNDER_WAY]
-    if len(under_way) == PAGE and len(choice.launch) < room:
-        choice.next_after = under_way[-1].caf_file_id
-    return choice
+    if len(under_way) == PAGE and len(selection.launch) < room:
+        selection.next_after = under_way[-1].caf_file_id
+    return selection
 
 
-def _unfinished_runs(
+def _count_unfinished_runs(
     instance: DagsterInstance, source: str, backfills: Sequence[str] | None = None
 ) -> int:
-    """Return how many runs of chunks of a source are unfinished; only those of some backfills,
-    where these are given.
-    """
     if backfills is not None and not backfills:
         return 0
     tags = {} if backfills is None else {BACKFILL_TAG: backfills}
@@ -166,26 +157,23 @@ def _unfinished_runs(
 
 
 def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Sequence[RunRecord]]:
-    """Return the latest runs of a page of chunks, `RUNS_READ` at most, by chunk and the latest
-    first.
-    """
-    found: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    """Return the latest runs by chunk, latest first; `RUNS_READ` runs in all."""
+    runs: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for record in instance.get_run_records(
         RunsFilter(tags={PARTITION_TAG: list(chunks)}), limit=RUNS_READ
     ):
-        found[record.dagster_run.tags[PARTITION_TAG]].append(record)
-    return found
+        runs[record.dagster_run.tags[PARTITION_TAG]].append(record)
+    return runs
 
 
 def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return the failed runs of a chunk since it last succeeded or was parked, latest first."""
+    """Return a chunk's failed runs since its last success or parking, latest first."""
     failed: list[RunRecord] = []
     for record in records:
         run = record.dagster_run
         parked = run.tags.get(PARKED_TAG) == run.run_id
-        succeeded = run.status is DagsterRunStatus.SUCCESS and not run.tags.get(
-            HELD_TAG
-        )  # which did nothing: another had it
+        # A run with HELD_TAG did nothing, since another run held the chunk.
+        succeeded = run.status is DagsterRunStatus.SUCCESS and not run.tags.get(HELD_TAG)
         if succeeded or parked:
             break
         if run.status is DagsterRunStatus.FAILURE:
@@ -193,9 +181,10 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
     return failed
 
 
-def by_outage(record: RunRecord) -> bool:
-    """Tell whether a run failed since a server that all chunks need gave no answer, or since no
-    worker was there to begin it.
+def ended_by_outage(record: RunRecord) -> bool:
+    """Return whether a run failed because of an outage, or because no worker started it.
+
+    An outage is an error in `failures.OUTAGES`.
     """
     return (
         record.start_time is None
@@ -203,110 +192,104 @@ def by_outage(record: RunRecord) -> bool:
     )
 
 
-def waits(failed: Sequence[RunRecord]) -> bool:
-    """Tell whether it is too soon to launch a chunk again that has these failed runs."""
+def is_backing_off(failed: Sequence[RunRecord]) -> bool:
+    """Return whether it is too soon for another run after these failed runs, latest first."""
     if not failed:
         return False
-    # An end that is hours ahead was written while a clock was wrong; those of two machines may
-    # differ a little.
-    return (
-        -LONGEST_WAIT_SECONDS < time.time() - (failed[0].end_time or 0.0) < _pause_seconds(failed)
-    )
+    # Clocks of two machines may differ a little. An end that is hours ahead was written by a wrong
+    # clock.
+    seconds_ago = time.time() - (failed[0].end_time or 0.0)
+    return -LONGEST_WAIT_SECONDS < seconds_ago < pause_seconds(len(failed))
 
 
-def _pause_seconds(failed: Sequence[RunRecord]) -> int:
-    return min(FIRST_WAIT_SECONDS << min(len(failed) - 1, 6), LONGEST_WAIT_SECONDS)
+def pause_seconds(failures: int) -> int:
+    """Return the pause after this number of failed runs, at least 1."""
+    return min(FIRST_WAIT_SECONDS << min(failures - 1, 6), LONGEST_WAIT_SECONDS)
 
 
 class Backfills:
-    """Which chunks unfinished backfills have or will have a run of.
+    """The unfinished backfills, and the chunks that they run.
 
     Attributes:
-        ids: of all unfinished backfills.
-        of_jobs: the ids of those that run a source's job; the others run assets.
+        ids: ids of all unfinished backfills.
+        of_jobs: ids of the backfills of a job; the other backfills are of assets.
     """
 
     def __init__(self, instance: DagsterInstance) -> None:
         latest = instance.get_backfills(limit=1)
-        # Dagster exports the type of a backfill's status nowhere; a backfill has it.
-        found = instance.get_backfills(status=type(latest[0].status)("REQUESTED")) if latest else ()
-        self.ids = [backfill.backfill_id for backfill in found]
+        # Dagster does not export the type of a backfill's status, so take it from a backfill.
+        unfinished = (
+            instance.get_backfills(status=type(latest[0].status)("REQUESTED")) if latest else ()
+        )
+        self.ids = [backfill.backfill_id for backfill in unfinished]
         self.of_jobs = [
-            backfill.backfill_id for backfill in found if backfill.partition_names is not None
+            backfill.backfill_id for backfill in unfinished if backfill.partition_names is not None
         ]
-        self._named = {
+        self._by_partition = {
             name: backfill.backfill_id
-            for backfill in found
+            for backfill in unfinished
             for name in backfill.partition_names or ()
         }
         self._of_assets = [
             (backfill.backfill_id, data.target_subset.partitions_subsets_by_asset_key)
-            for backfill in found
+            for backfill in unfinished
             if backfill.partition_names is None
             and (data := backfill.asset_backfill_data) is not None
         ]
 
-    def having(self, source: str, chunk: str, runs: Sequence[RunRecord]) -> str:
-        """Return the id of one that has or will have a run of this chunk, whose latest runs are
-        given; "" where there is none.
+    def covering(self, source: str, chunk: str, records: Sequence[RunRecord]) -> str:
+        """Return the id of a backfill that runs or will run this chunk; "" if there is none.
 
-        A backfill runs no chunk again whose run has ended, however long the rest of it takes.
+        A backfill whose run of the chunk has ended does not run it again. `records` are the chunk's
+        latest runs.
         """
         keys = [AssetKey(asset_key(source, name)) for name in ASSETS[2:]]
         of_assets = (
             backfill_id
-            for backfill_id, wanted in self._of_assets
-            if any(chunk in wanted[key] for key in keys if key in wanted)
+            for backfill_id, subsets in self._of_assets
+            if any(chunk in subsets[key] for key in keys if key in subsets)
         )
-        backfill_id = self._named.get(chunk) or next(of_assets, "")
-        its = [
-            record.dagster_run
-            for record in runs
+        backfill_id = self._by_partition.get(chunk) or next(of_assets, "")
+        statuses = [
+            record.dagster_run.status
+            for record in records
             if record.dagster_run.tags.get(BACKFILL_TAG) == backfill_id
         ]
-        return "" if its and all(run.status in ENDED for run in its) else backfill_id
+        return "" if statuses and all(status in ENDED for status in statuses) else backfill_id
 
 
 def give_up_lost_retries(
     instance: DagsterInstance, backfills: Sequence[str], sources: Collection[str]
 ) -> None:
-    """Let backfills end which wait for retries of runs that Dagster will not launch any more.
+    """End backfills that wait for retries which Dagster has lost.
 
-    It changes only runs of chunks of these sources: other projects may share the Dagster instance.
-    Whether a failed run is retried is asked once, when its failure is consumed. Where Dagster's
-    daemon is killed just then, the run is marked and never retried, and its backfill is under way
-    for ever. The chunk itself is launched from the ledger.
+    If Dagster's daemon is killed while it handles a run's failure, the run stays marked for a retry
+    and its backfill never ends. This removes the mark; the ledger's sensor launches the chunk. Only
+    runs of these sources' chunks are changed, since other projects may share the instance.
     """
+    jobs = {job_name(source, "archive") for source in sources}
+    assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}
+    long_ago = datetime.now(UTC) - timedelta(seconds=RETRY_LOST_SECONDS)
     for backfill in backfills:
-        of_it = {BACKFILL_TAG: backfill}
-        if instance.get_runs(RunsFilter(tags=of_it, statuses=UNFINISHED), limit=1):
-            # it goes on anyhow; to look at all of its failed runs each time is work for nothing
-            continue
-        long_ago = datetime.now(UTC) - timedelta(seconds=RETRY_LOST_SECONDS)
-        failed = {**of_it, WILL_RETRY_TAG: "true"}
-        for run in instance.get_runs(
-            RunsFilter(tags=failed, statuses=[DagsterRunStatus.FAILURE], updated_before=long_ago)
-        ):
-            if run.is_complete_and_waiting_to_retry and _archives(run, sources):
+        tags = {BACKFILL_TAG: backfill}
+        if instance.get_runs(RunsFilter(tags=tags, statuses=UNFINISHED), limit=1):
+            continue  # the backfill is still working, so there is no need to read its failed runs
+        lost = RunsFilter(
+            tags={**tags, WILL_RETRY_TAG: "true"},
+            statuses=[DagsterRunStatus.FAILURE],
+            updated_before=long_ago,
+        )
+        for run in instance.get_runs(lost):
+            archives = run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())
+            if run.is_complete_and_waiting_to_retry and archives:
                 instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
 
 
-def _archives(run: DagsterRun, sources: Collection[str]) -> bool:
-    """Return whether a run archives a chunk of these sources: by their job, or by an asset of a
-    chunk.
-    """
-    assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}
-    return run.job_name in {
-        job_name(source, "archive") for source in sources
-    } or not assets.isdisjoint(run.asset_selection or ())
-
-
 def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:
-    """Let runs of these sources fail that were created and never submitted, since daemon or
-    webserver were killed just then.
+    """Fail runs of these sources that were created but never submitted.
 
-    Dagster leaves them as they are, and a source whose plan is such a run would never be planned
-    again.
+    That happens if the daemon or the webserver is killed in between. Dagster leaves such a run
+    alone, and its source would never be planned again.
     """
     long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
     lost = RunsFilter(
@@ -316,15 +299,17 @@ def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) ->
     )
     for run in instance.get_runs(lost, limit=PAGE):
         instance.report_run_failed(
-            run, message="The run was created and never submitted: what created it was killed."
+            run, message="The run was never submitted: the process that created it was killed."
         )
 
 
 def audits_due(
     instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]
 ) -> list[str]:
-    """Return the sources with a chunk located after the check `source_is_complete` last began,
-    which had not passed.
+    """Return the sources whose completeness must be checked again.
+
+    That is the case if a chunk was located after `source_is_complete` last started, and the check
+    did not pass.
     """
     keys = {
         source: AssetCheckKey(AssetKey(asset_key(source, "s3_inventory")), SOURCE_IS_COMPLETE)

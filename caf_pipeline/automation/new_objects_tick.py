@@ -1,5 +1,7 @@
-"""One tick of the sensor for new objects: at inventory reports, then round the bucket part by part,
-or where events say.
+"""One tick of the sensor for new objects.
+
+It checks for a new inventory report, then lists a part of the bucket: the next part in a cycle, or
+a part that event notifications named.
 """
 
 import json
@@ -12,8 +14,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.automation.launch_tick import ENOUGH
-from caf_pipeline.automation.launching import UNFINISHED, by_outage, waits
+from caf_pipeline.automation.launch_tick import MIN_TIME_LEFT
+from caf_pipeline.automation.launching import UNFINISHED, ended_by_outage, is_backing_off
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.errors import CafError, SourceError, with_hint
@@ -25,42 +27,38 @@ from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
-ENOUGH_FOR_EVENTS: Final = 0.2
-"""As `ENOUGH`, of a look that has asked the queue before the bucket."""
+MIN_TIME_LEFT_WITH_EVENTS: Final = 0.2
+"""Like `MIN_TIME_LEFT`, for a tick that has read the queue before the bucket."""
 
 REPORT_SHARE: Final = 0.3
-"""Of what is left of the deadline, for the question whether there is a new inventory report: the
-look goes on without it.
-"""
+"""Share of the remaining time for finding a new inventory report; without it the tick goes on."""
 
-RUNS_OF_REPORT: Final = 100
-"""Of one report's plan, the latest that a look reads."""
+REPORT_RUNS_READ: Final = 100
+"""Latest runs of one report's plan that a tick reads."""
 
 PART_PAGES: Final = 20
-"""Of a part that is planned at once. 20,000 objects that arrive together are one run and chunks of
-them all, where page by page they would be 20 runs, one after the other, and 20 small chunks at
-least. With more pages the first object would wait longer: 20 of them take 10 minutes, at one in
-`sensors.LOOK_SECONDS`.
+"""Pages that are planned together.
+
+20,000 objects that arrive together become one run, not 20 runs and 20 small chunks. More pages
+would delay the first object: 20 pages take 10 minutes at one page for each tick.
 """
 
 T = TypeVar("T")
 
 
-def pages_of_events(its: SourceSettings) -> int:
-    """Return how many pages a look lists at most where events say where: there is no round to go,
-    and few parts are few plans.
-    """
-    return max(its.watch_pages, PART_PAGES)
+def pages_of_events(settings: SourceSettings) -> int:
+    """Return how many pages a tick lists at most around a key that an event named."""
+    return max(settings.watch_pages, PART_PAGES)
 
 
 @dataclass(frozen=True)
 class NewObjectsCursor:
-    """Where the next look begins, and the part before it that is not planned yet; empty where it
-    was written by hand and is none.
+    """The key at which the next tick begins, and the part before it that is not planned yet.
 
-    Attributes: after: the next look lists keys greater than this. since: where the part began that
-        has new objects, up to `after`, and is planned once it has ended. pages: of that part; 0:
-        there is none.
+    Attributes:
+        after: the next tick lists keys greater than this.
+        since: the part with new objects begins after this key and ends with `after`.
+        pages: the number of pages of that part; 0: there is no such part.
     """
 
     after: bytes = b""
@@ -69,18 +67,15 @@ class NewObjectsCursor:
 
     @classmethod
     def read(cls, written: str | None) -> "NewObjectsCursor":
-        """Return the cursor of the tick before."""
+        """Return the cursor of the last tick; an empty cursor if it is invalid."""
         try:
-            said = json.loads(written or "{}")
-            after = unquote_to_bytes(said["after"])
-            if "since" not in said:
+            cursor = json.loads(written or "{}")
+            after = unquote_to_bytes(cursor["after"])
+            if "since" not in cursor:
                 return cls(after, after)
-            since, pages = unquote_to_bytes(said["since"]), said["pages"]
-            return (
-                cls(after, since, pages)
-                if since < after and isinstance(pages, int) and pages > 0
-                else cls()
-            )
+            since, pages = unquote_to_bytes(cursor["since"]), cursor["pages"]
+            is_valid = since < after and isinstance(pages, int) and pages > 0
+            return cls(after, since, pages) if is_valid else cls()
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls()
 
@@ -95,12 +90,9 @@ class NewObjectsTick:
     """One tick for one source.
 
     Attributes:
-        context: Dagster's.
-        settings: all.
-        source: its name.
-        deadline: for all questions to servers.
-        notes: sentences on the queue and the inventory reports.
-        unread: why the queue was not read; None where it was, or there is none.
+        deadline: for all requests to servers.
+        notes: sentences about the queue and the inventory reports.
+        queue_error: why the queue could not be read; None if it was read or there is none.
     """
 
     context: SensorEvaluationContext
@@ -108,200 +100,184 @@ class NewObjectsTick:
     source: str
     deadline: Deadline
     notes: list[str] = field(default_factory=list)
-    unread: CafError | None = None
+    queue_error: CafError | None = None
 
     def result(self) -> TickResult:
-        """Ask for a plan of what is new.
+        """Request a plan of new objects.
 
-        Raises: Overdue: the ledger, the queue or the bucket did not answer in time. Where the
-            bucket of the reports does not, the
-                look goes on.
-            CafError: the queue cannot be read, and what else was looked at has nothing new.
+        Raises:
+            Overdue: the ledger, the queue or the bucket did not answer in time. If only the bucket
+                of the reports does not answer, the tick goes on.
+            CafError: the queue cannot be read, and there is nothing else to plan.
         """
-        answer = self._look()
-        if self.unread and not (isinstance(answer, SensorResult) and answer.run_requests):
-            raise self.unread
-        return answer
+        result = self._result()
+        if self.queue_error and not (isinstance(result, SensorResult) and result.run_requests):
+            raise self.queue_error
+        return result
 
-    def _look(self) -> TickResult:
+    def _result(self) -> TickResult:
         database = describe_database(self.settings)
         if paused := self._ask(database, lambda: pause_reason(self.context.resources.ledger.get())):
             return SkipReason(paused)
-        if self._its.queue:
+        if queue := self._source_settings.queue:
             try:
-                self._ask(f"queue {self._its.queue}, or the ledger,", self._drain)
-            except (
-                SourceError
-            ) as error:  # reports and the keys that are noticed already are looked at without it
-                self.unread = error
+                self._ask(f"queue {queue}, or the ledger,", self._drain)
+            except SourceError as error:
+                # Go on with reports and with keys that the ledger already has.
+                self.queue_error = error
                 self.notes.append(f"{with_hint(error)}.")
         planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
         if busy := self.context.instance.get_runs(planning_runs, limit=1):
-            return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
-        if self._its.inventory and (request := self._new_report()):
+            return self._skip(f"Run {busy[0].run_id} is planning this source already.")
+        if self._source_settings.inventory and (request := self._new_report()):
             return SensorResult([request], cursor=self.context.cursor)
         cursor = NewObjectsCursor.read(self.context.cursor)
-        if not self._its.queue:
-            return self._round(cursor)
-        if self._planned_lately():
-            return SkipReason(self._said(f"{self._lately()} what events name is looked for."))
-        return self._where_events_say(cursor)
+        if not queue:
+            return self._list_next_pages(cursor)
+        if self._was_planned_lately():
+            return self._skip(f"{self._interval_note()} keys named by events are planned.")
+        return self._list_keys_of_events(cursor)
 
     @property
-    def _its(self) -> SourceSettings:
+    def _source_settings(self) -> SourceSettings:
         return self.settings.sources[self.source]
 
-    def _work(self) -> RunContext:
+    def _open(self) -> RunContext:
         run_context: RunContext = self.context.resources.run.open(self.context, self.source)
         return run_context
 
-    def _ask(self, whom: str, question: Callable[[], T]) -> T:
-        return ask_in_time(self.context, self.deadline, whom, question)
+    def _ask(self, server: str, question: Callable[[], T]) -> T:
+        return ask_in_time(self.context, self.deadline, server, question)
 
-    def _ask_bucket(self, look: Callable[[RunContext], T]) -> T:
-        whom = f"bucket '{self._its.bucket}' at {self._its.endpoint_url or 'AWS'}, or the ledger,"
-        return self._ask(whom, lambda: look(self._work()))
+    def _ask_bucket(self, question: Callable[[RunContext], T]) -> T:
+        endpoint = self._source_settings.endpoint_url or "AWS"
+        server = f"bucket '{self._source_settings.bucket}' at {endpoint}, or the ledger,"
+        return self._ask(server, lambda: question(self._open()))
 
-    def _is_enough(self, share: float) -> bool:
+    def _is_time_short(self, share: float) -> bool:
         return self.deadline.left() < self.deadline.seconds * share
 
-    def _said(self, sentence: str) -> str:
-        return " ".join([sentence, *self.notes])
+    def _skip(self, sentence: str, cursor: NewObjectsCursor | None = None) -> TickResult:
+        reason = " ".join([sentence, *self.notes])
+        if cursor is None:
+            return SkipReason(reason)
+        return SensorResult(skip_reason=reason, cursor=cursor.written())
 
-    def _log_notes(self) -> None:
+    def _plan(self, after: bytes, until: bytes | None, cursor: NewObjectsCursor) -> TickResult:
         for note in self.notes:
             self.context.log.warning(note)
+        window: dict[str, object] = {"after": quote_from_bytes(after)}
+        if until is not None:
+            window["until"] = quote_from_bytes(until)
+        if self._source_settings.inventory:
+            # Otherwise a window of the whole bucket would take a report, which is older than the
+            # objects listed here.
+            window["list_bucket"] = True
+        config = {"ops": {op_name(self.source, "s3_inventory"): {"config": window}}}
+        return SensorResult([RunRequest(run_config=config)], cursor=cursor.written())
 
     def _new_report(self) -> RunRequest | None:
-        """Ask for a plan of the newest inventory report, where it is newer than what is planned,
-        which the ledger tells.
-
-        A plan of it that has run did not come so far: the next one waits, longer each time, and
-        after some it is left to the daily schedule.
-        """
-        whom = f"the folder of inventory reports {self._its.inventory}, or the ledger,"
+        # Plans the newest inventory report if the ledger does not have it. If such a run failed,
+        # the next one waits, longer each time. After some failures it is left to the schedule.
+        folder = self._source_settings.inventory
+        server = f"the folder of inventory reports {folder}, or the ledger,"
         deadline = Deadline(self.deadline.left() * REPORT_SHARE)
         try:
             name = ask_in_time(
-                self.context, deadline, whom, lambda: inventories.find_new_report(self._work())
+                self.context, deadline, server, lambda: inventories.find_new_report(self._open())
             )
         except (CafError, Overdue) as error:
             self.notes.append(f"No inventory report is taken: {with_hint(error)}.")
             return None
         if not name:
             return None
-        of_it = RunsFilter(job_name=job_name(self.source, "plan"), tags={REPORT_TAG: name})
-        runs = self.context.instance.get_run_records(of_it, limit=RUNS_OF_REPORT)
-        if sum(not by_outage(run) for run in runs) >= self.settings.runs.attempts:
+        report_runs = RunsFilter(job_name=job_name(self.source, "plan"), tags={REPORT_TAG: name})
+        runs = self.context.instance.get_run_records(report_runs, limit=REPORT_RUNS_READ)
+        if sum(not ended_by_outage(run) for run in runs) >= self.settings.runs.attempts:
             self.notes.append(
-                f"Runs did not plan the inventory report {name}: it is left to the daily schedule."
+                f"Several runs failed to plan the inventory report {name}: it is left to the daily "
+                "schedule."
             )
-        elif waits(runs):
+        elif is_backing_off(runs):
             self.notes.append(
-                f"Run {runs[0].dagster_run.run_id} did not plan the inventory report {name}: the "
-                "next one waits."
+                f"Run {runs[0].dagster_run.run_id} failed to plan the inventory report {name}: the "
+                "next run waits."
             )
         else:
             config = {"ops": {op_name(self.source, "s3_inventory"): {"config": {"report": name}}}}
             return RunRequest(run_config=config, tags={REPORT_TAG: name})
         return None
 
-    def _planned_lately(self) -> bool:
-        """Tell whether a plan of the source began too short ago: what trickles in would be a chunk
-        at each look.
-        """
-        interval = self._its.watch_interval_seconds
+    def _was_planned_lately(self) -> bool:
+        # Objects that arrive slowly would otherwise become a small chunk at each tick.
+        interval = self._source_settings.watch_interval_seconds
         latest = self.context.instance.get_run_records(
             RunsFilter(job_name=job_name(self.source, "plan")), limit=1
         )
-        # One that is ahead was written while a clock was wrong; those of two machines may differ a
-        # little.
+        # Clocks of two machines may differ a little. A time far ahead was written by a wrong clock.
         return any(
             -interval < time.time() - run.create_timestamp.timestamp() < interval for run in latest
         )
 
-    def _lately(self) -> str:
-        return (
-            "The latest plan began less than "
-            f"{counted(self._its.watch_interval_seconds, 'second')} ago; after that"
-        )
+    def _interval_note(self) -> str:
+        interval = counted(self._source_settings.watch_interval_seconds, "second")
+        return f"The latest plan began less than {interval} ago; after that"
 
-    def _round(self, at: NewObjectsCursor) -> TickResult:
-        """Look at what comes next.
-
-        What is new is planned at once; if all of it is, or it is too soon, with what follows.
-        """
-        look = partial(
-            inventories.scan_for_new,
-            after=at.after,
-            max_pages=self._its.watch_pages,
-            enough=partial(self._is_enough, ENOUGH),
+    def _list_next_pages(self, cursor: NewObjectsCursor) -> TickResult:
+        # New objects are planned at once. If all listed objects are new, or the last plan is too
+        # recent, they are planned together with the following pages.
+        listing = self._ask_bucket(
+            partial(
+                inventories.look_for_new,
+                after=cursor.after,
+                max_pages=self._source_settings.watch_pages,
+                enough=partial(self._is_time_short, MIN_TIME_LEFT),
+            )
         )
-        seen = self._ask_bucket(look)
-        pages = at.pages + seen.pages
-        cursor = NewObjectsCursor(seen.next_after or b"").written()  # None: again from the start
-        if not seen.new_objects and not at.pages:
-            return SensorResult(
-                skip_reason=self._said(f"Nothing new after '{quote_from_bytes(at.after)}'."),
-                cursor=cursor,
+        pages = cursor.pages + listing.pages
+        next_cursor = NewObjectsCursor(listing.next_after or b"")  # None: again from the start
+        if not listing.new_objects and not cursor.pages:
+            return self._skip(f"Nothing new after '{quote_from_bytes(cursor.after)}'.", next_cursor)
+        since = quote_from_bytes(cursor.since)
+        too_soon = self._was_planned_lately()
+        may_wait = pages < PART_PAGES and (listing.all_new or too_soon)
+        if listing.next_after is not None and may_wait:
+            return self._skip(
+                f"New objects in {counted(pages, 'page')} after '{since}': they are planned with "
+                "the next pages.",
+                NewObjectsCursor(listing.next_after, cursor.since, pages),
             )
-        soon = self._planned_lately()
-        if (seen.all_new or soon) and seen.next_after is not None and pages < PART_PAGES:
-            said = (
-                f"New in {counted(pages, 'page')} after '{quote_from_bytes(at.since)}': "
-                "planned "
-                "with what comes next."
-            )
-            return SensorResult(
-                skip_reason=self._said(said),
-                cursor=NewObjectsCursor(seen.next_after, at.since, pages).written(),
-            )
-        if soon:
-            return SkipReason(
-                self._said(
-                    f"{self._lately()} what is new after '{quote_from_bytes(at.since)}' is planned."
+        if too_soon:
+            return self._skip(f"{self._interval_note()} new objects after '{since}' are planned.")
+        return self._plan(cursor.since, listing.next_after, next_cursor)
+
+    def _list_keys_of_events(self, cursor: NewObjectsCursor) -> TickResult:
+        # Lists the parts of the bucket with keys named by events, until one has objects to plan.
+        after = cursor.after
+        if cursor.pages:  # found by a listing before the source had a queue: no event names them
+            return self._plan(cursor.since, after, NewObjectsCursor(after))
+        is_time_short = partial(self._is_time_short, MIN_TIME_LEFT_WITH_EVENTS)
+        while not is_time_short():
+            part = self._ask_bucket(
+                partial(
+                    notices.look_at_noticed,
+                    after=after,
+                    max_pages=pages_of_events(self._source_settings),
+                    enough=is_time_short,
                 )
             )
-        self._log_notes()
-        return SensorResult(
-            [RunRequest(run_config=self._window(at.since, seen.next_after))], cursor=cursor
-        )
-
-    def _where_events_say(self, cursor: NewObjectsCursor) -> TickResult:
-        """Look at one part of the bucket after another that has keys which events named, up to one
-        that is to be planned.
-        """
-        after, enough = cursor.after, partial(self._is_enough, ENOUGH_FOR_EVENTS)
-        if cursor.pages:  # what a round saw before the source had a queue: no event names it
-            self._log_notes()
-            request = RunRequest(run_config=self._window(cursor.since, after))
-            return SensorResult([request], cursor=NewObjectsCursor(after).written())
-        while not enough():
-            look = partial(
-                notices.scan_noticed,
-                after=after,
-                max_pages=pages_of_events(self._its),
-                enough=enough,
-            )
-            seen = self._ask_bucket(look)
-            if seen is None:
-                return SensorResult(
-                    skip_reason=self._said(
-                        "Nothing new: no event names a key that is to be looked for."
-                    )
-                )
-            after = seen.until or b""
-            if seen.to_plan:
-                self._log_notes()
-                request = RunRequest(run_config=self._window(seen.after, seen.until))
-                return SensorResult([request], cursor=NewObjectsCursor(after).written())
-        said = self._said("Nothing new so far; the next look goes on.")
-        return SensorResult(skip_reason=said, cursor=NewObjectsCursor(after).written())
+            if part is None:
+                return self._skip("Nothing new: no event names another key.")
+            after = part.until or b""
+            if part.to_plan:
+                return self._plan(part.after, part.until, NewObjectsCursor(after))
+        return self._skip("Nothing new so far; the next tick continues.", NewObjectsCursor(after))
 
     def _drain(self) -> None:
-        """Take what the source's queue has into the ledger, and note what is to be said of it."""
-        run_context, queue = self._work(), open_queue(self.settings, self.source)
-        drained = notices.drain_queue(run_context, queue, enough=partial(self._is_enough, ENOUGH))
+        run_context, queue = self._open(), open_queue(self.settings, self.source)
+        drained = notices.drain_queue(
+            run_context, queue, enough=partial(self._is_time_short, MIN_TIME_LEFT)
+        )
         _, apart = run_context.ledger.notices.count_noticed([self.source]).get(self.source, (0, 0))
         if drained.taken:
             self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
@@ -315,13 +291,3 @@ class NewObjectsTick:
                 f"{counted(drained.rest, 'message')} left in the queue: too many are set apart "
                 "already."
             )
-
-    def _window(self, after: bytes, until: bytes | None) -> dict[str, object]:
-        window: dict[str, object] = {"after": quote_from_bytes(after)}
-        if until is not None:
-            window["until"] = quote_from_bytes(until)
-        # a window of the whole bucket would be taken for no window, and a report is older than what
-        # was seen
-        if self._its.inventory:
-            window["list_bucket"] = True
-        return {"ops": {op_name(self.source, "s3_inventory"): {"config": window}}}

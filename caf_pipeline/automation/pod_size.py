@@ -1,5 +1,4 @@
-"""The disk of a pod that archives a chunk, as the run tag by which Dagster's launcher for
-Kubernetes sizes it.
+"""The run tag that sets the disk size of a Kubernetes pod which archives a chunk.
 
 Source: dagster-k8s 0.29.27, `K8sContainerContext.create_for_run`.
 """
@@ -17,22 +16,17 @@ POD_TAG: Final = "dagster-k8s/config"
 ON_KUBERNETES: Final = ("K8sRunLauncher", "CheckedK8sRunLauncher")
 
 BESIDE_BYTES: Final = 1 << 30
-"""The journal of a chunk of a million objects (some 200 MB), what the run prints, and what Python
-writes.
-"""
+"""Disk for the journal of a million objects (some 200 MB), the run's output and Python's files."""
 
 BESIDE_SHARE: Final = 20
-"""A twentieth of the chunk more, since its manifest is beside it while it is written, and may be
-larger than expected.
-"""
+"""One twentieth of the chunk's size is added for its manifest, which may exceed its estimate."""
 
 
 def pod_tags(instance: DagsterInstance, settings: Settings, chunk_bytes: int) -> Mapping[str, str]:
-    """Return the tag for a run that packs a chunk of so many bytes; none where runs are no pods.
+    """Return the tag for a run that packs a chunk of this size; {} if no tag is needed.
 
-    What a pod asks for is reserved at a node, and a pod that takes more is evicted, so that it
-    takes nothing from others. There is no tag either where staging is below `home`, which all pods
-    share.
+    Kubernetes evicts a pod that uses more disk. No tag is needed if runs are not pods, or if
+    staging is below `home`, which all pods share.
     """
     launcher = instance.get_ref().run_launcher_data
     on_kubernetes = launcher is not None and launcher.class_name in ON_KUBERNETES

@@ -1,6 +1,4 @@
-"""What a run that restores does: archived objects of a source, below a folder or into a bucket, as
-`caf restore` does.
-"""
+"""Restores archived objects of a source into a folder or a bucket, like `caf restore`."""
 
 import time
 from collections.abc import Mapping
@@ -33,42 +31,43 @@ from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
 
-MOST_TOLD: Final = 20
-"""Errors of objects in the log of a run, each an event in Dagster's storage, and as many that are
-different; all are counted.
+MAX_LOGGED: Final = 20
+"""Failed objects that a run logs, and as many different ones, since each is an event in storage."""
+
+OBSERVE_RATIO: Final = 0.25
+"""A run is observed again when its age has grown by this ratio: some 30 times in a day.
+
+Each observation is a row in Dagster's storage.
 """
 
-OBSERVED_LATER: Final = 0.25
-"""Of its age, after which a run is observed again: some 30 times in a day, 40 in a week.
 
-Each is a row of Dagster's storage.
-"""
+class RestoreConfig(Config):
+    """Selects the objects to restore and their destination."""
 
-
-class Restore(Config):
-    """What a run restores, and where to."""
-
-    source: str = Field(description="The source's name.")
+    source: str = Field(description="Name of the source.")
     destination: str = Field(
-        description="The absolute path of a folder of the machine that the run is on, or "
-        "s3://BUCKET/PREFIX."
+        description="Absolute path of a folder on the machine of the run, or s3://BUCKET/PREFIX."
     )
     prefix: str = Field(
-        default="", description="What the keys begin with, as in S3; all by default."
+        default="", description="Restore only keys that begin with this prefix. Default: all keys."
     )
-    force: bool = Field(default=False, description="Replace what is there and is not equal.")
+    force: bool = Field(
+        default=False, description="Replace files or objects at the destination that differ."
+    )
     current: bool = Field(
-        default=False, description="Only objects that S3 had at the last inventory."
+        default=False, description="Restore only objects that S3 had at the last inventory."
     )
-    profile: str = Field(default="", description="The AWS profile for the bucket.")
-    endpoint_url: str = Field(default="", description="The bucket's server, where that is not AWS.")
+    profile: str = Field(default="", description="AWS profile for the destination bucket.")
+    endpoint_url: str = Field(
+        default="", description="URL of the destination's S3 server. Default: AWS."
+    )
 
 
-def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> None:
-    """Restore, and count into the sums.
+def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums) -> None:
+    """Restore objects, and count the outcomes in `sums`.
 
     Raises:
-        CafError: nothing more can be restored, or not all was.
+        CafError: some or all objects could not be restored.
     """
     ledger: Ledger = context.resources.ledger.get()
     waits = Waits(Announcer(context.log.info), context.resources.run.waiting)
@@ -79,16 +78,15 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
         or "\0" in config.destination
     ):
         raise UsageError(
-            f"destination {config.destination!r} is neither the absolute path of a folder nor "
-            "s3://BUCKET/PREFIX",
-            hint="give an absolute path: a run has a working folder of its own",
+            f"destination {config.destination!r} is neither an absolute path nor s3://BUCKET/PREFIX",
+            hint="use an absolute path, since each run has its own working folder",
         )
     if (config.profile or config.endpoint_url) and not config.destination.startswith(
         run_wiring.BUCKET_SCHEME
     ):
         raise UsageError(
-            "`profile` and `endpoint_url` are for a bucket",
-            hint="give s3://BUCKET/PREFIX as `destination`",
+            "`profile` and `endpoint_url` need a bucket as destination",
+            hint="set `destination` to s3://BUCKET/PREFIX",
         )
     store = context.resources.store.open(ledger, this_process(context.run_id), waits)
     progress = _Progress(context, config, sums)
@@ -105,20 +103,23 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
             sums.not_yet_archived, sums.skipped = count_not_archived(
                 ledger.lookup, config.source, config.prefix
             )
-            wanted = is_current if config.current else every
-            listed = list_objects(ledger.lookup, config.source, config.prefix, include=wanted)
+            listed = list_objects(
+                ledger.lookup,
+                config.source,
+                config.prefix,
+                wanted=is_current if config.current else every,
+            )
             ended = take_all(restore_objects(listed, target), progress.take)
     except HeldByOther as held:
-        raise StagingError(
-            str(held), hint=held.hint
-        ) from held  # of a chunk an outcome, of a restore a failure
+        # A chunk's run succeeds if another run holds the chunk, but a restore must fail.
+        raise StagingError(str(held), hint=held.hint) from held
     if not sums.listed:
-        what = "is current" if config.current else "is archived"
+        kind = "current" if config.current else "archived"
         raise NotLocated(
-            f"no key of source '{config.source}' {what} and begins with '{config.prefix}'"
+            f"source '{config.source}' has no {kind} key that begins with '{config.prefix}'"
         )
     if sums.beside:
-        reasons = f"`caf status {config.source}` has the reasons"
+        reasons = f"`caf status {config.source}` shows the reasons"
         context.log.warning(f"{counted(sums.listed, 'object')} listed; {sums.beside}: {reasons}")
     failure = sums.failure(ended, "`force`")
     if ended and failure is not ended:
@@ -130,35 +131,36 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
 
 
 class _Progress:
-    """How far a run is: a line of its log every minute, and now and then an observation of what it
-    reads, the locations.
-    """
+    """Reports progress: a log line every minute, and sometimes an observation of the locations."""
 
-    def __init__(self, context: OpExecutionContext, config: Restore, sums: RestoreSums) -> None:
+    def __init__(
+        self, context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums
+    ) -> None:
         self._context = context
         self._locations = AssetKey(asset_key(config.source, ASSETS[-1]))
         self._sums = sums
-        self._began_at = self._told_at = self._observed_at = time.monotonic()
+        self._began_at = self._logged_at = self._observed_at = time.monotonic()
 
-    def take(self, one: RestoredObject) -> None:
-        """Count an object, and say how far the run is, where it is time to."""
-        self._sums.add(one)
-        if one.error and self._sums.failed <= MOST_TOLD:
-            self._context.log.error(with_hint(one.error))
-        if one.outcome is RestoreOutcome.DIFFERENT and self._sums.different <= MOST_TOLD:
+    def take(self, restored: RestoredObject) -> None:
+        """Count an object, and report progress if due."""
+        self._sums.add(restored)
+        if restored.error and self._sums.failed <= MAX_LOGGED:
+            self._context.log.error(with_hint(restored.error))
+        if restored.outcome is RestoreOutcome.DIFFERENT and self._sums.different <= MAX_LOGGED:
             self._context.log.error(
-                f"{one.location.row.key!r} was not written: something else is at {one.place!r}"
+                f"{restored.location.row.key!r} was not written: {restored.place!r} has different "
+                "content"
             )
         now = time.monotonic()
-        if now - self._told_at >= LINE_SECONDS:
-            self._told_at = now
+        if now - self._logged_at >= LINE_SECONDS:
+            self._logged_at = now
             self._context.log.info(self._line)
-            if now - self._observed_at >= OBSERVED_LATER * (self._observed_at - self._began_at):
+            if now - self._observed_at >= OBSERVE_RATIO * (self._observed_at - self._began_at):
                 self._observed_at = now
                 self.observe()
 
     def observe(self) -> None:
-        """Let the locations show how far the run is."""
+        """Show the progress on the page of the source's locations."""
         shown = {f"restore_{name}": count for name, count in sums_metadata(self._sums).items()}
         run = MetadataValue.dagster_run(self._context.run_id)
         self._context.log_event(
@@ -173,12 +175,12 @@ class _Progress:
         size = show_size(sums.restored_bytes)
         return (
             f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), "
-            f"{sums.equal:,} there"
+            f"{sums.equal:,} already there"
         )
 
 
 def sums_metadata(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
-    """Return the sums as Dagster shows them."""
+    """Return the counts as metadata."""
     shown = {
         "objects": sums.restored,
         "bytes": sums.restored_bytes,
@@ -187,8 +189,7 @@ def sums_metadata(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
         "failed": sums.failed,
         "not_yet_archived": sums.not_yet_archived,
         "skipped": sums.skipped,
-        **(
-            {"without_headers": sums.without_headers} if sums.without_headers else {}
-        ),  # only of adopted files
     }
+    if sums.without_headers:  # only objects of adopted files
+        shown["without_headers"] = sums.without_headers
     return {name: MetadataValue.int(count) for name, count in shown.items()}

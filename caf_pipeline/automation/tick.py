@@ -1,4 +1,4 @@
-"""One tick of a sensor: questions to servers within its time, and the answer to Dagster."""
+"""Helpers for sensor ticks."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,13 +15,12 @@ T = TypeVar("T")
 def ask_in_time(
     context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]
 ) -> T:
-    """Return what a tick asks of a server; see `Deadline.ask`.
+    """Return the result of `question`, or raise Overdue; see `Deadline.ask`.
 
-    What it opens after the tick is over is closed.
+    If the question ends after the deadline, the resources that it opened are closed.
     """
-    resources = (
-        context.resources
-    )  # made here: where Dagster makes them in another thread, it does not find them again
+    # Built in this thread: Dagster loses resources that are built in another thread.
+    resources = context.resources
 
     def close() -> None:
         resources.ledger.close()
@@ -31,8 +30,6 @@ def ask_in_time(
 
 
 def pause_reason(ledger: Ledger) -> str:
-    """Return the reason for which a tick is skipped while an operator has paused everything; ""
-    otherwise.
-    """
+    """Return why ticks are skipped while an operator has paused everything; "" if not paused."""
     reason = ledger.controls.current().paused
     return f"Paused: {reason}. `caf resume` ends it." if reason else ""

@@ -1,6 +1,6 @@
-"""The process around Dagster.
+"""The processes around Dagster.
 
-`caf run` with its worker processes, `caf backfill`, `caf setup` and `caf runs`; run launchers (this
-machine, Celery, Kubernetes), storage, DAGSTER_HOME, logs, Ctrl-C, the progress bar. Dagster's own
-concepts (assets, jobs, sensors) are `defs`; the commands that need no Dagster are `cli`.
+`caf run` with its worker processes, `caf backfill`, `caf setup`, `caf runs` and `caf remove`; run
+launchers (this machine, Celery, Kubernetes), storage, DAGSTER_HOME, logs, Ctrl-C, the progress bar.
+The definitions (assets, jobs, sensors) are in `defs`.
 """

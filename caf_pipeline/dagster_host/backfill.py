@@ -1,9 +1,8 @@
-"""`caf backfill`: chunks under way as one asset backfill of Dagster's, which its daemon submits,
-and what becomes of it.
+"""`caf backfill`: archives chunks by one asset backfill, which Dagster's daemon executes.
 
-The command asks for the backfill in one write and then only looks on: ended at any moment it
-changes nothing, and the daemon goes on. Source: "Backfills" in Dagster's documentation;
-`PartitionBackfill` is what its UI makes of the same request.
+The command creates the backfill in one write and then only watches it. If the command is
+interrupted, the daemon goes on. Source: "Backfills" in Dagster's documentation; the UI creates the
+same `PartitionBackfill`.
 """
 
 import secrets
@@ -44,32 +43,35 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
 
 DAEMON: Final = "BACKFILL"
-"""What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""
+"""Name, in heartbeats, of the part of Dagster's daemon that executes backfills."""
 
 LIVE_SECONDS: Final = 120.0
-"""A daemon whose last heartbeat is older counts as ended; it sends one every 30 s."""
+"""A daemon without a heartbeat for so long counts as dead; it sends one every 30 s."""
 
-LOOK_SECONDS: Final = 2.0
-SAY_SECONDS: Final = 15.0
-"""How often the command looks, and how often it says what it sees, where that has changed."""
+POLL_SECONDS: Final = 2.0
+REPORT_SECONDS: Final = 15.0
+"""Minimum seconds between two lines about the progress."""
 
 PAGE: Final = 200
-"""Chunks whose runs are read at once."""
+"""Chunks whose runs are read together."""
 
-BEHIND_NEW_RUNS: Final = "-1"
-"""The priority of a backfill's runs: a chunk's run that a person begins in the UI has 0; see
-`BEFORE_BACKFILLS`.
-"""
+LOW_PRIORITY: Final = "-1"
+"""Priority of a backfill's runs: below runs that a person starts in the UI (0)."""
 
-_RUNNING: Final = (
-    "it begins with `dagster-daemon run -w workspace.yaml` (or `dg dev`) and DAGSTER_HOME={home}"
+_START_HINT: Final = (
+    "start `dagster-daemon run -w workspace.yaml` (or `dg dev`) with DAGSTER_HOME={home}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which chunks are asked for: of a plan, from one to another, both included, or only those that
-    failed; "" for any.
+    """Selects chunks with work to do.
+
+    Attributes:
+        plan: only chunks of this plan; "" for any.
+        first: only chunks from this one on (inclusive); "" for any.
+        last: only chunks up to this one (inclusive); "" for any.
+        failed: only chunks that failed, and parked chunks.
     """
 
     plan: str = ""
@@ -79,14 +81,14 @@ class Selection:
 
 
 @dataclass
-class Chosen:
-    """What is to be submitted, and what is not.
+class SelectedChunks:
+    """The selected chunks, by what happens to them.
 
     Attributes:
         chunks: to be submitted, the oldest first.
-        held: chunks that a run or another process works on.
-        backfills: unfinished backfills that have chunks of these, with these.
-        parked: chunks that are left out since an operator is to look at them.
+        held: names of chunks that a run or another process works on.
+        backfills: names of chunks in unfinished backfills, by backfill.
+        parked: number of chunks that are left out because they are parked.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -103,51 +105,61 @@ def backfill_command(
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
-    """Submit a backfill of the chunks that are wanted (`Selection`) and follow it to its end;
-    return the exit status.
+    """Submit a backfill and follow it to its end; return the exit status.
 
-    Where all of them are in an unfinished backfill already, that one is followed.
+    If all selected chunks are in unfinished backfills already, the backfill with most of them is
+    followed.
 
-    Raises: NoDaemon: nothing was submitted, since nothing would begin. UsageError, NotLocated: of
-        the selection. KeyboardInterrupt: the backfill goes on.
+    `wanted` has the fields of a `Selection`.
+
+    Raises:
+        NoDaemon: no daemon would execute the backfill; nothing was submitted.
+        UsageError: the ends of the selection do not fit each other, the source or the plan.
+        NotLocated: there is no such plan or chunk.
+        KeyboardInterrupt: the command ends, but the backfill goes on.
     """
     settings.source(source)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
-    _require_daemon_home(settings)
+    home = dagster_home(settings)
+    if not home.is_dir():
+        raise NoDaemon(
+            f"no Dagster daemon runs here: there is no {home} yet",
+            hint=_START_HINT.format(home=home),
+        )
+
+    def print_json(**summary: object) -> None:
+        if json:
+            sys.stdout.write(dump_json(summary) + "\n")
+            sys.stdout.flush()
+
     with open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
-        chosen = choose(instance, ledger, source, Selection(**wanted))
-        for line in _said_of(chosen, source):
-            console.print(line)
-        names = [chunk.name for chunk in chosen.chunks]
+        selected = select(instance, ledger, source, Selection(**wanted))
+        _print_left_out(console, selected, source)
+        names = [chunk.name for chunk in selected.chunks]
+        backfills = list(selected.backfills)
         if dry_run:
-            _print(
-                json,
-                {
-                    "backfill": None,
-                    "chunks": names,
-                    "held": chosen.held,
-                    "backfills": list(chosen.backfills),
-                },
-            )
+            print_json(backfill=None, chunks=names, held=selected.held, backfills=backfills)
             console.print(f"would submit {counted(len(names), 'chunk')}; nothing was changed")
             return 0
-        if names or chosen.backfills:
+        if names or backfills:
             require_daemon(instance, settings)
         backfill_id = new_id()
         try:
             if names:
-                names = _unparked(settings, ledger, chosen.chunks)
+                names = _unpark(settings, ledger, selected.chunks)
                 submit(settings, instance, ledger, source, names, backfill_id)
                 console.print(
                     f"backfill {backfill_id} has {counted(len(names), 'chunk')} of {source}; "
                     "Dagster's daemon runs them"
                 )
-            elif chosen.backfills:
-                backfill_id, names = max(chosen.backfills.items(), key=lambda one: len(one[1]))
+            elif backfills:
+                backfill_id, names = max(
+                    selected.backfills.items(), key=lambda backfill: len(backfill[1])
+                )
                 console.print(f"following backfill {backfill_id}")
             else:
-                _print(json, {"backfill": None, "chunks": [], "held": chosen.held, "backfills": []})
-                return HELD_BY_OTHERS if chosen.held else 0
+                print_json(backfill=None, chunks=[], held=selected.held, backfills=[])
+                return HELD_BY_OTHERS if selected.held else 0
             status = follow(instance, backfill_id, len(names), console)
         except KeyboardInterrupt:
             if instance.get_backfill(backfill_id):
@@ -156,126 +168,118 @@ def backfill_command(
                     "follows it again"
                 )
             raise
-        left = _not_archived(ledger, source, names)
-        for chunk in left:
-            console.print(
-                f"{chunk.name} is {chunk.state}{f': {chunk.reason}' if chunk.reason else ''}"
-            )
-        _print(
-            json,
-            {
-                "backfill": backfill_id,
-                "status": status,
-                "chunks": names,
-                "left": [chunk.name for chunk in left],
-            },
+        other_states = [state for state in ChunkState if state not in IN_GOOD_STANDING]
+        submitted = set(names)
+        unfinished = [
+            chunk for chunk in ledger.chunks.list(source, other_states) if chunk.name in submitted
+        ]
+        for chunk in unfinished:
+            reason = f": {chunk.reason}" if chunk.reason else ""
+            console.print(f"{chunk.name} is {chunk.state}{reason}")
+        print_json(
+            backfill=backfill_id,
+            status=status,
+            chunks=names,
+            left=[chunk.name for chunk in unfinished],
         )
-        done = len(names) - len(left)
+        done = len(names) - len(unfinished)
         console.print(
             f"backfill {backfill_id} ended ({status}): {done} of {counted(len(names), 'chunk')} "
             "done"
         )
-        return CHUNKS_FAILED if left else 0
+        return CHUNKS_FAILED if unfinished else 0
 
 
-def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selection) -> Chosen:
-    """Return the chunks of the source that are wanted and that nothing works on.
+def select(
+    instance: DagsterInstance, ledger: Ledger, source: str, selection: Selection
+) -> SelectedChunks:
+    """Select chunks of a source that have work to do.
 
-    Raises: NotLocated: there is no such plan or chunk. UsageError: an end is of another source or
-        plan, or the ends are the wrong way
-            round.
+    Raises:
+        NotLocated: there is no such plan or chunk.
+        UsageError: an end is of another source or plan, or the first is newer than the last.
     """
     if source not in ledger.lookup.sources():
         raise NotLocated(
             f"nothing of '{source}' is planned yet", hint=f"`caf run {source}` plans it"
         )
-    if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans.list(source)):
+    plans = {plan.record.name for plan in ledger.plans.list(source)}
+    if selection.plan and selection.plan not in plans:
         raise NotLocated(
-            f"source '{source}' has no plan '{wanted.plan}'",
-            hint=f"`caf plans {source}` lists them",
+            f"source '{source}' has no plan '{selection.plan}'",
+            hint=f"`caf plans {source}` lists the plans",
         )
-    first, last = (
-        _position(ledger, source, name, wanted.plan) for name in (wanted.first, wanted.last)
-    )
+
+    def position(name: str) -> int | None:
+        if not name:
+            return None
+        chunk = ledger.chunks.get(name)
+        if chunk.source != source:
+            raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
+        if selection.plan and chunk.plan != selection.plan:
+            raise UsageError(
+                f"{name} is a chunk of plan {chunk.plan}, not of {selection.plan}",
+                hint="leave --plan out, or name chunks of it",
+            )
+        return chunk.caf_file_id
+
+    first, last = position(selection.first), position(selection.last)
     if first is not None and last is not None and first > last:
         raise UsageError(
-            f"{wanted.first} comes after {wanted.last}", hint="--from names the older one"
+            f"{selection.first} comes after {selection.last}", hint="--from names the older chunk"
         )
-    within = [
-        chunk
-        for chunk in sorted(
-            ledger.chunks.list(source, [*UNDER_WAY, ChunkState.PARKED]),
-            key=lambda chunk: chunk.caf_file_id,
-        )
-        if (not wanted.plan or chunk.plan == wanted.plan)
-        and (first is None or chunk.caf_file_id >= first)
-        and (last is None or chunk.caf_file_id <= last)
-    ]
-    return _free(instance, ledger, within, failed=wanted.failed)
-
-
-def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
-    if not name:
-        return None
-    chunk = ledger.chunks.get(name)
-    if chunk.source != source:
-        raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
-    if plan and chunk.plan != plan:
-        raise UsageError(
-            f"{name} is a chunk of plan {chunk.plan}, not of {plan}",
-            hint="leave --plan out, or name chunks of it",
-        )
-    return chunk.caf_file_id
-
-
-def _free(
-    instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *, failed: bool
-) -> Chosen:
-    """Put each chunk where it belongs."""
-    chosen, backfills = Chosen(), Backfills(instance)
+    chunks = sorted(
+        (
+            chunk
+            for chunk in ledger.chunks.list(source, [*UNDER_WAY, ChunkState.PARKED])
+            if (not selection.plan or chunk.plan == selection.plan)
+            and (first is None or chunk.caf_file_id >= first)
+            and (last is None or chunk.caf_file_id <= last)
+        ),
+        key=lambda chunk: chunk.caf_file_id,
+    )
+    selected, backfills = SelectedChunks(), Backfills(instance)
     leased = {chunk_of_lease(lease.name) for lease in ledger.leases.list() if lease.live}
     for page in (chunks[start : start + PAGE] for start in range(0, len(chunks), PAGE)):
         runs = runs_of(instance, [chunk.name for chunk in page])
         for chunk in page:
-            its = runs.get(chunk.name, [])
-            if backfill := backfills.having(chunk.source, chunk.name, its):
-                chosen.backfills.setdefault(backfill, []).append(chunk.name)
+            records = runs.get(chunk.name, [])
+            is_parked = chunk.state is ChunkState.PARKED
+            if backfill := backfills.covering(chunk.source, chunk.name, records):
+                selected.backfills.setdefault(backfill, []).append(chunk.name)
             elif chunk.name in leased or any(
-                record.dagster_run.status in UNFINISHED for record in its
+                record.dagster_run.status in UNFINISHED for record in records
             ):
-                chosen.held.append(chunk.name)
-            elif chunk.state is ChunkState.PARKED and not failed:
-                chosen.parked += 1
-            elif not failed or chunk.state is ChunkState.PARKED or failed_runs(its):
-                chosen.chunks.append(chunk)
-    return chosen
+                selected.held.append(chunk.name)
+            elif is_parked and not selection.failed:
+                selected.parked += 1
+            elif not selection.failed or is_parked or failed_runs(records):
+                selected.chunks.append(chunk)
+    return selected
 
 
-def _said_of(chosen: Chosen, source: str) -> list[str]:
-    said = [
-        f"{counted(len(names), 'chunk')} left to backfill {backfill}, which is not finished"
-        for backfill, names in chosen.backfills.items()
-    ]
-    if chosen.held:
-        said.append(
-            f"{counted(len(chosen.held), 'chunk')} left out: runs are queued or work on them"
-        )
-    if chosen.parked:
-        said.append(
-            f"{counted(chosen.parked, 'chunk')} left out as parked; `caf backfill {source} "
+def _print_left_out(console: Console, selected: SelectedChunks, source: str) -> None:
+    for backfill, names in selected.backfills.items():
+        number = counted(len(names), "chunk")
+        console.print(f"{number} left to backfill {backfill}, which is not finished")
+    if selected.held:
+        number = counted(len(selected.held), "chunk")
+        console.print(f"{number} left out: runs are queued or work on them")
+    if selected.parked:
+        console.print(
+            f"{counted(selected.parked, 'chunk')} left out as parked; `caf backfill {source} "
             "--failed` tries them again"
         )
-    if not chosen.chunks and not chosen.backfills and not chosen.held:
-        said.append(f"nothing to submit: no chunk of {source} that was asked for has work to do")
-    return said
+    if not selected.chunks and not selected.backfills and not selected.held:
+        console.print(f"nothing to submit: no selected chunk of {source} has work to do")
 
 
 def new_id() -> str:
-    """Return an id for a backfill, as the UI makes them."""
+    """Return a new id for a backfill, in the form that the UI uses."""
     return "".join(secrets.choice(string.ascii_lowercase) for _ in range(8))
 
 
-def submit(  # noqa: PLR0917 - what it takes
+def submit(  # noqa: PLR0917
     settings: Settings,
     instance: DagsterInstance,
     ledger: Ledger,
@@ -283,15 +287,14 @@ def submit(  # noqa: PLR0917 - what it takes
     names: Sequence[str],
     backfill_id: str,
 ) -> None:
-    """Ask Dagster for a backfill of these chunks. The daemon submits the runs."""
+    """Create a backfill of these chunks. Dagster's daemon submits the runs."""
     register_chunks(instance, ledger, source)
-    wanted = set(names)
-    largest = max(
-        (chunk.expected_size_bytes for chunk in ledger.chunks.list(source) if chunk.name in wanted),
-        default=0,
-    )
+    submitted = set(names)
+    sizes = [
+        chunk.expected_size_bytes for chunk in ledger.chunks.list(source) if chunk.name in submitted
+    ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Dagster calls a name of its own that it calls deprecated
+        warnings.simplefilter("ignore")  # Dagster itself calls a function that it has deprecated
         backfill = PartitionBackfill.from_asset_partitions(
             backfill_id,
             asset_graph=build_defs(settings).resolve_asset_graph(),
@@ -300,8 +303,8 @@ def submit(  # noqa: PLR0917 - what it takes
             backfill_timestamp=time.time(),
             tags={
                 SOURCE_TAG: source,
-                PRIORITY_TAG: BEHIND_NEW_RUNS,
-                **pod_tags(instance, settings, largest),
+                PRIORITY_TAG: LOW_PRIORITY,
+                **pod_tags(instance, settings, max(sizes, default=0)),
             },
             dynamic_partitions_store=instance,
             all_partitions=False,
@@ -313,25 +316,35 @@ def submit(  # noqa: PLR0917 - what it takes
 
 
 def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Console) -> str:
-    """Say how far a backfill is, of which so many chunks are left to do, until it has ended; return
-    its status.
+    """Print the progress of a backfill until it has ended; return its status.
+
+    `left` is the number of its chunks that are not archived yet.
     """
-    began, done_before, said, said_at, lost = time.monotonic(), -1, "", 0.0, False
+    began, done_before, printed, printed_at, lost = time.monotonic(), -1, "", 0.0, False
+    run_statuses = {
+        "well": [DagsterRunStatus.SUCCESS],
+        "failed": [DagsterRunStatus.FAILURE],
+        "canceled": [DagsterRunStatus.CANCELED],
+        "going": UNFINISHED,
+    }
     while True:
         backfill = instance.get_backfill(backfill_id)
         if backfill is None:
             raise NotLocated(f"Dagster has no backfill {backfill_id} any more")
-        counts = _runs(instance, backfill_id)
+        counts = {
+            name: instance.get_runs_count(
+                RunsFilter(tags={BACKFILL_TAG: backfill_id}, statuses=statuses)
+            )
+            for name, statuses in run_statuses.items()
+        }
         done_before = counts["well"] if done_before < 0 else done_before
-        total = left + done_before
-        line = (
-            f"backfill {backfill_id}: "
-            f"{_progress(counts, total, counts['well'] - done_before, time.monotonic() - began)}"
-        )
+        done = counts["well"] - done_before
+        progress = describe_progress(counts, left + done_before, done, time.monotonic() - began)
+        line = f"backfill {backfill_id}: {progress}"
         ended = backfill.status in BULK_ACTION_TERMINAL_STATUSES
-        if line != said and (ended or time.monotonic() - said_at >= SAY_SECONDS):
+        if line != printed and (ended or time.monotonic() - printed_at >= REPORT_SECONDS):
             console.print(line)
-            said, said_at = line, time.monotonic()
+            printed, printed_at = line, time.monotonic()
         if ended:
             return backfill.status.value
         if lost is not (lost := not _daemon_lives(instance)):
@@ -340,60 +353,39 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
                 if lost
                 else "the daemon is back"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def _runs(instance: DagsterInstance, backfill_id: str) -> Mapping[str, int]:
-    """Return how many runs of the backfill ended well, failed, were canceled, and are under way."""
-    states = {
-        "well": [DagsterRunStatus.SUCCESS],
-        "failed": [DagsterRunStatus.FAILURE],
-        "canceled": [DagsterRunStatus.CANCELED],
-        "going": UNFINISHED,
-    }
-    return {
-        name: instance.get_runs_count(
-            RunsFilter(tags={BACKFILL_TAG: backfill_id}, statuses=statuses)
-        )
-        for name, statuses in states.items()
-    }
+def describe_progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
+    """Return a line about a backfill, with its rate and the time left if known.
 
-
-def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
-    """Say how many chunks have a run that ended well, the rate of those `done` in so many seconds,
-    and the time left by it.
+    Args:
+        counts: numbers of runs: "well", "failed", "canceled" and "going".
+        total: number of chunks.
+        done: chunks whose run succeeded in the last `seconds`.
+        seconds: the time that the command has watched.
     """
     well = min(counts["well"], total)
     ended = "".join(
         f", {counted(counts[how], 'run')} {how}" for how in ("failed", "canceled") if counts[how]
     )
-    said = (
-        f"runs of {well} of {counted(total, 'chunk')} ended well{ended}, "
-        f"{counted(counts['going'], 'run')} queued or going"
+    line = (
+        f"runs of {well} of {counted(total, 'chunk')} succeeded{ended}, "
+        f"{counted(counts['going'], 'run')} queued or under way"
     )
     if not done or well == total or not counts["going"]:
-        return said
-    left = (total - well) * seconds / done
-    return (
-        f"{said}; {done / seconds * 60:.1f} a minute, about {timedelta(seconds=round(left))} left"
-    )
+        return line
+    remaining = timedelta(seconds=round((total - well) * seconds / done))
+    return f"{line}; {done / seconds * 60:.1f} per minute, about {remaining} left"
 
 
-def _not_archived(ledger: Ledger, source: str, names: Sequence[str]) -> list[Chunk]:
-    """Return those of the chunks that are not archived: they have work to do still, are parked, or
-    were given up meanwhile.
-    """
-    wanted, others = set(names), [state for state in ChunkState if state not in IN_GOOD_STANDING]
-    return [chunk for chunk in ledger.chunks.list(source, others) if chunk.name in wanted]
-
-
-def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> list[str]:
-    """Send parked chunks on their way again; return the names of all that can be submitted."""
+def _unpark(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> list[str]:
+    # Returns the names of all chunks that can be submitted.
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
-        nothing = UnavailableSource("a backfill is only submitted")
+        objects = UnaskedObjects("submitting a backfill does not read the bucket")
         context = open_run_context(
-            settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing
+            settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=objects
         )
         try:
             for name in sorted(parked):
@@ -407,33 +399,17 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
     return [chunk.name for chunk in chunks if chunk.name not in parked]
 
 
-def _require_daemon_home(settings: Settings) -> None:
-    """Raise where no Dagster ever kept anything here; nothing is made."""
-    home = dagster_home(settings)
-    if not home.is_dir():
-        raise NoDaemon(
-            f"no Dagster daemon runs here: there is no {home} yet", hint=_RUNNING.format(home=home)
-        )
-
-
 def require_daemon(instance: DagsterInstance, settings: Settings) -> None:
-    """Raise where no daemon would submit a backfill."""
+    """Raise NoDaemon if no daemon would execute a backfill."""
     if not _daemon_lives(instance):
         home = dagster_home(settings)
         raise NoDaemon(
-            f"no Dagster daemon works on {home}, so that a backfill would not begin",
-            hint=_RUNNING.format(home=home),
+            f"no Dagster daemon serves {home}, so a backfill would not start",
+            hint=_START_HINT.format(home=home),
         )
 
 
 def _daemon_lives(instance: DagsterInstance) -> bool:
     heartbeat = instance.get_daemon_heartbeats().get(DAEMON)
-    # One that is ahead was written while a clock was wrong; those of two machines may differ a
-    # little.
+    # Clocks of two machines may differ a little. A time far ahead was written by a wrong clock.
     return heartbeat is not None and abs(time.time() - heartbeat.timestamp) < LIVE_SECONDS
-
-
-def _print(json: bool, summary: Mapping[str, object]) -> None:
-    if json:
-        sys.stdout.write(dump_json(summary) + "\n")
-        sys.stdout.flush()

@@ -1,10 +1,9 @@
-"""A Celery worker that executes runs, configured by the same dagster.yaml as the launcher that
-sends them.
+"""A Celery worker that executes runs, configured by the launcher's dagster.yaml.
 
     python -m caf_pipeline.dagster_host.celery_worker --concurrency 2
 
-dagster-celery's own command takes a second file with the broker's address, and writes that,
-password and all, into a folder that everybody may read.
+dagster-celery's own command needs a second file with the broker's address, and writes a copy of it,
+including the password, to a folder that all users can read.
 """
 
 import sys
@@ -20,26 +19,24 @@ from caf_pipeline.settings import load_settings
 
 
 def celery_app() -> Celery:
-    """Return the app that DAGSTER_HOME's dagster.yaml describes.
+    """Return the app that DAGSTER_HOME's dagster.yaml configures.
 
     Raises:
-        SettingsError: it names another launcher.
+        SettingsError: dagster.yaml names another launcher.
     """
-    home = prepare_dagster_home(
-        load_settings()
-    )  # set in the environment: the processes of runs look there
+    home = prepare_dagster_home(load_settings())  # run processes inherit DAGSTER_HOME
     launcher = InstanceRef.from_dir(str(home)).run_launcher
     if not isinstance(launcher, CheckedCeleryRunLauncher):
         raise SettingsError(
             f"the run launcher of {home}/dagster.yaml is not {CheckedCeleryRunLauncher.__name__}",
-            hint="copy deploy/celery/dagster.yaml there",
+            hint="replace it by a copy of deploy/celery/dagster.yaml",
         )
     create_execute_job_task(launcher.celery)
     return launcher.celery
 
 
 def main(options: list[str]) -> int:
-    """Execute runs until a signal ends it; the options are those of `celery worker`."""
+    """Execute runs until a signal ends the process; takes the options of `celery worker`."""
     try:
         app = celery_app()
     except CafError as error:

@@ -1,7 +1,6 @@
-"""Where the output of a run's steps is kept: Dagster's own files, shown in its terminal by a thread
-of the run's process.
+"""Captures the output of steps in Dagster's files, and copies it to the terminal by a thread.
 
-Dagster's own manager starts four programs for each run to show it there, which inherit the run's
+Dagster's own manager starts four programs for each run instead. They would inherit the run's access
 keys and the wallet's words.
 """
 
@@ -21,52 +20,64 @@ from caf_pipeline.dagster_host.dagster_private import (
 )
 from caf_pipeline.dagster_host.storage import storage_folder
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 END_SECONDS: Final = 5
-"""A terminal that takes nothing more, e.g. a pipe that is not read, does not hold the run."""
+"""How long a run waits at its end for a terminal that accepts no output, e.g. an unread pipe."""
 
 
 class FollowedComputeLogs(LocalComputeLogManager):
-    """Dagster's local manager, with a thread in the place of its programs."""
+    """Dagster's local manager, with a thread instead of its programs."""
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:
-        """Return the config's schema: it has none."""
+        """Return the config schema, which is empty."""
         return {}
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> "FollowedComputeLogs":
-        """Return one over the folder that Dagster's would use."""
+        """Return a manager that writes to the folder of Dagster's default manager."""
         return cls(base_dir=str(storage_folder() / "storage"), inst_data=inst_data)
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        """Write standard output and error to the files of a step while the context lasts, and show
-        them.
-        """
+        """Write stdout and stderr to the files of a step, and copy them to the terminal."""
         out, error, complete = (
             Path(self.get_captured_local_path(log_key, ending))
             for ending in ("out", "err", "complete")
         )
-        with _kept(sys.stdout, out), _kept(sys.stderr, error):
+        with _captured(sys.stdout, out), _captured(sys.stderr, error):
             yield CapturedLogContext(log_key)
         complete.touch()
 
 
 @contextmanager
-def _kept(stream: TextIO, path: Path) -> Iterator[None]:
+def _captured(stream: TextIO, path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     try:
         terminal = os.dup(stream.fileno())
-    except OSError:  # it is not a file, as under pytest
+    except OSError:  # the stream is not a file, e.g. under pytest
         with redirect_to_file(stream, str(path)):
             yield
         return
     ended = threading.Event()
-    follower = threading.Thread(target=_follow, args=(path, terminal, ended), daemon=True)
+
+    def follow() -> None:
+        with path.open("rb") as file, os.fdopen(terminal, "wb", buffering=0) as screen:
+            while True:
+                last = ended.is_set()
+                while piece := file.read(1 << 16):
+                    try:
+                        screen.write(piece)
+                    except OSError:
+                        return  # the terminal is gone; the file has the output
+                if last:
+                    return
+                ended.wait(POLL_SECONDS)
+
+    follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     try:
         with redirect_to_file(stream, str(path)):
@@ -74,20 +85,3 @@ def _kept(stream: TextIO, path: Path) -> Iterator[None]:
     finally:
         ended.set()
         follower.join(END_SECONDS)
-
-
-def _follow(path: Path, terminal: int, ended: threading.Event) -> None:
-    """Write what is added to a file to the terminal; close it when all is written that was there at
-    the end.
-    """
-    with path.open("rb") as file, os.fdopen(terminal, "wb", buffering=0) as shown:
-        while True:
-            last = ended.is_set()
-            while piece := file.read(1 << 16):
-                try:
-                    shown.write(piece)
-                except OSError:
-                    return  # the terminal is gone; the file has everything
-            if last:
-                return
-            ended.wait(LOOK_SECONDS)

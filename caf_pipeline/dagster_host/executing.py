@@ -1,8 +1,8 @@
-"""Executes a run in this process, recorded as the UI would have recorded one that it had launched.
+"""Executes a run in this process, and records it like a run that the UI launches.
 
-`JobDefinition.execute_in_process` creates its run without saying which code location it is of: the
-UI's timeline leaves such a run out and cannot execute it again. Here the run is created first, with
-that. Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
+`JobDefinition.execute_in_process` creates its run without a code location: the UI's timeline omits
+such a run, and cannot execute it again. Source: `core_execute_in_process` and
+`execute_run_iterator` of Dagster 1.13.27.
 """
 
 import uuid
@@ -31,7 +31,7 @@ from caf_pipeline.ledger.processes import this_process
 _REPOSITORY: Final = RemoteRepositoryOrigin(
     RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME
 )
-"""Our definitions, by name alone: who serves the UI knows how that code location is loaded."""
+"""Names our definitions. The UI's server knows how to load this code location."""
 
 
 def execute_here(
@@ -42,22 +42,21 @@ def execute_here(
     partition_key: str | None = None,
     on_event: Callable[[DagsterEvent], None] = lambda _: None,
 ) -> ExecuteInProcessResult:
-    """Execute one run of a job here, with the executor of the job; an error of a step fails the run
-    and is not raised.
+    """Execute one run of a job with the job's executor, calling `on_event` with each event.
 
-    `on_event` is told each event as it comes.
+    An error of a step fails the run and is not raised.
     """
     run_id = str(uuid.uuid4())
-    own = {
+    tags = {
         COMMAND_TAG: COMMAND,
-        MAX_RETRIES_TAG: "0",  # who interrupted it does not want the daemon to begin it again
+        MAX_RETRIES_TAG: "0",  # the daemon must not retry a run that the user interrupted
         **process_tags(this_process(run_id)),
     }
     run = instance.create_run_for_job(
         job,
         run_id=run_id,
         run_config=run_config,
-        tags=merge_run_tags(job, partition_key, own, None, instance, run_config),
+        tags=merge_run_tags(job, partition_key, tags, None, instance, run_config),
         remote_job_origin=_REPOSITORY.get_job_origin(job.name),
     )
     events = []

@@ -1,6 +1,4 @@
-"""The run launcher for Kubernetes: a run is a Job of one pod, whose disk is sized by the tag that
-`defs.pod_size` makes.
-"""
+"""The run launcher for Kubernetes: a run is a Job of one pod; see `automation.pod_size`."""
 
 from dagster import DagsterRun
 from dagster_k8s.launcher import K8sRunLauncher
@@ -10,13 +8,12 @@ from caf_pipeline.dagster_host.run_launcher import CheckedRuns
 
 
 class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
-    """Launches runs as pods and checks on them.
+    """Launches runs as pods, and leaves runs of `caf run` alone.
 
-    Dagster's own looks for the pod of a run that `caf run` executes itself, finds none, and ends
-    the run.
+    Dagster's own launcher would find no pod for a run of `caf run`, and end it.
     """
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Ask Kubernetes for the run's Job."""
+        """Return the health of the run's Job."""
         answer: CheckRunHealthResult = K8sRunLauncher.check_run_worker_health(self, run)
         return answer

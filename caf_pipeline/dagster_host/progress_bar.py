@@ -1,12 +1,8 @@
-"""How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and
-CI.
+"""Shows the progress of `caf run`: a bar on a terminal, otherwise a line every minute.
 
-Objects and bytes count once they are packed or skipped. If a chunk fails, its objects stay counted:
-they are in staging, and the next run goes on from there. The line has three numbers of chunks:
-archived, all, and failed. While the command runs, the counts never decrease, even if a step packs a
-chunk again from an earlier point. The last line has exact counts. A rate is that of the whole
-transfer: of packing while a chunk is packed, and of sending while it is sent. Bytes that an earlier
-run packed count as done, but not for the rate.
+Objects and bytes count once they are packed or skipped, even if their chunk fails later, since the
+next run resumes there. The counts never decrease; the last line is exact. The rate is that of
+packing while any chunk is packed, and otherwise that of sending.
 """
 
 import threading
@@ -25,16 +21,14 @@ from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import LINE_SECONDS, Wait
 
 BAR_WIDTH: Final = 16
-"""Columns: with all that is beside it, the line still fits into a terminal of 100."""
+"""Columns. The whole line fits into a terminal of 100 columns."""
 
-SHOWN_SECONDS: Final = 0.1
-"""Between two changes of the bar: thousands of objects a second are told."""
+UPDATE_SECONDS: Final = 0.1
+"""Minimum seconds between two updates of the bar, since thousands of objects finish per second."""
 
 
 class Rate:
-    """The rate of one kind of transfer: its bytes over the time that it took, all chunks
-    together.
-    """
+    """The rate of packing or of sending, over all chunks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -43,15 +37,15 @@ class Rate:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Begin to count time, of a further chunk."""
+        """Start the clock."""
         self._since = self._clock()
 
     def end(self) -> None:
-        """Count no time until the next telling."""
+        """Stop the clock until the next `add`."""
         self._since = None
 
-    def told(self, size_bytes: int) -> None:
-        """Count bytes, and the time since the last telling."""
+    def add(self, size_bytes: int) -> None:
+        """Count bytes, and the time since the last call."""
         now = self._clock()
         if self._since is not None:
             self._seconds += now - self._since
@@ -60,15 +54,15 @@ class Rate:
 
     @property
     def per_second(self) -> float | None:
-        """Bytes a second; None before there are any."""
+        """Bytes per second; None if there are none yet."""
         return self._bytes / self._seconds if self._bytes and self._seconds > 0 else None
 
 
 class ChunkProgress:
-    """Shows how far the chunks of a source are while the context lasts.
+    """Shows the progress of a source's chunks while the context lasts.
 
     Attributes:
-        waits: returns what is waited for, which is said again with each line.
+        waits: returns the current waits, which are printed after each line.
     """
 
     def __init__(
@@ -86,23 +80,21 @@ class ChunkProgress:
         )
         self._task = self._bar.add_task(f"{source}: planning", total=None, text="")
         self._planned: dict[str, Chunk] = {}
-        self._all = (0, 0)  # objects and bytes of those
-        self._done = (0, 0, 0)  # objects, bytes and chunks whose run ended well
-        self._parts = defaultdict[tuple[str, int], set[str]](
-            set
-        )  # chunks that are archived of each object in parts
-        self._now: dict[
-            str, tuple[int, int]
-        ] = {}  # objects and bytes of each chunk under way, or that failed
-        self._most = (0, 0)  # objects and bytes that were shown
-        self._packing: set[str] = set()  # those of them that are packed now
+        self._total = (0, 0)  # objects and bytes of the planned chunks
+        self._done = (0, 0, 0)  # objects, bytes and chunks whose run succeeded
+        # Of each object in parts, the chunks that are archived.
+        self._parts = defaultdict[tuple[str, int], set[str]](set)
+        # Objects and bytes of each chunk that is under way or failed.
+        self._partial: dict[str, tuple[int, int]] = {}
+        self._shown = (0, 0)  # the largest objects and bytes that were shown
+        self._packing: set[str] = set()  # chunks that are being packed
         self._failed = self._held = self._skipped = 0
         self._reading, self._sending = Rate(), Rate()
         self._sent_bytes = 0
-        self._shown_at = 0.0
+        self._updated_at = 0.0
         self._began = time.monotonic()
         self._over = threading.Event()
-        self._lines = threading.Thread(target=self._say_lines, name="progress", daemon=True)
+        self._lines = threading.Thread(target=self._print_lines, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
         self._began = time.monotonic()
@@ -119,141 +111,114 @@ class ChunkProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._most = 0, 0
+        self._shown = 0, 0
         if self._console.is_terminal:
-            self._show()
+            self._update()
             if not self._planned:
                 self._bar.update(self._task, visible=False)
             self._bar.stop()
         elif self._planned:
-            self._say(self.line())
+            self._print(self.line())
 
     def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
-        """Show these chunks, too, but for those that are not under way and have only to be cleared
-        away.
+        """Add the chunks under way to the totals; other chunks are ignored.
 
-        `located` names at least the located chunks with a part of an object whose other parts are
-        still to be archived.
+        `located` must contain the located chunks with a part of an object that has parts in
+        `chunks`.
         """
         for chunk in located:
             if chunk.part:
                 self._parts[object_of(chunk)].add(chunk.name)
         self._planned |= {chunk.name: chunk for chunk in chunks if chunk.state in UNDER_WAY}
-        self._count_planned()
+        planned = self._planned.values()
+        whole_objects = sum(chunk.object_count for chunk in planned if not chunk.part)
+        split_objects = len({object_of(chunk) for chunk in planned if chunk.part})
+        self._total = whole_objects + split_objects, sum(chunk.object_bytes for chunk in planned)
+        self._update()
 
     def forget(self, name: str) -> None:
-        """Show a chunk no longer: its objects are planned again.
+        """Remove a failed chunk whose objects are planned again.
 
-        The sums of all chunks change with the next plan.
+        The totals change with the next plan.
         """
         if self._planned.pop(name, None):
             self._failed -= 1
-        self._now.pop(name, None)
-        self._show()
+        self._partial.pop(name, None)
+        self._update()
 
     def begin(self, name: str) -> None:
-        """Begin to pack a chunk, for the first time or again."""
-        self._now[name] = 0, 0
+        """Start packing a chunk, for the first time or again."""
+        self._partial[name] = 0, 0
         self._packing.add(name)
         self._reading.begin()
         self._sending.end()
 
     def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
-        """Count objects and bytes of a chunk, as differences; `resumed`: an earlier run packed
-        them.
-        """
-        before = self._now[name]
-        if self._is_part(name):
-            objects = 0
-        self._now[name] = before[0] + objects, before[1] + size_bytes
-        self._reading.told(0 if resumed else size_bytes)
-        self._show(seldom=True)
+        """Add packed objects and bytes of a chunk; `resumed`: an earlier run packed them."""
+        before = self._partial[name]
+        chunk = self._planned.get(name)
+        if chunk is not None and chunk.part:
+            objects = 0  # an object counts when all its parts are archived
+        self._partial[name] = before[0] + objects, before[1] + size_bytes
+        self._reading.add(0 if resumed else size_bytes)
+        self._update(throttle=True)
 
     def sealed(self, name: str) -> None:
-        """Count no more of a chunk: it is packed."""
+        """Note that a chunk is packed."""
         self._packing.discard(name)
 
     def sent(self, size_bytes: int) -> None:
-        """Count bytes sent, as differences, every copy; called from the steps, by several threads
-        at once.
-        """
+        """Add sent bytes of any copy. Several threads may call this concurrently."""
         self._sent_bytes += size_bytes
-        self._sending.told(size_bytes)
-        self._show(seldom=True)
+        self._sending.add(size_bytes)
+        self._update(throttle=True)
 
     def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
-        """End a chunk.
+        """Note the end of a chunk's run.
 
-        `done` is the chunk after a run that ended well; None if its run failed, or another run
-        holds it.
-
-        Objects and bytes stay counted if the chunk failed or is held.
+        `done` is the chunk after a successful run; None if the run failed or the chunk is held.
         """
         if done is None:
             self._held += held
             self._failed += not held
         else:
-            self._now.pop(name, None)
+            self._partial.pop(name, None)
         if done is not None and name in self._planned:
             objects, size_bytes, chunks = self._done
-            whole = (
-                self._is_last_part(done) if done.part else done.member_count + done.skipped_count
-            )
-            # The ledger has no size of the skipped objects. If objects were given back, the rest is
-            # not only skipped objects.
-            all_bytes = (
-                done.object_bytes
-                if done.skipped_count and not done.released_count
-                else done.member_bytes
-            )
-            self._done = objects + whole, size_bytes + all_bytes, chunks + 1
+            if not done.part:
+                objects += done.member_count + done.skipped_count
+            elif done.state is ChunkState.LOCATED and not done.part_abandoned:
+                parts = self._parts[object_of(done)]
+                parts.add(done.name)
+                objects += len(parts) == done.part_count
+            # The ledger has no size of skipped objects. If no object was released, it is the rest
+            # of the chunk.
+            adds_skipped = done.skipped_count and not done.released_count
+            size_bytes += done.object_bytes if adds_skipped else done.member_bytes
+            self._done = objects, size_bytes, chunks + 1
             self._skipped += done.skipped_count
         self._packing.discard(name)
-        self._show()
+        self._update()
 
     def line(self) -> str:
-        """Return all of it as one line."""
+        """Return the progress as one line."""
         if not self._planned:
             minutes = int((time.monotonic() - self._began) / 60)
             return f"{self._source}: taking an inventory and planning, for {minutes} min"
         return f"{self._source}: {self._text(', ')}"
 
-    def _count_planned(self) -> None:
-        chunks = self._planned.values()
-        objects = sum(chunk.object_count for chunk in chunks if not chunk.part)
-        in_parts = len({object_of(chunk) for chunk in chunks if chunk.part})
-        self._all = objects + in_parts, sum(chunk.object_bytes for chunk in chunks)
-        self._show()
-
-    def _is_part(self, name: str) -> bool:
-        """Whether a chunk has a part of an object, which is counted once all its parts are
-        archived.
-        """
-        chunk = self._planned.get(name)
-        return chunk is not None and chunk.part > 0
-
-    def _is_last_part(self, done: Chunk) -> bool:
-        """Note that a run of a part's chunk ended; tell whether all parts of its object are
-        archived now.
-        """
-        if done.state is not ChunkState.LOCATED or done.part_abandoned:
-            return False
-        parts = self._parts[object_of(done)]
-        parts.add(done.name)
-        return len(parts) == done.part_count
-
     def _counts(self) -> tuple[int, int]:
-        """Return the objects and bytes that are done, and never fewer than were shown before."""
+        # Returns finished objects and bytes, never fewer than were shown before.
         objects, size_bytes, _ = self._done
-        for name, (packed, packed_bytes) in list(self._now.items()):
+        for name, (packed, packed_bytes) in list(self._partial.items()):
             chunk = self._planned.get(name)
             objects += min(packed, chunk.object_count) if chunk else packed
             size_bytes += min(packed_bytes, chunk.object_bytes) if chunk else packed_bytes
-        self._most = max(objects, self._most[0]), max(size_bytes, self._most[1])
-        return min(self._most[0], self._all[0]), min(self._most[1], self._all[1])
+        self._shown = max(objects, self._shown[0]), max(size_bytes, self._shown[1])
+        return min(self._shown[0], self._total[0]), min(self._shown[1], self._total[1])
 
     def _text(self, separator: str) -> str:
-        (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._all
+        (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._total
         rate = (self._reading if self._packing else self._sending).per_second
         return separator.join(
             part
@@ -270,13 +235,13 @@ class ChunkProgress:
             if part
         )
 
-    def _show(self, *, seldom: bool = False) -> None:
-        """Bring the bar up to date; `seldom`: only where that was not done just now."""
+    def _update(self, *, throttle: bool = False) -> None:
         now = time.monotonic()
-        if not self._console.is_terminal or (seldom and now - self._shown_at < SHOWN_SECONDS):
+        is_recent = throttle and now - self._updated_at < UPDATE_SECONDS
+        if is_recent or not self._console.is_terminal:
             return
-        self._shown_at = now
-        size_bytes, total = self._counts()[1], max(self._all[1], 1)
+        self._updated_at = now
+        size_bytes, total = self._counts()[1], max(self._total[1], 1)
         self._bar.update(
             self._task,
             description=self._source,
@@ -285,18 +250,19 @@ class ChunkProgress:
             text=self._text("  "),
         )
 
-    def _say_lines(self) -> None:
+    def _print_lines(self) -> None:
         while not self._over.wait(self._line_seconds):
-            self._say(self.line())
+            self._print(self.line())
             for wait in self.waits():
-                self._say(f"{self._source}: {wait.sentence}")
+                self._print(f"{self._source}: {wait.sentence}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def object_of(chunk: Chunk) -> tuple[str, int]:
-    """Return what the chunks of an object's parts have in common, which follow each other in their
-    plan.
+    """Return a key that all chunks with parts of the same object share.
+
+    The parts' chunks have consecutive numbers in their plan.
     """
     return chunk.plan, chunk.number - chunk.part

@@ -1,12 +1,11 @@
-"""`caf remove`: removes a source without stored chunks from the ledger, the folders of this
-machine, and Dagster.
+"""`caf remove`: removes a source without stored chunks from ledger, local folders and Dagster.
 
-The ledger comes first: it decides. Each later step may be repeated after a kill.
+The ledger comes first, since it decides. The later steps can be repeated after a kill.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 
 from dagster import DagsterInstance
 
@@ -35,11 +34,8 @@ def remove_command(
 ) -> int:
     """Remove a source; return the exit status.
 
-    Args:
-        source: its name.
-        settings: of the ledger and the folders; the source need not be among them.
-        run: the name under which the lease on the source's plan is held.
-        confirm: takes lines that say what is removed; raises if the user does not agree.
+    The source need not be in the settings. `confirm` is called with a list of what is removed, and
+    must raise if the user declines. `run` names the holder of the lease on the source's plan.
 
     Raises:
         SettingsError: there is no such source.
@@ -53,21 +49,30 @@ def remove_command(
             raise settings.unknown_source(source, ledger.lookup.sources())
         removable = ledger.removal.removable(source) if source in ledger.lookup.sources() else None
         leftovers = find_leftovers(settings, ledger, source)
-        with _opened(settings) as instance:
+        with open_instance(settings) if may_have_state(settings) else nullcontext() as instance:
             partitions = _partitions(instance, source)
             if removable is None:
-                _require_once_known(settings, ledger, source, leftovers, partitions)
+                _require_former_source(settings, ledger, source, leftovers, partitions)
             confirm([*_lines(source, removable, leftovers, len(partitions))])
             with ledger.leases.hold(plan_lease(source), this_process(run)) as lease:
-                leftovers = find_leftovers(
-                    settings, ledger, source
-                )  # while the question was open, a run may have written
+                # A run may have written files before the user confirmed.
+                leftovers = find_leftovers(settings, ledger, source)
                 with no_writers(leftovers):
                     if source in ledger.lookup.sources():
                         ledger.removal.remove(lease, source)
                     remove_leftovers(leftovers)
                 if instance is not None:
-                    _remove_partitions(instance, source)
+                    # Read again, since a run may have added partitions. Failed runs of a chunk do
+                    # not count if the chunk is planned again.
+                    names = _partitions(instance, source)
+                    for start in range(0, len(names), PAGE):
+                        page = names[start : start + PAGE]
+                        runs = runs_of(instance, page)
+                        for name in page:
+                            if failed := failed_runs(runs.get(name, ())):
+                                run_id = failed[0].dagster_run.run_id
+                                instance.add_run_tags(run_id, {PARKED_TAG: run_id})
+                            instance.delete_dynamic_partition(partitions_name(source), name)
     kept = [file.path.name for file in leftovers.kept]
     if kept:
         sys.stdout.write(
@@ -83,24 +88,14 @@ def remove_command(
     return 0
 
 
-@contextmanager
-def _opened(settings: Settings) -> Iterator[DagsterInstance | None]:
-    """Open Dagster's instance; None if Dagster never ran."""
-    if not may_have_state(settings):
-        yield None
-        return
-    with open_instance(settings) as instance:
-        yield instance
-
-
 def _partitions(instance: DagsterInstance | None, source: str) -> Sequence[str]:
     return instance.get_dynamic_partitions(partitions_name(source)) if instance else []
 
 
-def _require_once_known(
+def _require_former_source(
     settings: Settings, ledger: Ledger, source: str, leftovers: Leftovers, partitions: Sequence[str]
 ) -> None:
-    """Raise unless this ledger once had the source, and something of the source is left."""
+    # Raises unless this ledger once had the source, and something of the source is left.
     if not leftovers.folders and not leftovers.staged and not leftovers.kept and not partitions:
         if source not in settings.sources:
             raise settings.unknown_source(source, ledger.lookup.sources())
@@ -109,9 +104,8 @@ def _require_once_known(
         )
     if not ledger.leases.ever_held([plan_lease(source)]):
         raise NotLocated(
-            f"the ledger never had source '{source}': its files may be those of a lost ledger",
-            hint="'caf rebuild' restores a lost ledger; if nothing was lost, remove the files "
-            "yourself",
+            f"the ledger never had source '{source}': the files may belong to a lost ledger",
+            hint="'caf rebuild' restores a lost ledger; if none was lost, delete the files",
         )
 
 
@@ -119,7 +113,7 @@ def _lines(
     source: str, removable: RemovableSource | None, leftovers: Leftovers, partitions: int
 ) -> Iterator[str]:
     if removable is None:
-        yield f"source      {source}; the ledger no longer has it, and this is left"
+        yield f"source      {source}; it is no longer in the ledger, and this is left"
     else:
         yield f"source      {source}, {removable.address}"
         yield (
@@ -133,19 +127,3 @@ def _lines(
     yield f"partitions  {partitions}"
     for folder in leftovers.folders:
         yield f"folder      {folder}"
-
-
-def _remove_partitions(instance: DagsterInstance, source: str) -> None:
-    """Remove the partitions of the source's chunks.
-
-    Failed runs of a chunk do not count if it is planned again.
-    """
-    names = _partitions(instance, source)
-    for start in range(0, len(names), PAGE):
-        page = names[start : start + PAGE]
-        runs = runs_of(instance, page)
-        for name in page:
-            if failed := failed_runs(runs.get(name, ())):
-                run_id = failed[0].dagster_run.run_id
-                instance.add_run_tags(run_id, {PARKED_TAG: run_id})
-            instance.delete_dynamic_partition(partitions_name(source), name)

@@ -1,9 +1,7 @@
-"""Run launchers: Dagster's, that also tag runs as ours are retried, and can tell whether a run's
-process is still there.
+"""Run launchers that set retry tags and check whether a run's process is alive.
 
-The default launcher has no health check, so run monitoring leaves a run whose process was killed as
-STARTED for ever, its pool slots held. The launchers for other machines have one, which knows
-nothing of runs that `caf run` executes itself.
+Dagster's default launcher has no health check: a killed run stays STARTED for ever and keeps its
+pool slots. The checks of Dagster's other launchers fail for runs of `caf run`.
 """
 
 from abc import abstractmethod
@@ -24,22 +22,18 @@ from caf_pipeline.dagster_host.dagster_private import (
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 
 ASK_SECONDS: Final = 10
-"""How long a code server may take to answer.
-
-It answers from memory; a busy one was seen to need up to two seconds.
-"""
+"""How long a code server may take to answer. A busy server took up to two seconds."""
 
 
 class CheckedRuns(RunLauncher[DagsterInstance]):
-    """What each of our launchers does, in front of the one of Dagster's that it is made of."""
+    """Mixin for each of our launchers, in front of one of Dagster's launchers."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Launch, after tagging the run with how it is retried and taking back what it inherited
-        and is not so.
+        """Set the run's tags, and launch it.
 
-        A run retry begins with all steps, since staging may be gone with the machine; asset
-        backfills take no tags, so it is done here. A re-execution inherits every tag: it is no run
-        of `caf run`, may be retried, and is held by no other run.
+        A run retry must repeat all steps, since staging may be lost with its machine. A
+        re-execution inherits all tags, so the tags that mark a run of `caf run` or a held chunk
+        are reset.
         """
         run, tags = context.dagster_run, {RETRY_STRATEGY_TAG: "ALL_STEPS"}
         if run.tags.get(COMMAND_TAG):
@@ -47,17 +41,15 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
         if run.tags.get(HELD_TAG):
             tags |= {HELD_TAG: ""}
         self._instance.add_run_tags(run.run_id, tags)
-        super().launch_run(context)  # type: ignore[safe-super]  # of the launcher that this is made of
+        super().launch_run(context)  # type: ignore[safe-super]  # of Dagster's launcher
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Whether run monitoring may ask: yes."""
+        """True: run monitoring may call `check_run_worker_health`."""
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Tell whether the run's process lives: by its tags where it ran on this machine, else by
-        who runs it.
-        """
+        """Return the run's health, by its process on this machine or else by `ask_worker`."""
         lives = process_lives(run)
         if lives is False:
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
@@ -65,24 +57,23 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         if run.tags.get(COMMAND_TAG):
             return CheckRunHealthResult(
-                WorkerStatus.RUNNING, "a run of `caf run` on another machine, which alone can tell"
+                WorkerStatus.RUNNING, "a run of `caf run` on another machine, which may be alive"
             )
         return self.ask_worker(run)
 
     @abstractmethod
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Ask who runs it."""
+        """Return the run's health by asking the process or service that executes it."""
 
 
 class CheckedRunLauncher(CheckedRuns, DefaultRunLauncher):
-    """Launches runs in the code server's processes and checks on them."""
+    """Launches runs in processes of the code server."""
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Ask the run's code server whether it has its process."""
+        """Return the run's health by asking its code server."""
         client = self._get_grpc_client_for_termination(run.run_id)  # type: ignore[no-untyped-call]
         if client is None:
-            # Finished in the meantime, which monitoring sees for itself, or launched by another
-            # launcher.
+            # The run has finished meanwhile, or another launcher launched it.
             return CheckRunHealthResult(WorkerStatus.RUNNING, "the run has no code server to ask")
         try:
             reply = client.can_cancel_execution(
@@ -93,5 +84,5 @@ class CheckedRunLauncher(CheckedRuns, DefaultRunLauncher):
         if deserialize_value(reply, CanCancelExecutionResult).can_cancel:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(
-            WorkerStatus.NOT_FOUND, "the run's code server knows no process of it"
+            WorkerStatus.NOT_FOUND, "the run's code server has no process of the run"
         )

@@ -1,8 +1,8 @@
-"""`caf run`: inventory, plan and every chunk of a source, through Dagster.
+"""`caf run`: takes an inventory, plans, and archives every chunk of a source through Dagster.
 
-Each step of it is a run of the job that the UI would launch, in the same storage, so it is on the
-job's own page. Runs are executed in this process, and where several chunks are archived at a time
-in processes that do many: a new one takes seconds.
+It executes runs of the jobs that the UI would launch, in the same storage, so the UI shows them.
+Runs are executed in this process. To archive several chunks concurrently, each worker process
+executes many runs, since starting a process takes seconds.
 """
 
 import re
@@ -14,7 +14,7 @@ from functools import partial
 from json import dumps as dump_json
 from typing import Final
 
-from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteInProcessResult
+from dagster import DagsterExecutionInterruptedError, DagsterInstance
 from rich.console import Console
 
 from caf_pipeline.automation.dead_runs import reap_dead_runs
@@ -22,9 +22,9 @@ from caf_pipeline.automation.launching import chunks_with_work
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
 from caf_pipeline.dagster_host.sigint import InterruptWatch
-from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
+from caf_pipeline.dagster_host.source_runs import ChunkOutcome, SourceRuns, open_instance
 from caf_pipeline.dagster_host.summary import InventoryTotals, Summary, exit_status, sentence
-from caf_pipeline.dagster_host.workers import Workers, workers_worth
+from caf_pipeline.dagster_host.workers import Workers, best_worker_count
 from caf_pipeline.defs.metadata import (
     DELETE_MARKERS,
     DELETED_KEYS,
@@ -62,10 +62,10 @@ from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
 
-MOST_ALIKE: Final = 3
-"""Chunks that fail for good by the same error, after which no further chunk is tried."""
+MAX_EQUAL_ERRORS: Final = 3
+"""Chunks that fail permanently with the same error, after which no further chunk is tried."""
 
-_SOME: Final = re.compile(r"[0-9a-f]{8,}|[0-9]+")
+_NUMBER: Final = re.compile(r"[0-9a-f]{8,}|[0-9]+")
 
 
 def run_command(
@@ -77,10 +77,9 @@ def run_command(
     workers: int = 0,
     json: bool = False,
 ) -> int:
-    """Return the exit status of `run_source`.
+    """Execute `run_source` and return the exit status.
 
-    With `json`, the last line on standard output is a JSON object that sums it up, also where it
-    ends by an error.
+    With `json`, the last line on stdout is a JSON summary, even if an error ends the command.
     """
     done: list[Summary] = []
     ended: dict[str, object] = {}
@@ -101,12 +100,12 @@ def run_command(
         raise
     finally:
         if json:
-            summary = {
+            report = {
                 "exit_status": exit_status(done),
-                "sources": [one.as_json() for one in done],
+                "sources": [summary.as_json() for summary in done],
                 **ended,
             }
-            sys.stdout.write(dump_json(summary) + "\n")
+            sys.stdout.write(dump_json(report) + "\n")
             sys.stdout.flush()
     return exit_status(done)
 
@@ -121,21 +120,19 @@ def run_source(
     console: Console | None = None,
     done: list[Summary] | None = None,
 ) -> list[Summary]:
-    """Archive what is new of one source, or of all.
+    """Archive new objects of one source, or of all.
 
-    Args: source: its name; None for every source of the settings, in order of their names.
-        settings: as loaded. new_archive: plan also what the store may have, where the ledger knows
-        nothing of the source. inventory: which inventory is taken, as the config of `s3_inventory`;
-        its defaults where it is not given. workers: chunks at a time; 0 for as many as their sizes
-        are worth. console: where progress and notes go; a new one on stderr by default. done: where
-        each source's summary is added as soon as there is one; a new list by default.
+    `inventory` is config of `s3_inventory`, `new_archive` of `chunk_plan`. 0 `workers` means as
+    many as the chunks' sizes justify. `done` receives each source's summary when it is complete.
 
     Returns:
-        A summary for each source; it has the errors of single chunks.
+        A summary for each source, including the errors of single chunks.
 
-    Raises: CafError: an inventory or a plan cannot be taken, or a setting is wrong: what every
-        chunk would meet just the same. KeyboardInterrupt: Ctrl-C; the run under way is marked as
-        canceled, or failed where it came between two steps.
+    Raises:
+        CafError: an inventory or a plan failed, or a setting is wrong, so that every chunk would
+            fail.
+        KeyboardInterrupt: Ctrl-C. The run under way is marked as canceled, or as failed if the
+            interrupt came between two steps.
     """
     names = sorted(settings.sources) if source is None else [source]
     if not names:
@@ -175,16 +172,14 @@ def run_source(
         except DagsterExecutionInterruptedError as interrupt:
             raise KeyboardInterrupt from interrupt
         except Exception:
-            # an interrupt in the wrong place becomes whatever the place makes of it
+            # The error may be the result of an interrupt.
             watch.raise_seen()
             raise
     return summaries
 
 
-class _Shown:
-    """Shows what runs tell of the chunks that they archive one after the other; see
-    `source_runs.RunListener`.
-    """
+class _Listener:
+    """Shows the progress of one worker's chunks; see `source_runs.RunListener`."""
 
     def __init__(self, progress: ChunkProgress, say: Callable[..., None]) -> None:
         self._progress = progress
@@ -194,7 +189,7 @@ class _Shown:
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """What is waited for now."""
+        """The current waits."""
         return self._announcer.waits
 
     def begin(self, chunk: str) -> None:
@@ -215,7 +210,7 @@ class _Shown:
 
 
 class _Command:
-    """One source's part of the command."""
+    """Archives one source."""
 
     def __init__(
         self,
@@ -239,36 +234,45 @@ class _Command:
         self._console = console
         self._progress = ChunkProgress(console, source)
         self._settings = settings
-        self._shown: list[_Shown] = []
-        self._progress.waits = lambda: [wait for one in self._shown for wait in one.waits]
-        self._here = self._show()
-        self._runs = SourceRuns(settings, instance, ledger, source, watch=watch, told=self._here)
+        self._listeners: list[_Listener] = []
+        self._progress.waits = lambda: [
+            wait for listener in self._listeners for wait in listener.waits
+        ]
+        self._runs = SourceRuns(
+            settings, instance, ledger, source, watch=watch, listener=self._new_listener()
+        )
         self._summary = Summary(source)
-        self._alike: Counter[str] = Counter()
-        self._parts: set[str] = (
-            set()
-        )  # chunks that this command archived, of a part of an object each
-        # a chunk tried last closed before its last planned object, so that the rest is to be
-        # planned
-        self._gave_back = False
+        self._errors: Counter[str] = Counter()
+        # Chunks with a part of an object that this command archived.
+        self._parts: set[str] = set()
+        # Whether a chunk was closed before its last planned object, so the rest must be planned.
+        self._released = False
 
     def run(self) -> Summary:
-        """Plan, archive every chunk under way, and count the objects of the inventory by what
-        became of them.
-        """
+        """Plan, archive every chunk under way, and count the objects of the inventory."""
         with self._run_context() as context:
             context.store.require_here()
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
-            # Providers may turn out to be slower than the chunks are large. Once: an object alone
-            # may be too large for them.
-            again = self._withdrawn_as_too_large()
-            while again or self._gave_back:
+            # If providers were too slow for large chunks, plan smaller ones. Withdrawn chunks do
+            # not count as failed. Do so only once, since a single object may be too large.
+            too_large = [
+                name
+                for name, error in self._summary.failed.items()
+                if isinstance(error, ChunkTooLarge)
+                and self._ledger.chunks.get(name).state is ChunkState.WITHDRAWN
+            ]
+            for name in too_large:
+                del self._summary.failed[name]
+                self._summary.chunks.remove(name)
+                self._progress.forget(name)
+            replan = bool(too_large)
+            while replan or self._released:
                 snapshot = self._plan()
                 self._archive_under_way()
-                again = False
-        self._summary.objects += self._whole_by_parts()
+                replan = False
+        self._summary.objects += self._count_split_objects()
         self._summary.parked = len(self._ledger.chunks.list(self._source, [ChunkState.PARKED]))
         self._summary.damaged = len(self._ledger.chunks.list(self._source, [ChunkState.DAMAGED]))
         self._summary.totals = self._totals(snapshot)
@@ -277,129 +281,109 @@ class _Command:
         return self._summary
 
     def _plan(self) -> str:
-        """Take an inventory and plan what is new of it; return its name."""
-        terms = {"s3_inventory": self._inventory, "chunk_plan": {"new_archive": self._new_archive}}
-        config = {
-            "ops": {
-                op_name(self._source, asset): {"config": values} for asset, values in terms.items()
-            }
+        # Returns the name of the inventory.
+        configs = {
+            "s3_inventory": self._inventory,
+            "chunk_plan": {"new_archive": self._new_archive},
         }
-        planned = self._runs.execute("plan", config=config)
+        ops = {op_name(self._source, asset): {"config": item} for asset, item in configs.items()}
+        planned = self._runs.execute("plan", config={"ops": ops})
         self._summary.planning = self._runs.holder(planned)
         if self._summary.planning:
             self._say(
-                f"run {self._summary.planning} is planning this source; going on with what is "
-                "planned already"
+                f"run {self._summary.planning} is planning this source; going on with the chunks "
+                "that are already planned"
             )
-        for report, age in zip(
-            _shown_in(planned, REPORT), _shown_in(planned, REPORT_AGE), strict=True
-        ):
+        metadata = [
+            event.step_materialization_data.materialization.metadata
+            for event in planned.all_events
+            if event.is_step_materialization
+        ]
+
+        def values(name: str) -> list[str]:
+            return [str(item[name].value) for item in metadata if name in item]
+
+        for report, age in zip(values(REPORT), values(REPORT_AGE), strict=True):
             self._say(f"the inventory is that of {report}, which was {age} old")
-        for warning in _shown_in(planned, WARNING):
+        for warning in values(WARNING):
             self._say(warning, style="yellow")
         register_chunks(self._instance, self._ledger, self._source)
-        return _shown_in(planned, SNAPSHOT)[0]
+        return values(SNAPSHOT)[0]
 
     def _archive_under_way(self) -> None:
-        """Archive each chunk that has work and that this command has not tried yet; see whether any
-        gave objects back.
-        """
-        self._gave_back = False
+        # Archives each chunk with work that this command has not tried yet.
+        self._released = False
         chunks = [
             chunk
             for chunk in chunks_with_work(self._ledger, self._source)
             if chunk.name not in self._summary.chunks
         ]
-        in_parts = any(chunk.part for chunk in chunks)
+        split = any(chunk.part for chunk in chunks)
         self._progress.plan(
             chunks,
-            located=self._ledger.chunks.list(self._source, IN_GOOD_STANDING) if in_parts else (),
+            located=self._ledger.chunks.list(self._source, IN_GOOD_STANDING) if split else (),
         )
         waiting = deque(chunks)
-        with closing(self._archived(waiting)) as ended:
-            for chunk, archived in ended:
+        with closing(self._outcomes(waiting)) as outcomes:
+            for chunk, outcome in outcomes:
                 self._summary.chunks.append(chunk.name)
-                done = self._note(chunk, archived)
-                self._progress.end(chunk.name, done, held=bool(archived.holder))
-                self._gave_back |= (
-                    self._ledger.chunks.get(chunk.name).released_count > chunk.released_count
-                )
-                if self._is_hopeless(archived.error, chunk.name) and waiting:
-                    self._summary.not_tried += [one.name for one in waiting]
+                done = self._record(chunk, outcome)
+                self._progress.end(chunk.name, done, held=bool(outcome.holder))
+                released = self._ledger.chunks.get(chunk.name).released_count
+                self._released |= released > chunk.released_count
+                if self._hits_next_chunk(outcome.error, chunk.name) and waiting:
+                    self._summary.not_tried += [item.name for item in waiting]
                     self._say(
-                        "the next chunk would fail by the same error: "
+                        "the next chunk would fail with the same error: "
                         f"{counted(len(waiting), 'more chunk')} not tried",
                         style="yellow",
                     )
                     waiting.clear()
         if self._summary.not_tried:
-            self._gave_back = False  # what is planned now would fail by it, too
+            self._released = False  # a new chunk would fail with the same error
 
-    def _archived(self, waiting: deque[Chunk]) -> Generator[tuple[Chunk, Archived], None, None]:
-        """Yield each chunk when its run ended; none begins once `waiting` is empty."""
-        count = min(self._workers or workers_worth(list(waiting)), len(waiting))
+    def _outcomes(self, waiting: deque[Chunk]) -> Generator[tuple[Chunk, ChunkOutcome], None, None]:
+        # Yields each chunk when its run has ended. Clearing `waiting` keeps others from starting.
+        def say_no_room(error: StagingError) -> None:
+            self._say(f"{error}; from now on one chunk after the other", style="yellow")
+
+        count = min(self._workers or best_worker_count(list(waiting)), len(waiting))
         if count > 1:
-            with Workers(count, self._settings, self._source, self._show) as workers:
-                yield from workers.archive(waiting, no_room=self._say_no_room)
+            with Workers(count, self._settings, self._source, self._new_listener) as workers:
+                yield from workers.archive(waiting, no_room=say_no_room)
             reap_dead_runs(self._instance)
         while waiting:
             chunk = waiting.popleft()
             yield chunk, self._runs.archive(chunk.name)
 
-    def _say_no_room(self, error: StagingError) -> None:
-        self._say(f"{error}; from now on one chunk after the other", style="yellow")
+    def _new_listener(self) -> _Listener:
+        self._listeners.append(_Listener(self._progress, self._say))
+        return self._listeners[-1]
 
-    def _show(self) -> _Shown:
-        self._shown.append(_Shown(self._progress, self._say))
-        return self._shown[-1]
-
-    def _is_hopeless(self, error: CafError | None, chunk: str) -> bool:
-        """Tell whether the next chunk would meet the same error: by its kind, or since three chunks
-        met it.
-        """
+    def _hits_next_chunk(self, error: CafError | None, chunk: str) -> bool:
         if error is None or not error.permanent or isinstance(error, ChunkTooLarge):
             return False
-        alike = f"{type(error).__name__}: {_SOME.sub('#', str(error).replace(chunk, '#'))}"
-        self._alike[alike] += 1
-        return isinstance(error, HITS_EVERY_CHUNK) or self._alike[alike] >= MOST_ALIKE
+        pattern = f"{type(error).__name__}: {_NUMBER.sub('#', str(error).replace(chunk, '#'))}"
+        self._errors[pattern] += 1
+        return isinstance(error, HITS_EVERY_CHUNK) or self._errors[pattern] >= MAX_EQUAL_ERRORS
 
-    def _withdrawn_as_too_large(self) -> bool:
-        """Take chunks that were withdrawn as too large out of the failed ones; tell whether there
-        were any.
-        """
-        withdrawn = [
-            name
-            for name, error in self._summary.failed.items()
-            if isinstance(error, ChunkTooLarge)
-            and self._ledger.chunks.get(name).state is ChunkState.WITHDRAWN
-        ]
-        for name in withdrawn:
-            del self._summary.failed[name]
-            self._summary.chunks.remove(name)
-            self._progress.forget(name)
-        return bool(withdrawn)
-
-    def _note(self, chunk: Chunk, archived: Archived) -> Chunk | None:
-        """Note how the run of a chunk ended; return the chunk as it is then, or None where it
-        failed or is held.
-        """
-        if isinstance(archived.error, SettingsError):
-            raise archived.error
-        if archived.error:
-            self._summary.failed[chunk.name] = archived.error
-            self._say(f"chunk {chunk.name} failed: {archived.error}", style="red")
-            if archived.error.hint:
-                self._say(f"hint: {archived.error.hint}")
+    def _record(self, chunk: Chunk, outcome: ChunkOutcome) -> Chunk | None:
+        # Returns the chunk after its run; None if it failed or is held.
+        if isinstance(outcome.error, SettingsError):
+            raise outcome.error
+        if outcome.error:
+            self._summary.failed[chunk.name] = outcome.error
+            self._say(f"chunk {chunk.name} failed: {outcome.error}", style="red")
+            if outcome.error.hint:
+                self._say(f"hint: {outcome.error.hint}")
             return None
-        if archived.holder:
+        if outcome.holder:
             self._summary.held.append(chunk.name)
-            self._say(f"chunk {chunk.name} is held by run {archived.holder}", style="yellow")
+            self._say(f"chunk {chunk.name} is held by run {outcome.holder}", style="yellow")
             return None
         done = self._ledger.chunks.get(chunk.name)
-        self._summary.empty += archived.ended is ChunkState.EMPTY
-        if (
-            archived.ended is ChunkState.LOCATED
-        ):  # else also where another run archived it, or it was withdrawn with other parts
+        self._summary.empty += outcome.ended is ChunkState.EMPTY
+        if outcome.ended is ChunkState.LOCATED:  # not if another run located or withdrew the chunk
             self._summary.archived += 1
             self._summary.objects += 0 if done.part else done.member_count
             self._summary.size_bytes += done.member_bytes
@@ -407,10 +391,8 @@ class _Command:
                 self._parts.add(done.name)
         return done
 
-    def _whole_by_parts(self) -> int:
-        """Return how many objects in parts are located of which this command archived the part that
-        was the last.
-        """
+    def _count_split_objects(self) -> int:
+        # Counts located objects in parts whose last part this command archived.
         if not self._parts:
             return 0
         objects = defaultdict[tuple[str, int], list[Chunk]](list)
@@ -425,15 +407,13 @@ class _Command:
         return sum(chunk.name in self._parts for chunk in lasts)
 
     def _totals(self, snapshot: str) -> InventoryTotals:
-        """Return what became of the objects of this command's own inventory; evaluates the check of
-        the source, too.
-        """
+        # Evaluates `source_is_complete`, which has the totals unless another inventory is later.
         result = self._runs.execute("audit")
-        seen = [
-            {name: value.value for name, value in one.metadata.items()}
-            for one in result.get_asset_check_evaluations()
+        checks = [
+            {name: value.value for name, value in evaluation.metadata.items()}
+            for evaluation in result.get_asset_check_evaluations()
         ]
-        latest = next((_totals_of(shown) for shown in seen if SNAPSHOT in shown), None)
+        latest = next((_totals_of(check) for check in checks if SNAPSHOT in check), None)
         if latest is not None and latest.snapshot == snapshot:
             return latest
         try:
@@ -441,8 +421,7 @@ class _Command:
                 taken = inventories.open_snapshot(context, snapshot)
                 accounting = planning.account_for(context, taken)
         except NotLocated:
-            # Others took so many inventories meanwhile that this one was removed: theirs are later,
-            # and say as much.
+            # Other runs took so many inventories that this one was removed. A later one will do.
             if latest is None or latest.snapshot < snapshot:
                 raise
             return latest
@@ -460,8 +439,7 @@ class _Command:
 
     @contextmanager
     def _run_context(self) -> Iterator[RunContext]:
-        """Open the source's store and ledger. The source itself is not asked."""
-        objects = UnavailableSource("this command asks the source only in runs of Dagster")
+        objects = UnaskedObjects("this command reads the bucket only in runs of Dagster")
         context = open_run_context(
             self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects
         )
@@ -474,19 +452,8 @@ class _Command:
         _say(self._console, f"{self._source}: {line}", style=style)
 
 
-def _shown_in(result: ExecuteInProcessResult, name: str) -> list[str]:
-    """Return what the assets of a run have under this name in their metadata."""
-    shown = [
-        event.step_materialization_data.materialization.metadata
-        for event in result.all_events
-        if event.is_step_materialization
-    ]
-    return [str(each[name].value) for each in shown if name in each]
-
-
 def _totals_of(shown: Mapping[str, object]) -> InventoryTotals:
-    """Read the totals from the metadata of `source_is_complete`."""
-
+    # From the metadata of `source_is_complete`.
     def number(name: str) -> int:
         return int(str(shown[name]))
 

@@ -1,17 +1,16 @@
-"""`caf runs`: runs as Dagster's storage has them, with what the ledger knows of their chunks and
-waits.
-"""
+"""`caf runs`: lists Dagster's runs with the states and waits of their chunks from the ledger."""
 
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from json import dumps as dump_json
 from typing import Final
 
 from dagster import (
+    DagsterEvent,
     DagsterEventType,
     DagsterInstance,
     DagsterRun,
@@ -34,28 +33,28 @@ from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 
 _NO_REASON: Final = "from outside the execution context"
-"""What Dagster says of a run that could not be launched (`report_run_failed` of 1.13.27); an event
-before it has the reason.
+"""Part of Dagster's message for a run that could not be launched (`report_run_failed`, 1.13.27).
+
+An earlier event has the reason.
 """
 
-MOST_GOING_ON: Final = 1_000
+MAX_UNFINISHED: Final = 1_000
 PAGE: Final = 200
-"""Runs that are read at once."""
+"""Runs that are read together."""
 
-MOST_READ: Final = 20_000
-"""Runs that are looked through for those of a source: some seconds of Dagster's storage."""
+MAX_READ: Final = 20_000
+"""Runs that are searched for those of a source, which takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRun:
-    """A run as it is shown.
+    """A run in the output of `caf runs`.
 
     Attributes:
-        source, chunk: "" where it has none.
-        chunk_state: as the ledger has it; "" where the ledger has no such chunk.
-        status: Dagster's word.
-        since: when it was asked for, began, or ended, by its status.
-        result: how it ended, or what it waits for; "" where there is nothing to say.
+        chunk_state: the chunk's state in the ledger; "" if the ledger has no such chunk.
+        status: Dagster's status in lower case.
+        since: when the run was created, started or ended, depending on its status.
+        result: why it failed, who holds its chunk, or what it waits for; otherwise "".
     """
 
     run_id: str
@@ -69,7 +68,7 @@ class ShownRun:
     result: str
 
     def as_json(self) -> dict[str, object]:
-        """Return it as a program reads it."""
+        """Return the run in the form of `caf runs --json`."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value or None for name, value in values.items()} | {
             "since": self.since.isoformat()
@@ -77,62 +76,59 @@ class ShownRun:
 
 
 def runs_command(source: str | None, *, settings: Settings, last: int, json: bool) -> int:
-    """Print the runs of a source, or all, that go on, and the `last` that ended; return the exit
-    status.
+    """Print unfinished runs and the `last` ended runs; return the exit status.
 
     Raises:
         SettingsError: there is no such source.
     """
     with closing(open_ledger(settings)) as ledger:
-        if (
-            source is not None
-            and source not in settings.sources
-            and source not in (known := ledger.lookup.sources())
-        ):
-            raise settings.unknown_source(source, known)
-        found: Sequence[ShownRun] = []
-        if dagster_home(
-            settings
-        ).is_dir():  # else no Dagster ever ran here, and a look makes nothing
+        if source is not None and source not in settings.sources:
+            recorded = ledger.lookup.sources()
+            if source not in recorded:
+                raise settings.unknown_source(source, recorded)
+        runs: Sequence[ShownRun] = []
+        if dagster_home(settings).is_dir():  # listing runs must not create the folder
             with open_instance(settings) as instance:
-                found = find_runs(instance, ledger, source, last)
+                runs = find_runs(instance, ledger, source, last)
     if json:
-        for run in found:
+        for run in runs:
             sys.stdout.write(dump_json(run.as_json()) + "\n")
     else:
-        _print(found)
+        _print(runs)
     return 0
 
 
 def find_runs(
     instance: DagsterInstance, ledger: Ledger, source: str | None, last: int
 ) -> list[ShownRun]:
-    """Return the runs that go on, then the `last` that ended, each the latest first."""
-    going_on = {
+    """Return the unfinished runs, then the `last` ended runs, each latest first."""
+    unfinished = {
         record.dagster_run.run_id: record
-        for record in _of(instance, UNFINISHED, source, MOST_GOING_ON)
+        for record in read_runs(instance, UNFINISHED, source, MAX_UNFINISHED)
     }
-    ended = {record.dagster_run.run_id: record for record in _of(instance, ENDED, source, last)}
-    # A run may end between the two questions: it ended.
+    ended = {
+        record.dagster_run.run_id: record for record in read_runs(instance, ENDED, source, last)
+    }
+    # A run that ends between the two queries is in both results.
     records = [
-        *(record for run_id, record in going_on.items() if run_id not in ended),
+        *(record for run_id, record in unfinished.items() if run_id not in ended),
         *ended.values(),
     ]
     waits: defaultdict[str, list[str]] = defaultdict(list)
-    for one in ledger.waits.list():
-        waits[one.run].append(one.wait.sentence)
+    for row in ledger.waits.list():
+        waits[row.run].append(row.wait.sentence)
     return [_shown(instance, ledger, record, waits) for record in records]
 
 
-def _of(
+def read_runs(
     instance: DagsterInstance, statuses: Sequence[DagsterRunStatus], source: str | None, limit: int
 ) -> Iterator[RunRecord]:
-    """Yield runs of these statuses, the latest first.
+    """Yield the latest runs with these statuses, latest first.
 
-    The source is no filter of Dagster's: runs of the UI lack its tag.
+    The source is compared here, since runs of the UI lack its tag.
     """
     cursor, read = None, 0
-    while limit and read < MOST_READ:
+    while limit and read < MAX_READ:
         page = instance.get_run_records(RunsFilter(statuses=statuses), limit=PAGE, cursor=cursor)
         for record in page:
             if source in (None, _source_of(record.dagster_run)):
@@ -154,7 +150,19 @@ def _shown(
     instance: DagsterInstance, ledger: Ledger, record: RunRecord, waits: Mapping[str, Sequence[str]]
 ) -> ShownRun:
     run = record.dagster_run
-    chunk = run.tags.get(PARTITION_TAG, "")
+    chunk, chunk_state = run.tags.get(PARTITION_TAG, ""), ""
+    if chunk:
+        with suppress(NotLocated):
+            chunk_state = str(ledger.chunks.get(chunk).state)
+    result = ""
+    if run.status not in ENDED:
+        is_dead = process_lives(run) is False
+        result = "; ".join(waits.get(run.run_id, ()))
+        result = "its process is dead; the daemon will end it" if is_dead else result
+    elif holder := run.tags.get(HELD_TAG):
+        result = f"held by run {holder}"
+    elif run.status is DagsterRunStatus.FAILURE:
+        result = _failure(instance, run.run_id)
     since = record.end_time if run.status in ENDED else record.start_time
     return ShownRun(
         run_id=run.run_id,
@@ -162,75 +170,44 @@ def _shown(
         backfill=run.tags.get(BACKFILL_TAG, ""),
         source=_source_of(run),
         chunk=chunk,
-        chunk_state=_state_of(ledger, chunk) if chunk else "",
+        chunk_state=chunk_state,
         status=run.status.value.lower(),
         since=datetime.fromtimestamp(since, UTC)
         if since
         else record.create_timestamp.astimezone(UTC),
-        result=_result(instance, run, waits.get(run.run_id, ())),
+        result=result,
     )
 
 
-def _state_of(ledger: Ledger, chunk: str) -> str:
-    try:
-        return str(ledger.chunks.get(chunk).state)
-    except NotLocated:
-        return ""
-
-
-def _result(instance: DagsterInstance, run: DagsterRun, waits: Sequence[str]) -> str:
-    if run.status not in ENDED:
-        return (
-            "; ".join(waits)
-            if process_lives(run) is not False
-            else "its process is dead; the daemon ends it"
-        )
-    if holder := run.tags.get(HELD_TAG):
-        return f"held by run {holder}"
-    return _failure(instance, run.run_id) if run.status is DagsterRunStatus.FAILURE else ""
-
-
 def _failure(instance: DagsterInstance, run_id: str) -> str:
-    """Return why a run failed: what its last failed step says, else what Dagster says of the
-    run.
-    """
-    for kind in (DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE):
-        found = instance.get_records_for_run(run_id, of_type=kind, limit=1, ascending=False).records
-        event = found[0].event_log_entry.dagster_event if found else None
-        if event is None:
-            continue
-        if event.is_step_failure:
-            data = event.step_failure_data
-            said = (
-                data.user_failure_data.description
-                if data.user_failure_data
-                else data.error.message
-                if data.error
-                else ""
-            )
-            return first_line(Exception(said or ""))
-        said = event.message or ""
-        return (_launch_error(instance, run_id) if _NO_REASON in said else "") or first_line(
-            Exception(said)
-        )
-    return ""
+    # The error of the last failed step, otherwise of the launcher, otherwise of the run.
+    def last_event(event_type: DagsterEventType) -> DagsterEvent | None:
+        records = instance.get_records_for_run(
+            run_id, of_type=event_type, limit=1, ascending=False
+        ).records
+        return records[0].event_log_entry.dagster_event if records else None
+
+    if event := last_event(DagsterEventType.STEP_FAILURE):
+        data = event.step_failure_data
+        message = data.error.message if data.error else ""
+        if data.user_failure_data:
+            message = data.user_failure_data.description or ""
+        return first_line(Exception(message))
+    event = last_event(DagsterEventType.RUN_FAILURE)
+    message = event.message or "" if event else ""
+    if _NO_REASON in message:
+        records = instance.get_records_for_run(
+            run_id, of_type=DagsterEventType.ENGINE_EVENT, ascending=False
+        ).records
+        for engine_event in (record.event_log_entry.dagster_event for record in records):
+            if engine_event and (error := engine_event.engine_event_data.error):
+                return first_line(Exception(error.message))
+    return first_line(Exception(message)) if event else ""
 
 
-def _launch_error(instance: DagsterInstance, run_id: str) -> str:
-    """Return the last error of what was to launch a run; "" where it told none, or its events were
-    pruned.
-    """
-    found = instance.get_records_for_run(
-        run_id, of_type=DagsterEventType.ENGINE_EVENT, ascending=False
-    ).records
-    events = [record.event_log_entry.dagster_event for record in found]
-    errors = (event.engine_event_data.error for event in events if event)
-    return next((first_line(Exception(error.message)) for error in errors if error), "")
-
-
-def _print(found: Sequence[ShownRun]) -> None:
+def _print(runs: Sequence[ShownRun]) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False)
-    if not found:
+    if not runs:
         console.print("no runs")
         return
     rows = [
@@ -241,18 +218,17 @@ def _print(found: Sequence[ShownRun]) -> None:
             run.status,
             f"{run.since:%Y-%m-%d %H:%M:%S} UTC",
         )
-        for run in found
+        for run in runs
     ]
     table = Table(box=None, pad_edge=False)
     for column, cells in zip(
         ("run", "job or chunk", "ledger", "status", "since"), zip(*rows, strict=True), strict=True
     ):
-        # Whole, however wide the terminal is: ids and states are copied, and read by other
-        # programs.
+        # Never cut off, since ids and states are copied and parsed.
         table.add_column(column, no_wrap=True, min_width=max(map(len, cells)))
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    for run in found:
+    for run in runs:
         if run.result:
             console.print(f"{run.run_id}: {one_line(run.result)}")

@@ -1,9 +1,7 @@
-"""`caf setup`: what a machine needs once before Dagster runs chunks on it: its folder, and how many
-steps may share a pool.
+"""`caf setup`: prepares DAGSTER_HOME and sets the limits of the pools for this machine.
 
-Tables are not part of it: the ledger's and Dagster's are made and migrated by whatever opens them
-first. Source: "Concurrency pools" in Dagster's documentation; the rule is in
-docs/operations/sizing.md.
+It creates no tables: the first process that opens the ledger or Dagster's storage does.
+Source: "Concurrency pools" in Dagster's documentation; docs/operations/sizing.md has the rule.
 """
 
 import os
@@ -12,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from json import dumps as dump_json
 from pathlib import Path
@@ -35,23 +33,18 @@ from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.quantities import counted, show_size
 
 RUN_BYTES: Final = 300 << 20
-"""Memory of one run, as docs/operations/sizing.md has it."""
+"""Memory of one run; see docs/operations/sizing.md."""
 
 UPLOADS: Final = 4
-"""At a time, where nothing else sets a bound: each waits for the network, and more make each
-slower.
-"""
-
+"""Default of concurrent uploads. More uploads would make each upload slower."""
 
 CGROUP: Final = Path("/sys/fs/cgroup")
-"""Where a container sees its own limits (Linux, cgroup v2); a machine has none there."""
+"""Where a container has its own limits (Linux, cgroup v2). A machine has no limits there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What bounds how much goes on at a time: cores that this process may use, bytes of memory,
-    bytes that staging may take.
-    """
+    """The resources of this machine or container, and the bytes that staging may use."""
 
     cores: int
     memory_bytes: int
@@ -60,12 +53,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """How many steps may be in a pool at a time.
+    """The number of steps that a pool allows concurrently.
 
     Attributes:
-        limit: what holds from now on.
-        computed: what this machine and the settings come to, and `reason` by what.
-        change: `set`, `unchanged`, or `kept` where another limit had been set before.
+        computed: the limit that fits this machine and the settings.
+        reason: what determines `computed`.
+        change: `set`, `unchanged`, or `kept` if an operator has set another limit.
     """
 
     pool: str
@@ -78,170 +71,142 @@ class PoolLimit:
 def setup_command(
     *, settings: Settings, dry_run: bool = False, reset: bool = False, json: bool = False
 ) -> int:
-    """Prepare DAGSTER_HOME, set the limits of the pools that have none of their own, and say so;
-    return the exit status.
+    """Prepare DAGSTER_HOME and set the limits of the pools; return the exit status.
 
-    Args:
-        settings: of the home and all sources.
-        dry_run: only say what would be done.
-        reset: also set limits that were set before.
-        json: say it as one JSON object on standard output.
+    `reset` also replaces limits that an operator has set.
 
     Raises:
         SettingsError: the folder or Dagster's storage cannot be used.
     """
     home = dagster_home(settings)
-    made = _state_of(home)
-    with _opened(settings, dry_run=dry_run) as instance:
-        most_runs = instance.get_concurrency_config().run_queue_config
-        limits = computed_limits(
-            this_machine(settings), settings, most_runs.max_concurrent_runs if most_runs else 0
-        )
+    file = home / INSTANCE_FILE
+    change = "kept" if is_own(file) else "unchanged" if file.is_symlink() else "made"
+    with ExitStack() as stack:
+        instance_settings = settings
+        if dry_run and not home.is_dir():
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            instance_settings = settings.model_copy(update={"home": Path(folder)})
+        instance = stack.enter_context(open_instance(instance_settings))
+        run_queue = instance.get_concurrency_config().run_queue_config
+        max_runs = run_queue.max_concurrent_runs if run_queue else 0
         pools = [
-            _set(instance, pool, *limits[pool], reset=reset, dry_run=dry_run) for pool in limits
+            _set_limit(instance, pool, computed, reason, reset=reset, dry_run=dry_run)
+            for pool, (computed, reason) in computed_limits(
+                this_machine(settings), settings, max_runs
+            ).items()
         ]
     if json:
-        about = {
+        report = {
             "dagster_home": str(home),
-            "change": made,
-            "pools": [asdict(one) for one in pools],
+            "change": change,
+            "pools": [asdict(pool) for pool in pools],
             "dry_run": dry_run,
         }
-        sys.stdout.write(dump_json(about) + "\n")
+        sys.stdout.write(dump_json(report) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in _said(home, made, pools, dry_run=dry_run))
+        lines = _report(home, change, pools, dry_run=dry_run)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
     return 0
 
 
-def this_machine(settings: Settings) -> Machine:
-    """Return what this machine has, or the container that this is, of what a run of a chunk
-    needs.
-    """
+def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
+    """Return the resources of this machine, or of this container if it is limited."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     memory_bytes = psutil.virtual_memory().total
-    with suppress(OSError, ValueError):  # none, or "max"
-        memory_bytes = min(memory_bytes, int((CGROUP / "memory.max").read_text()))
+    with suppress(OSError, ValueError):  # no file, or "max"
+        memory_bytes = min(memory_bytes, int((cgroup / "memory.max").read_text()))
     with suppress(OSError, ValueError):
-        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
         cores = min(cores, max(quota // period, 1))
-    folder = next(
-        one
-        for one in (settings.staging_folder.absolute(), *settings.staging_folder.absolute().parents)
-        if one.is_dir()
-    )
+    staging = settings.staging_folder.absolute()
+    folder = next(path for path in (staging, *staging.parents) if path.is_dir())
     try:
         disk = shutil.disk_usage(folder).total
     except OSError as error:
         raise SettingsError(
-            f"the disk of {folder} cannot be asked for its size: {error.strerror}"
+            f"the size of the disk of {folder} cannot be read: {error.strerror}"
         ) from error
     return Machine(cores, memory_bytes, min(settings.packing.staging_limit or disk, disk))
 
 
 def computed_limits(
-    machine: Machine, settings: Settings, most_runs: int
+    machine: Machine, settings: Settings, max_runs: int
 ) -> Mapping[str, tuple[int, str]]:
-    """Return the limit of each pool, and by what it is so low; `most_runs` go on at a time, 0 for
-    any number.
+    """Return the limit of each pool, and what determines it.
+
+    `max_runs` is the number of runs that Dagster executes concurrently; 0: no limit.
     """
-    sources = settings.sources.values()
-    chunk = max(
-        (its.target_size for its in sources),
+    chunk_bytes = max(
+        (source.target_size for source in settings.sources.values()),
         default=SourceSettings.model_fields["target_size"].default,
     )
-    either = [
+    both = [
         (
             machine.memory_bytes // 2 // RUN_BYTES,
-            f"{show_size(RUN_BYTES)} a run of half of {show_size(machine.memory_bytes)} of memory",
+            f"{show_size(RUN_BYTES)} per run in half of {show_size(machine.memory_bytes)} memory",
         ),
         (
-            machine.staging_bytes // chunk,
-            f"{show_size(machine.staging_bytes)} for staging, {show_size(chunk)} a chunk",
+            machine.staging_bytes // chunk_bytes,
+            f"{show_size(chunk_bytes)} per chunk in {show_size(machine.staging_bytes)} staging",
         ),
     ]
-    if most_runs:
-        either.append((most_runs, f"{counted(most_runs, 'run')} at a time by {INSTANCE_FILE}"))
-    packing = [(machine.cores, counted(machine.cores, "core")), *either]
-    sending = [(UPLOADS, f"{UPLOADS} share the network"), *either]
+    if max_runs:
+        both.append((max_runs, f"{counted(max_runs, 'concurrent run')} by {INSTANCE_FILE}"))
+    packing = [(machine.cores, counted(machine.cores, "core")), *both]
+    sending = [(UPLOADS, f"{UPLOADS} uploads share the network"), *both]
     jackal = settings.jackal
     if settings.store.kind == "jackal" and jackal.bandwidth:
-        needed = int(jackal.copies * chunk / jackal.upload_seconds)
+        needed = int(jackal.copies * chunk_bytes / jackal.upload_seconds)
         reason = (
-            f"{show_size(jackal.bandwidth)}/s of bandwidth, {show_size(needed)}/s for a "
-            "chunk "
-            "that is sent in time"
+            f"{show_size(needed)}/s to send a chunk in time, of {show_size(jackal.bandwidth)}/s "
+            "bandwidth"
         )
         sending.append((int(jackal.bandwidth // max(needed, 1)), reason))
-    return {pool: _lowest(bounds) for pool, bounds in ((S3_POOL, packing), (UPLOAD_POOL, sending))}
+    limits = {}
+    for pool, bounds in ((S3_POOL, packing), (UPLOAD_POOL, sending)):
+        limit, reason = min(bounds, key=lambda bound: bound[0])
+        limits[pool] = max(limit, 1), reason
+    return limits
 
 
-def _lowest(bounds: Sequence[tuple[int, str]]) -> tuple[int, str]:
-    limit, reason = min(bounds, key=lambda bound: bound[0])
-    return max(limit, 1), reason
-
-
-def _state_of(home: Path) -> str:
-    """Return what becomes of the folder: `made`, `unchanged`, or `kept` where it has a dagster.yaml
-    of the operator's own.
-    """
-    file = home / INSTANCE_FILE
-    if is_own(file):
-        return "kept"
-    return "unchanged" if file.is_symlink() else "made"
-
-
-@contextmanager
-def _opened(settings: Settings, *, dry_run: bool) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance; for a dry run where there is none yet, in a folder that is removed
-    again.
-    """
-    if not dry_run or dagster_home(settings).is_dir():
-        with open_instance(settings) as instance:
-            yield instance
-        return
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_instance(settings.model_copy(update={"home": Path(folder)})) as instance,
-    ):
-        yield instance
-
-
-def _set(
+def _set_limit(
     instance: DagsterInstance, pool: str, computed: int, reason: str, *, reset: bool, dry_run: bool
 ) -> PoolLimit:
-    own = {
-        one.name: one.limit
-        for one in instance.event_log_storage.get_pool_limits()
-        if not one.from_default
+    limits = {
+        item.name: item.limit
+        for item in instance.event_log_storage.get_pool_limits()
+        if not item.from_default
     }
-    known = own.get(pool)
-    if known == computed:
+    current = limits.get(pool)
+    if current == computed:
         return PoolLimit(pool, computed, computed, reason, "unchanged")
-    if known is not None and not reset:
-        return PoolLimit(pool, known, computed, reason, "kept")
+    if current is not None and not reset:
+        return PoolLimit(pool, current, computed, reason, "kept")
     if not dry_run:
         instance.event_log_storage.set_concurrency_slots(pool, computed)
     return PoolLimit(pool, computed, computed, reason, "set")
 
 
-def _said(home: Path, made: str, pools: Sequence[PoolLimit], *, dry_run: bool) -> Iterator[str]:
+def _report(home: Path, change: str, pools: Sequence[PoolLimit], *, dry_run: bool) -> Iterator[str]:
     would = "would " if dry_run else ""
     yield {
-        "made": f"{would}make {home}" if dry_run else f"made {home}",
-        "unchanged": f"left {home} as it is",
-        "kept": f"left {home} as it is, with a {INSTANCE_FILE} of your own",
-    }[made]
-    for one in pools:
-        if one.change == "kept":
-            comes_to = f"this machine comes to {one.computed} ({one.reason}), which --reset sets"
-            yield f"left pool {one.pool} at {one.limit}, as it was set before; {comes_to}"
-        elif one.change == "unchanged":
-            yield f"left pool {one.pool} at {one.limit} ({one.reason})"
+        "made": f"would create {home}" if dry_run else f"created {home}",
+        "unchanged": f"left {home} unchanged",
+        "kept": f"left {home} unchanged, with your own {INSTANCE_FILE}",
+    }[change]
+    for pool in pools:
+        if pool.change == "kept":
+            yield (
+                f"left pool {pool.pool} at {pool.limit}, as set before; --reset sets the limit for "
+                f"this machine, {pool.computed} ({pool.reason})"
+            )
+        elif pool.change == "unchanged":
+            yield f"left pool {pool.pool} at {pool.limit} ({pool.reason})"
         else:
-            yield f"{would}set pool {one.pool} to {one.limit} ({one.reason})"
+            yield f"{would}set pool {pool.pool} to {pool.limit} ({pool.reason})"
     command = (
         f"{HOME_VARIABLE}={shlex.quote(str(home))} dg dev -w "
         f"{shlex.quote(str(home / WORKSPACE_FILE))}"

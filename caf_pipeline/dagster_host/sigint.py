@@ -1,10 +1,9 @@
-"""Notice Ctrl-C, SIGTERM and SIGHUP, whichever handler received the signal.
+"""Notices Ctrl-C, SIGTERM and SIGHUP even if Dagster or Python drops the interrupt.
 
-Dagster holds interrupts back while it works between steps, and drops one that is still held when a
-run ends. The number of every signal is also written, by the interpreter itself, to the descriptor
-set here. An interrupt that is raised where nothing can raise, e.g. in a callback of the garbage
-collector, is seen the same way, and Python prints no traceback of it. Source:
-`signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.27.
+Dagster drops an interrupt that arrives between steps when a run ends. Python drops an interrupt in
+a callback that cannot raise, e.g. of the garbage collector. The interpreter writes each signal's
+number to a descriptor, which is read here. Source: `signal.set_wakeup_fd` in Python's
+documentation; `capture_interrupts` in Dagster 1.13.27.
 """
 
 import os
@@ -22,10 +21,7 @@ _INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
 
 class InterruptWatch:
-    """Notices each SIGINT, SIGTERM and SIGHUP in its context.
-
-    Outside the main thread it notices none, as no handler would.
-    """
+    """Notices each SIGINT, SIGTERM and SIGHUP in its context, if entered in the main thread."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -37,11 +33,13 @@ class InterruptWatch:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._terminate = signal.getsignal(
-                signal.SIGTERM
-            )  # Dagster leaves SIGINT's handler in its place
+            # Dagster replaces the handler of SIGTERM by that of SIGINT.
+            self._terminate = signal.getsignal(signal.SIGTERM)
             self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        self._hook = sys.unraisablehook
+        sys.unraisablehook = lambda lost: (
+            None if isinstance(lost.exc_value, _INTERRUPTS) else self._hook(lost)
+        )
         return self
 
     def __exit__(
@@ -53,20 +51,18 @@ class InterruptWatch:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._before)
             signal.signal(signal.SIGTERM, self._terminate)
-        self._seen()
+        self._has_signal()
         sys.unraisablehook = self._hook
         os.close(self._read)
         os.close(self._write)
 
     def raise_seen(self) -> None:
-        """Raise KeyboardInterrupt if one of these signals came since the last call."""
-        if self._seen():
+        """Raise KeyboardInterrupt if a signal arrived since the last call."""
+        if self._has_signal():
             raise KeyboardInterrupt
 
-    def _seen(self) -> bool:
-        """Return whether a signal came since the last call. The first signal sets the exit
-        status.
-        """
+    def _has_signal(self) -> bool:
+        # The first signal determines the exit status.
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:
@@ -75,7 +71,3 @@ class InterruptWatch:
             if number in ENDING:
                 received(number)
         return not {signal.SIGINT, *ENDING}.isdisjoint(numbers)
-
-    def _unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(lost.exc_value, _INTERRUPTS):
-            self._hook(lost)

@@ -1,10 +1,9 @@
-"""Runs of one source's jobs, executed in this process, and what became of a chunk that was archived
-by one.
-"""
+"""Executes runs of one source's jobs in this process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Protocol
 
 from dagster import (
@@ -41,9 +40,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Wait, Waits
 
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-"""Dagster's console log prints tracebacks; what a user needs of them is the error that the command
-ends with.
-"""
+"""Silences Dagster's console log, which prints tracebacks. The command prints the error."""
 
 _NO_COMPUTE_LOGS: Final = {
     "compute_logs": {
@@ -51,13 +48,12 @@ _NO_COMPUTE_LOGS: Final = {
         "class": NoOpComputeLogManager.__name__,
     }
 }
-"""Capturing output would take four more processes a run and draw the progress bar into a file."""
+"""Capturing output would need four processes per run, and redirect the progress bar to a file."""
 
 
 @contextmanager
 def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME; `waits` says it while its database does not
-    answer.
+    """Open Dagster's instance in our DAGSTER_HOME; `waits` reports a slow database.
 
     Raises:
         SettingsError: the folder or the storage cannot be used.
@@ -65,7 +61,7 @@ def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[Da
     home = prepare_dagster_home(settings)
     with (waits or Waits()).waiting(
         "Dagster's database",
-        ends_by="its answer ends it, or the time limit of a connection",
+        ends_by="its answer or the connection timeout ends it",
         grace=UNANSWERED_SECONDS,
     ):
         require_database()
@@ -77,43 +73,42 @@ def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[Da
     except (DagsterError, SQLAlchemyError, OSError) as error:
         raise SettingsError(
             f"Dagster's storage cannot be opened: {first_line(error)}",
-            hint=f"see {home}/dagster.yaml and CAF_DAGSTER_DATABASE_URL",
+            hint=f"check {home}/dagster.yaml and CAF_DAGSTER_DATABASE_URL",
         ) from error
     with instance:
         yield instance
 
 
 class RunListener(Protocol):
-    """What shows how far a source's runs are, while they go on."""
+    """Receives the progress of a source's runs."""
 
     def begin(self, chunk: str) -> None:
-        """Take the chunk that all that follows is about; also if its packing begins again after an
-        error.
-        """
+        """Packing of a chunk begins, for the first time or again. Later calls are about it."""
 
     def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
-        """Take objects and bytes that were packed, as differences; `resumed`: by an earlier run."""
+        """More objects and bytes are packed; `resumed`: by an earlier run."""
 
     def sealed(self) -> None:
-        """Take it that the chunk is packed."""
+        """The chunk is packed."""
 
     def sent(self, size_bytes: int) -> None:
-        """Take bytes that were sent, as a difference; called by several threads at once."""
+        """More bytes are sent. Several threads may call this concurrently."""
 
     def waiting(self, waits: Sequence[Wait]) -> None:
-        """Take what is waited for now."""
+        """The current waits have changed."""
 
     def say(self, line: str, style: str | None = None) -> None:
-        """Take a line for the user."""
+        """There is a line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
-    """How the run of a chunk ended: by an error, by another live run that holds the chunk, or else
-    well.
+class ChunkOutcome:
+    """How the run of a chunk ended: with an error, with another holder, or successfully.
 
-    `ended`: where the run itself moved the chunk to, `located` or `empty`; None where another run
-    did, before or meanwhile.
+    Attributes:
+        holder: the id of the live run that holds the chunk.
+        ended: the state to which this run moved the chunk, `located` or `empty`; None if another
+            run did.
     """
 
     error: CafError | None = None
@@ -132,55 +127,54 @@ class SourceRuns:
         source: str,
         *,
         watch: InterruptWatch,
-        told: RunListener,
+        listener: RunListener,
     ) -> None:
         self._source = source
         self._instance = instance
         self._watch = watch
-        self._told = told
+        self._listener = listener
         self._errors: list[CafError] = []
         self._ended: list[ChunkState] = []
         run = RunResource(
             settings=settings,
-            # The packer reports bytes that it reads with 0 objects. Bytes beside objects were
-            # staged by an earlier run.
-            progress=lambda objects, size_bytes: told.packed(
+            # The packer reports bytes with 0 objects as it reads them. Bytes that come with objects
+            # were staged by an earlier run.
+            progress=lambda objects, size_bytes: listener.packed(
                 objects, size_bytes, resumed=bool(objects and size_bytes)
             ),
-            upload_progress=told.sent,
+            upload_progress=listener.sent,
             ended=self._ended.append,
             on_error=self._note_error,
-            waiting=told.waiting,
+            waiting=listener.waiting,
         )
         self._defs: Definitions = build_defs(
             settings,
             resource_overrides={LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run},
         )
 
-    def archive(self, chunk: str) -> Archived:
+    def archive(self, chunk: str) -> ChunkOutcome:
         """Archive a chunk.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the run is marked as canceled.
         """
 
-        def look(event: DagsterEvent) -> None:
-            if event.is_step_success and str(event.step_key).endswith(seal_chunk.name):
-                self._told.sealed()
-            elif event.event_type is DagsterEventType.STEP_RESTARTED and str(
-                event.step_key
-            ).endswith(PACK):
-                self._told.begin(chunk)
+        def on_event(event: DagsterEvent) -> None:
+            step = str(event.step_key)
+            if event.is_step_success and step.endswith(seal_chunk.name):
+                self._listener.sealed()
+            elif event.event_type is DagsterEventType.STEP_RESTARTED and step.endswith(PACK):
+                self._listener.begin(chunk)
 
-        self._told.begin(chunk)
+        self._listener.begin(chunk)
         self._ended.clear()
         try:
-            result = self.execute("archive", partition_key=chunk, on_event=look)
+            result = self.execute("archive", partition_key=chunk, on_event=on_event)
         except CafError as error:
-            return Archived(error)
-        if self._ended:  # also where another run took the lease for what is left to do
-            return Archived(ended=self._ended[-1])
-        return Archived(holder=self.holder(result))
+            return ChunkOutcome(error)
+        if self._ended:  # even if another run took the lease for the remaining steps
+            return ChunkOutcome(ended=self._ended[-1])
+        return ChunkOutcome(holder=self.holder(result))
 
     def execute(
         self,
@@ -190,10 +184,10 @@ class SourceRuns:
         config: Mapping[str, object] | None = None,
         on_event: Callable[[DagsterEvent], None] = lambda _: None,
     ) -> ExecuteInProcessResult:
-        """Execute one run of a job here.
+        """Execute one run of a job.
 
         Raises:
-            CafError: what ended it.
+            CafError: a step or a check failed.
             KeyboardInterrupt: Ctrl-C; the run is marked as canceled.
         """
         job = job_name(self._source, what)
@@ -205,7 +199,14 @@ class SourceRuns:
             partition_key=partition_key,
             on_event=on_event,
         )
-        _raise_interrupt(self._instance, result.run_id)
+        # Dagster keeps an interrupt to itself if it is asked not to raise errors.
+        run = self._instance.get_run_by_id(result.run_id)
+        interrupted = RunFailureReason.UNEXPECTED_TERMINATION.value
+        if run is not None and (
+            run.status is DagsterRunStatus.CANCELED
+            or run.tags.get(RUN_FAILURE_REASON_TAG) == interrupted
+        ):
+            raise KeyboardInterrupt
         self._watch.raise_seen()
         failed = [
             check
@@ -218,42 +219,25 @@ class SourceRuns:
             check = failed[0]
             raise IntegrityError(
                 f"check {check.check_name} failed for {partition_key or self._source}: "
-                f"{check.description or 'see its numbers'}",
-                hint=f"run {result.run_id} in the UI has the details",
+                f"{check.description or 'its metadata shows why'}",
+                hint=f"run {result.run_id} in the UI shows the details",
             )
         if not result.success:
             raise CafError(
                 f"run {result.run_id} of {job} failed for {partition_key or self._source}",
-                hint="this is a fault of the pipeline itself; the run's page in the UI has its log",
+                hint="this is a bug in the pipeline; the run's page in the UI shows its log",
             )
         return result
 
     def holder(self, result: ExecuteInProcessResult) -> str:
-        """Return the live run that has what this one was to work on; "" where there is none."""
+        """Return the id of the live run that held this run's lease; "" if there is none."""
         run = self._instance.get_run_by_id(result.run_id)
         return run.tags.get(HELD_TAG, "") if run else ""
 
     def _note_error(self, error: CafError) -> None:
-        """Keep an error of a step, and say where the step is tried again."""
         self._errors.append(error)
-        alike = next(
-            (n for n, one in enumerate(reversed(self._errors)) if type(one) is not type(error)),
-            len(self._errors),
+        consecutive = sum(
+            1 for _ in takewhile(lambda last: type(last) is type(error), reversed(self._errors))
         )
-        if not error.permanent and alike <= RETRY_TRANSIENT.max_retries:
-            self._told.say(f"{error}; the step is tried again in some seconds", style="yellow")
-
-
-def _raise_interrupt(instance: DagsterInstance, run_id: str) -> None:
-    """Raise KeyboardInterrupt where the run ended by one: Dagster itself keeps it when told not to
-    raise errors.
-    """
-    run = instance.get_run_by_id(run_id)
-    if run is None:
-        return
-    reason = run.tags.get(RUN_FAILURE_REASON_TAG)
-    if (
-        run.status is DagsterRunStatus.CANCELED
-        or reason == RunFailureReason.UNEXPECTED_TERMINATION.value
-    ):
-        raise KeyboardInterrupt
+        if not error.permanent and consecutive <= RETRY_TRANSIENT.max_retries:
+            self._listener.say(f"{error}; the step is retried in a few seconds", style="yellow")

@@ -1,14 +1,13 @@
-"""Dagster's own storage: SQLite under DAGSTER_HOME, or Postgres where CAF_DAGSTER_DATABASE_URL
-names one.
+"""Dagster's own storage: SQLite in DAGSTER_HOME, or Postgres if CAF_DAGSTER_DATABASE_URL is set.
 
-dagster.yaml cannot choose between the two by the environment: `{env: X}` fails where X is not set.
-It names this class instead, which becomes the one or the other.
+dagster.yaml cannot select between the two, since `{env: X}` fails if X is not set. It names
+`ChosenStorage`, which returns the right storage.
 """
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,23 +36,23 @@ URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
 _CONNECT_SECONDS: Final = 10
 
 _DRIVER: Final = "postgresql+psycopg2://"
-"""dagster-postgres speaks through psycopg2 only.
+"""dagster-postgres needs psycopg2, but SQLAlchemy 2.1 reads `postgresql://` as psycopg 3.
 
-SQLAlchemy 2.1 reads a plain `postgresql://` as psycopg 3, with which its NOTIFY and its large
-statements break.
+With psycopg 3, NOTIFY and large statements of dagster-postgres break.
 """
 
 
 def with_driver(url: str) -> str:
-    """Return the URL with the driver that dagster-postgres needs, whichever it names.
+    """Return the URL with the driver that dagster-postgres needs.
 
-    Raises: SettingsError: it is not the URL of a Postgres database; the message repeats nothing of
-        it, since it may hold a password.
+    Raises:
+        SettingsError: it is not the URL of a Postgres database. The message repeats no part of the
+            URL, which may contain a password.
     """
     changed = _DRIVER + url.partition("://")[2]
     try:
         if is_database_url(url):
-            make_url(changed)  # takes no list of hosts and ports before the path
+            make_url(changed)  # fails for a list of hosts
             return changed
     except (SQLAlchemyError, ValueError):  # their messages may quote the password
         pass
@@ -64,19 +63,17 @@ def with_driver(url: str) -> str:
 
 
 def may_have_state(settings: Settings) -> bool:
-    """Return whether Dagster may have runs and partitions: in its folder on this machine, or in a
-    database.
-    """
+    """Return whether Dagster may have runs and partitions, in its folder or in a database."""
     return dagster_home(settings).is_dir() or bool(os.environ.get(URL_VARIABLE))
 
 
 def require_database() -> None:
-    """Connect once to the database that the environment names, if any.
+    """Connect once to the database in the environment, if any.
 
-    Dagster itself tries six times, warns each time, and ends with an error that does not say why.
+    Dagster itself tries six times and ends with an error that does not name the reason.
 
     Raises:
-        SettingsError: it cannot be reached or refuses.
+        SettingsError: the database does not answer, or refuses the connection.
     """
     url = os.environ.get(URL_VARIABLE)
     if not url:
@@ -86,8 +83,8 @@ def require_database() -> None:
         password = parse_dsn(plain).get("password")
     except psycopg2.Error:  # its message quotes the parameter
         raise SettingsError(
-            f"{URL_VARIABLE} has a parameter after '?' that libpq does not know",
-            hint="correct it, or remove it",
+            f"{URL_VARIABLE} has a parameter after '?' that libpq does not support",
+            hint="correct or remove the parameter",
         ) from None
     try:
         psycopg2.connect(plain, connect_timeout=_CONNECT_SECONDS).close()
@@ -96,55 +93,44 @@ def require_database() -> None:
         raise SettingsError(
             "Dagster's database cannot be used: "
             f"{reason.replace(password, '***') if password else reason}",
-            hint=f"check that it runs, and what {URL_VARIABLE} names",
+            hint=f"check that it runs, and check {URL_VARIABLE}",
         ) from error
 
 
 def storage_folder() -> Path:
-    """Return where SQLite's files are: DAGSTER_HOME, or our usual folder where it is not set, as
-    under a bare `dagster dev`.
-    """
+    """Return the folder of the SQLite files: DAGSTER_HOME, or its default if it is not set."""
     home = os.environ.get(HOME_VARIABLE)
     return Path(home) if home else dagster_home(load_settings())
 
 
-@contextlib.contextmanager
-def _creating(folder: Path) -> Iterator[Path]:
-    """Keep other processes from opening the storage: Dagster fails if two create its tables at the
-    same time.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with opened_folder(folder) as descriptor:
-        with contextlib.suppress(OSError):  # a file system without such locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
-
-
 add_logging_filters()
-sqlite_storage.make_once()
+sqlite_storage.cache_engines()
 
 
 class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):
-    """Named in dagster.yaml; never itself made, since configuring it returns one of Dagster's own
-    storages.
-    """
+    """Never instantiated: `from_config_value` returns one of Dagster's own storages."""
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:
-        """Return the config's schema: it has none, the environment decides."""
+        """Return the config schema, which is empty: the environment decides."""
         return {}
 
     @classmethod
     def from_config_value(  # type: ignore[override]  # Dagster asks for a DagsterStorage, not for this class
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> DagsterStorage[DagsterInstance]:
-        """Return the storage that the environment asks for."""
+        """Return the storage that the environment selects."""
         url = os.environ.get(URL_VARIABLE)
         if not url:
-            with _creating(storage_folder()) as folder:
+            folder = storage_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            # Dagster fails if two processes create its tables at the same time.
+            with opened_folder(folder) as descriptor:
+                with contextlib.suppress(OSError):  # a file system without such locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
                 return DagsterSqliteStorage.from_local(str(folder), inst_data=inst_data)
-        from dagster_postgres.storage import DagsterPostgresStorage  # noqa: PLC0415 - not needed, and slow, with SQLite
+        from dagster_postgres.storage import DagsterPostgresStorage  # noqa: PLC0415 - slow to import
 
         storage = DagsterPostgresStorage(with_driver(url), inst_data=inst_data)
-        postgres_storage.mend(storage.event_log_storage)
+        postgres_storage.make_default_limits_idempotent(storage.event_log_storage)
         return storage

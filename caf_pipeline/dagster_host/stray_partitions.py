@@ -1,6 +1,4 @@
-"""Finds partitions in Dagster without a chunk in the ledger, for `caf doctor`: somebody added them
-in the UI.
-"""
+"""Finds partitions without a chunk in the ledger, e.g. added in the UI, for `caf doctor`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -25,50 +23,38 @@ from caf_pipeline.settings import Settings
 
 
 def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iterator[Finding]:
-    """Yield the partitions of a source whose names are no chunks of the ledger; mending removes
-    them from Dagster.
+    """Yield the partitions of a source without a chunk in the ledger; the remedy removes them.
 
-    If the ledger has no chunk of the source, it may be lost: then partitions that could be chunks
-    are left alone. If Dagster never ran, no Dagster home is made.
+    If the ledger has no chunk of the source, the ledger may be lost. Partitions that are named like
+    chunks are then left alone. If Dagster never ran, no Dagster home is created.
     """
     if not may_have_state(settings):
         return
+
+    def remove(instance: DagsterInstance, name: str) -> Mended:
+        if not instance.has_dynamic_partition(partitions_name(source), name):
+            return NO_LONGER_THERE
+        instance.delete_dynamic_partition(partitions_name(source), name)
+        return Mended("removed from Dagster")
+
     try:
         with open_instance(settings) as instance:
-            for name in _without_chunk(instance, source, ledger):
-                fault = "the ledger has no chunk of this name, and every run of the partition fails"
+            # Read partitions before chunks, since a plan writes the chunk first.
+            names = instance.get_dynamic_partitions(partitions_name(source))
+            chunks = set[str]()
+            if source in ledger.lookup.sources():
+                chunks = {chunk.name for chunk in ledger.chunks.list(source)}
+            for name in names:
+                chunk_id = ChunkId.parse(name)
+                may_be_chunk = chunk_id is not None and chunk_id.source == source
+                if name in chunks or (not chunks and may_be_chunk):
+                    continue
                 yield mendable(
                     Kind.PARTITION,
                     name,
-                    fault,
+                    "the ledger has no chunk of this name, and every run of the partition fails",
                     "removed from Dagster",
-                    partial(_remove, instance, source, name),
+                    partial(remove, instance, name),
                 )
     except SettingsError as error:
         yield not_checked(f"partitions of {source}", error)
-
-
-def _without_chunk(instance: DagsterInstance, source: str, ledger: Ledger) -> list[str]:
-    names = instance.get_dynamic_partitions(
-        partitions_name(source)
-    )  # before the chunks: a plan writes the chunk first
-    chunks = (
-        {chunk.name for chunk in ledger.chunks.list(source)}
-        if source in ledger.lookup.sources()
-        else set[str]()
-    )
-    return [
-        name for name in names if name not in chunks and (chunks or not _is_chunk_of(name, source))
-    ]
-
-
-def _is_chunk_of(name: str, source: str) -> bool:
-    chunk = ChunkId.parse(name)
-    return chunk is not None and chunk.source == source
-
-
-def _remove(instance: DagsterInstance, source: str, name: str) -> MendResult:
-    if not instance.has_dynamic_partition(partitions_name(source), name):
-        return ALREADY_GONE
-    instance.delete_dynamic_partition(partitions_name(source), name)
-    return MendResult("removed from Dagster")

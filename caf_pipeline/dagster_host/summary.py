@@ -1,4 +1,4 @@
-"""What `caf run` came to for a source: in numbers, as an exit status, and in a sentence."""
+"""The result of `caf run` for a source: numbers, an exit status, and a sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,22 +15,19 @@ TO_BE_TRIED_AGAIN: Final = 14
 WAITING: Final = 15
 DAMAGED: Final = 18
 NOTHING_LISTED: Final = 19
-"""Exit statuses of a command that came to its end, where not everything is located; the first that
-applies.
-"""
+"""Exit statuses if not everything is located; see `Summary.exit_status` for their order."""
 
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
-"""Reasons of skips that no later run could do anything about."""
+"""Skip reasons that no later run can change."""
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryTotals:
-    """How many objects of one inventory are located, claimed or skipped in the ledger.
+    """How many objects of one inventory are located, claimed, or skipped in the ledger.
 
-    Attributes: snapshot: the inventory's name. unaccounted: objects that are neither located, nor
-        claimed by a chunk, nor skipped: no plan has them yet. skipped: numbers by reason. left_out:
-        numbers by the filter that leaves the objects out. all_versions, beside: of the inventory's
-        snapshot.
+    Attributes:
+        unaccounted: objects that no plan has yet: not located, claimed or skipped.
+        beside: older versions and delete markers of the inventory's keys.
     """
 
     snapshot: str
@@ -45,27 +42,25 @@ class InventoryTotals:
 
     @property
     def waiting(self) -> int:
-        """How many objects wait for more, so that their chunk is not too small."""
+        """Objects that wait for others, because their chunk would be too small."""
         return self.skipped.get(SkipReason.WAITING, 0)
 
     @property
     def again(self) -> int:
-        """How many objects a later run tries again, or for the first time; those that wait are not
-        among them.
-        """
-        left = {SkipReason.WAITING, *NOT_ARCHIVABLE}
+        """Objects that a later run will try, apart from those that wait."""
+        excluded = {SkipReason.WAITING, *NOT_ARCHIVABLE}
         return self.unaccounted + sum(
-            count for reason, count in self.skipped.items() if reason not in left
+            count for reason, count in self.skipped.items() if reason not in excluded
         )
 
     @property
     def only_waits(self) -> bool:
-        """Whether nothing but objects that wait keeps the source from being complete."""
+        """Whether the source is complete except for objects that wait."""
         return bool(self.waiting) and not self.claimed and not self.again
 
     @property
     def complete(self) -> bool:
-        """Whether everything is located that can be."""
+        """Whether all objects that can be archived are located."""
         not_archivable = sum(
             count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE
         )
@@ -75,20 +70,20 @@ class InventoryTotals:
 
 @dataclass(slots=True)
 class Summary:
-    """What the command came to for one source.
+    """The result of the command for one source.
 
-    Attributes: chunks: names of those that had work to do and were tried. failed: those of them
-        that failed, with the error of each. held: those that another live run works on. archived:
-        how many of them this command archived; what another run archived meanwhile is not among
-        them. empty: those of which this command skipped every object. not_tried: those that were
-        left alone, since the same error would have met them. planning: the live run that plans this
-        source; "" where this command planned it. parked: how many chunks wait for an operator.
-        damaged: how many stored chunks have fewer right copies than they are to have, or none.
-        objects: located by this command; one in parts by whose run was the last of them.
-        size_bytes: of what the chunks that it archived have of objects, also of those that have
-        parts elsewhere. totals: of this command's own whole inventory, asked for at the end.
-        waiting: what of the source waits for the next plan; None where nothing does. ever_planned:
-        whether any chunk of the source was ever planned.
+    Attributes:
+        archived: number of chunks that this command archived.
+        empty: number of chunks whose every object this command skipped.
+        not_tried: chunks that were not tried, because they would fail with the same error.
+        planning: the live run that plans this source; "" if this command planned it.
+        damaged: number of stored chunks with too few intact copies.
+        objects: number of objects that this command located, counting the last part of an object
+            in parts.
+        size_bytes: size of all objects and parts in the archived chunks.
+        totals: of this command's own inventory, counted at the end.
+        waiting: objects that wait for the next plan; None if there are none.
+        ever_planned: whether any chunk of the source was ever planned.
     """
 
     source: str
@@ -109,28 +104,22 @@ class Summary:
 
     @property
     def nothing_listed(self) -> bool:
-        """True if the inventory lists no object, and no object was ever planned: bucket or prefix
-        may be wrong.
-        """
+        """Whether there is and was no object at all, so that bucket or prefix may be wrong."""
         return self.totals is not None and not self.totals.objects and not self.ever_planned
 
     @property
     def complete(self) -> bool:
-        """Whether everything that the inventory has is located, but for what can never be, and no
-        chunk is damaged.
-        """
+        """Whether all objects are located and no chunk is damaged."""
         return self.all_located and not self.damaged
 
     @property
     def all_located(self) -> bool:
-        """Whether everything that the inventory has is located, but for what can never be."""
+        """Whether all objects of the inventory that can be archived are located."""
         return self.totals is not None and self.totals.complete and not self.nothing_listed
 
     @property
     def exit_status(self) -> int:
-        """0 only where everything is located that can be, nothing failed, and no chunk is
-        damaged.
-        """
+        """0 only if all objects are located, no chunk failed, and no chunk is damaged."""
         if self.failed:
             return CHUNKS_FAILED
         if self.nothing_listed:
@@ -142,7 +131,7 @@ class Summary:
         return WAITING if self.totals and self.totals.only_waits else TO_BE_TRIED_AGAIN
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it in numbers, and the errors in words."""
+        """Return the summary in the form of `caf run --json`."""
         totals = self.totals
         return {
             "source": self.source,
@@ -177,12 +166,12 @@ class Summary:
 
 
 def exit_status(summaries: Sequence[Summary]) -> int:
-    """Return the exit status of the command: of all its sources, the first that applies."""
+    """Return the exit status of the command: the lowest of its sources that is not 0."""
     return min((summary.exit_status for summary in summaries if summary.exit_status), default=0)
 
 
 def sentence(summary: Summary) -> str:
-    """Return it in one line."""
+    """Return the summary as one line."""
     located = show_size(summary.size_bytes)
     done = (
         f"{summary.source}: {counted(summary.archived, 'chunk')} archived, "
@@ -191,20 +180,20 @@ def sentence(summary: Summary) -> str:
     if not summary.chunks:
         done = f"{summary.source}: nothing {'new' if summary.all_located else 'to do now'}"
     counts = [
-        f"{summary.empty} empty, since every object was skipped" if summary.empty else "",
+        f"{summary.empty} empty, because every object was skipped" if summary.empty else "",
         f"{len(summary.failed)} failed" if summary.failed else "",
         f"{len(summary.held)} held by other runs" if summary.held else "",
         f"{len(summary.not_tried)} not tried" if summary.not_tried else "",
-        f"{summary.parked} parked ('caf status' says why)" if summary.parked else "",
-        _where_all_is(summary),
-        f"but {summary.damaged} damaged ('caf repair {summary.source}' mends that)"
+        f"{summary.parked} parked ('caf status' shows why)" if summary.parked else "",
+        _completeness(summary),
+        f"but {summary.damaged} damaged ('caf repair {summary.source}' repairs them)"
         if summary.damaged
         else "",
     ]
     return "; ".join([done, *(count for count in counts if count)])
 
 
-def _where_all_is(summary: Summary) -> str:
+def _completeness(summary: Summary) -> str:
     totals = summary.totals
     if totals is None:
         return "not everything is located yet"
@@ -217,26 +206,23 @@ def _where_all_is(summary: Summary) -> str:
         for reason, count in totals.skipped.items()
         if count and reason != SkipReason.WAITING
     )
-    said = [f"{count:,} left out by {name}" for name, count in totals.left_out.items()]
+    left_out = [f"{count:,} left out by {name}" for name, count in totals.left_out.items()]
     if totals.beside.older and not totals.all_versions:
-        said.append(f"{counted(totals.beside.older, 'older version')} left out by versions")
-    skipped = ", ".join(said + [f"{count:,} skipped as {reason}" for reason, count in skips])
+        left_out.append(f"{counted(totals.beside.older, 'older version')} left out by versions")
+    skipped = ", ".join([*left_out, *(f"{count:,} skipped as {reason}" for reason, count in skips)])
     if totals.complete:
         whole = "everything is located" if summary.damaged else "the source is complete"
-        return f"{whole} but for {skipped}" if skipped else whole
-    claimed = f"{totals.claimed:,} claimed by chunks" if totals.claimed else ""
-    unaccounted = f"{totals.unaccounted:,} not planned" if totals.unaccounted else ""
-    waiting = _who_waits(summary.waiting) if totals.waiting and summary.waiting else ""
-    return (
-        "not everything is located yet: "
-        f"{', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
-    )
-
-
-def _who_waits(waiting: WaitingObjects) -> str:
-    return (
-        f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until the "
-        "source has more for a chunk of"
-        f" min_chunk_size; the first plan after {waiting.until:%Y-%m-%d %H:%M:%S} UTC takes what "
-        "waits in any case"
-    )
+        return f"{whole} except for {skipped}" if skipped else whole
+    parts = [
+        f"{totals.claimed:,} claimed by chunks" if totals.claimed else "",
+        skipped,
+        f"{totals.unaccounted:,} not planned" if totals.unaccounted else "",
+    ]
+    if totals.waiting and summary.waiting:
+        waiting = summary.waiting
+        parts.append(
+            f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until "
+            "there are enough for a chunk of min_chunk_size, or for the first plan after "
+            f"{waiting.until:%Y-%m-%d %H:%M:%S} UTC"
+        )
+    return f"not everything is located yet: {', '.join(filter(None, parts))}"

@@ -1,8 +1,8 @@
-"""A process that archives chunks of one source, one after the other, as `workers` tells it through
-a pipe.
+"""A worker process that archives chunks of one source, one after the other.
 
-Each of its messages is a name, arguments, and named ones. It ends with the command that started it,
-however that ends.
+`workers` sends it the names of chunks through a pipe. Its own messages are tuples of a name,
+arguments and keyword arguments. The process ends with the command that started it, even if that is
+killed.
 """
 
 import os
@@ -17,23 +17,23 @@ from caf_pipeline.errors import INTERRUPTED, CafError
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Wait, Waits
 
-READY: Final = "ready"  # to begin, and to be interrupted
-BROKEN: Final = "broken"  # by the error that follows: no chunk can be archived
-ARCHIVED: Final = "archived"  # how the run of the chunk ended, as the fields of `Archived`
+READY: Final = "ready"  # the worker can begin, and can be interrupted
+BROKEN: Final = "broken"  # no chunk can be archived; the argument is the error
+ARCHIVED: Final = "archived"  # the run of a chunk ended; the arguments are those of `ChunkOutcome`
 SEALED: Final = "sealed"
-"""What it tells beside what `source_runs.RunListener` has; SEALED is one of those."""
+"""Names of messages. All other names are methods of `source_runs.RunListener`, as is SEALED."""
 
-TELL_SECONDS: Final = 0.1
-"""Between two tellings of progress, which is counted thousands of times a second."""
+SEND_SECONDS: Final = 0.1
+"""Seconds between two messages about progress, which changes thousands of times per second."""
 
-LOOK_SECONDS: Final = 0.5
-"""Between two looks whether the command that started this process still lives."""
+POLL_SECONDS: Final = 0.5
+"""Seconds between two checks whether the command that started this process still lives."""
 
 
-class _Teller:
-    """Tells through the pipe what a source's runs tell; see `source_runs.RunListener`.
+class _PipeListener:
+    """Sends the progress of runs through the pipe; see `source_runs.RunListener`.
 
-    Safe for several threads.
+    Thread-safe.
     """
 
     def __init__(self, connection: "Connection[object, object]") -> None:
@@ -41,72 +41,77 @@ class _Teller:
         self._lock = threading.Lock()
         self._packed = (0, 0)
         self._sent_bytes = 0
-        self._told_at = 0.0
+        self._flushed_at = 0.0
 
-    def tell(self, name: str, *arguments: object, **named: object) -> None:
-        """Tell something, after all that was counted before it."""
+    def send(self, name: str, *arguments: object, **named: object) -> None:
+        """Send a message, after all progress that was counted before it."""
         with self._lock:
-            self._tell_counted()
-            self._send(name, *arguments, **named)
+            self._flush()
+            self._write(name, *arguments, **named)
 
     def begin(self, chunk: str) -> None:
-        self.tell("begin", chunk)
+        self.send("begin", chunk)
 
     def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
         if resumed:
-            self.tell("packed", objects, size_bytes, resumed=True)
+            self.send("packed", objects, size_bytes, resumed=True)
             return
         with self._lock:
             self._packed = self._packed[0] + objects, self._packed[1] + size_bytes
-            self._tell_seldom()
+            self._flush(throttle=True)
 
     def sent(self, size_bytes: int) -> None:
         with self._lock:
             self._sent_bytes += size_bytes
-            self._tell_seldom()
+            self._flush(throttle=True)
 
     def sealed(self) -> None:
-        self.tell(SEALED)
+        self.send(SEALED)
 
     def waiting(self, waits: Sequence[Wait]) -> None:
-        self.tell("waiting", tuple(waits))
+        self.send("waiting", tuple(waits))
 
     def say(self, line: str, style: str | None = None) -> None:
-        self.tell("say", line, style)
+        self.send("say", line, style)
 
-    def _tell_seldom(self) -> None:
-        if time.monotonic() - self._told_at >= TELL_SECONDS:
-            self._tell_counted()
-
-    def _tell_counted(self) -> None:
+    def _flush(self, *, throttle: bool = False) -> None:
+        if throttle and time.monotonic() - self._flushed_at < SEND_SECONDS:
+            return
         if any(self._packed):
-            self._send("packed", *self._packed, resumed=False)
+            self._write("packed", *self._packed, resumed=False)
         if self._sent_bytes:
-            self._send("sent", self._sent_bytes)
-        self._packed, self._sent_bytes, self._told_at = (0, 0), 0, time.monotonic()
+            self._write("sent", self._sent_bytes)
+        self._packed, self._sent_bytes, self._flushed_at = (0, 0), 0, time.monotonic()
 
-    def _send(self, name: str, *arguments: object, **named: object) -> None:
+    def _write(self, name: str, *arguments: object, **named: object) -> None:
         try:
             self._connection.send((name, arguments, named))
         except OSError:
-            os._exit(1)  # who listened is dead
+            os._exit(1)  # the command is dead
 
 
 def main(descriptor: int, command: int) -> int:
-    """Archive chunks until there is no further one; return the exit status.
+    """Archive chunks until the pipe sends None; return the exit status.
 
     Args:
-        descriptor: of this end of the pipe.
-        command: the process id of the command that listens at the other.
+        descriptor: file descriptor of this end of the pipe.
+        command: process id of the command at the other end.
     """
-    threading.Thread(target=_die_with, args=(command,), daemon=True).start()
+
+    def exit_with_command() -> None:
+        # Like a kill: the next command finds everything resumable.
+        while os.getppid() == command:
+            time.sleep(POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=exit_with_command, daemon=True).start()
     connection: Connection[object, object] = Connection(descriptor)
-    teller = _Teller(connection)
+    listener = _PipeListener(connection)
     settings, source = cast("tuple[Settings, str]", connection.recv())
     try:
-        _archive(connection, teller, settings, source)
+        _archive(connection, listener, settings, source)
     except CafError as error:
-        teller.tell(BROKEN, error)
+        listener.send(BROKEN, error)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -114,7 +119,10 @@ def main(descriptor: int, command: int) -> int:
 
 
 def _archive(
-    connection: "Connection[object, object]", teller: _Teller, settings: Settings, source: str
+    connection: "Connection[object, object]",
+    listener: _PipeListener,
+    settings: Settings,
+    source: str,
 ) -> None:
     from dagster import DagsterExecutionInterruptedError  # noqa: PLC0415
 
@@ -124,16 +132,18 @@ def _archive(
 
     with InterruptWatch() as watch:
         try:
-            waits = Waits(teller.waiting)
+            waits = Waits(listener.waiting)
             with (
                 open_instance(settings, waits) as instance,
                 closing(open_ledger(settings, waits)) as ledger,
             ):
-                runs = SourceRuns(settings, instance, ledger, source, watch=watch, told=teller)
-                teller.tell(READY)
+                runs = SourceRuns(
+                    settings, instance, ledger, source, watch=watch, listener=listener
+                )
+                listener.send(READY)
                 while (chunk := connection.recv()) is not None:
-                    archived = runs.archive(str(chunk))
-                    teller.tell(ARCHIVED, archived.error, archived.holder, archived.ended)
+                    outcome = runs.archive(str(chunk))
+                    listener.send(ARCHIVED, outcome.error, outcome.holder, outcome.ended)
         except DagsterExecutionInterruptedError as interrupt:
             raise KeyboardInterrupt from interrupt
         except EOFError:  # the command is dead
@@ -141,12 +151,3 @@ def _archive(
         except Exception:
             watch.raise_seen()
             raise
-
-
-def _die_with(command: int) -> None:
-    """End this process at once where the command is dead: the next one finds all as after a kill,
-    and resumes.
-    """
-    while os.getppid() == command:
-        time.sleep(LOOK_SECONDS)
-    os._exit(1)

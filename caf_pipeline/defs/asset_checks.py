@@ -1,9 +1,4 @@
-"""Checks: what the UI reports of the promises.
-
-They report; `verify_stored` and the ledger's guarded moves enforce.
-
-A blocking check that fails ends the run before the next asset.
-"""
+"""Asset checks. They only report; `verify_stored` and the ledger's guarded moves enforce."""
 
 import warnings
 from collections.abc import Callable
@@ -57,54 +52,50 @@ from caf_pipeline.store.jackal.storage_forecast import (
 )
 from caf_pipeline.system.quantities import counted
 
-Look = Callable[[RunContext, str], AssetCheckResult]
-"""What a check does with a source's run context and a chunk's id, which is "" where the check is of
-the whole source.
-"""
+CheckFunction = Callable[[RunContext, str], AssetCheckResult]
+"""Takes a source's run context and a chunk's id; the id is "" if the check is of the source."""
 
-
-SAID_OF_CONDITIONS: Final = {
+CONDITION_DESCRIPTIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
-        "No chunk is marked as `damaged`: its objects are served by the copies that are right, as "
-        "long as there are any. "
-        f"`{ALERT_SENSOR}` sends an alert."
+        "No chunk is marked as `damaged`. As long as a damaged chunk has intact copies, its "
+        f"objects are read from them. The sensor `{ALERT_SENSOR}` sends an alert."
     ),
     NO_CHUNK_IS_PARKED: (
-        f"No chunk failed so often that it waits for an operator. The sensor `{ALERT_SENSOR}` "
-        "looks every five minutes and sends "
-        "alerts, as it does of `source_keeps_up` and `few_objects_are_skipped`."
+        "No chunk failed so often that it waits for an operator. The sensor "
+        f"`{ALERT_SENSOR}` checks this every five minutes and sends alerts, also for "
+        "`source_keeps_up` and `few_objects_are_skipped`."
     ),
     SOURCE_KEEPS_UP: (
-        "Chunks under way move on (`alerts.stalled_after`), none was planned longer ago than "
-        "`max_wait` and `alerts.late_after`, "
-        "and the last whole inventory is not older than `alerts.late_after`; on Jackal, nor is the "
-        "last look at a stored chunk. "
-        "A warning where it is late, an error where nothing moves."
+        "Chunks under way make progress (`alerts.stalled_after`). No chunk has waited longer than "
+        "`max_wait` and `alerts.late_after` since it was planned. The last whole inventory is not "
+        "older than `alerts.late_after`; on Jackal, the same holds for the last check of a stored "
+        "chunk. Warns if the source is late, and fails if nothing moves."
     ),
-    FEW_OBJECTS_ARE_SKIPPED: "Of the source's objects no more than `alerts.skipped_share` are "
-    "skipped. A warning otherwise.",
+    FEW_OBJECTS_ARE_SKIPPED: (
+        "At most `alerts.skipped_share` of the source's objects are skipped. Warns otherwise."
+    ),
 }
 
 
 def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
     """Return the checks of one source, in flow order."""
-    listed, unverified = (
-        "The store's folder has the chunk, and pieces read back from it are right. ",
+    proven, unverified = (
+        "The store's folder has the chunk, and samples read back from it are correct.",
         "",
     )
     if on_jackal:
-        listed = (
-            "The chain shows a verified proof of the asked number of copies, and pieces read "
-            "back from each are right. "
+        proven = (
+            "The chain shows a verified proof for each required copy, and samples read back from "
+            "each copy are correct."
         )
         unverified = (
-            " A warning, `unverified`, where the copies are right and what the chain shows may be "
-            "of a provider's joining alone: "
-            "the next proof window may tell more."
+            " Warns with `unverified` if the samples are correct but the chain shows no verified "
+            "proof: its entry may only record that the provider joined. The next proof window may "
+            "bring one."
         )
     with warnings.catch_warnings():
-        # Partitioned checks are a preview in 1.13.27. They do what is asked of them here, which the
-        # tests hold; users of this package can do nothing about the warning.
+        # Partitioned checks are a preview feature of Dagster 1.13.27. Tests cover what is used
+        # here, and users of this package cannot act on the warning.
         warnings.filterwarnings(
             "ignore",
             message="Specifying a partitions_def on an AssetCheckSpec",
@@ -116,9 +107,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "chunk_plan",
                 PLAN_ACCOUNTS,
                 _plan_accounts,
-                "Every object of the inventory that was planned last is located, claimed by a "
-                "chunk, left out by a filter or "
-                "skipped with a reason; none twice.",
+                "Every object of the last planned inventory is located, claimed by a chunk, left "
+                "out by a filter, or skipped with a reason. No object is counted twice.",
                 blocking=True,
             ),
             _check(
@@ -126,8 +116,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "caf_chunk",
                 "chunk_accounts_for_plan",
                 _chunk_accounts,
-                "Members, skips and objects given back to be planned again add up to the chunk's "
-                "part of the plan.",
+                "Members, skipped objects and objects released for a later plan add up to the "
+                "chunk's part of the plan.",
                 partitioned=True,
                 blocking=True,
             ),
@@ -136,10 +126,9 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "stored_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
-                f"{listed}Looked at again and again by the job `{job_name(source, 'prove')}`; a "
-                "chunk that fails is marked as "
-                f"`damaged`, and `{job_name(source, 'repair')}` or `caf repair` mends "
-                f"it.{unverified}",
+                f"{proven} The job `{job_name(source, 'prove')}` repeats the check regularly. A "
+                "chunk that fails is marked as `damaged`; "
+                f"`{job_name(source, 'repair')}` or `caf repair` repairs it.{unverified}",
                 partitioned=True,
             ),
             _check(
@@ -147,8 +136,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "file_locations",
                 "chunk_reads_back",
                 _chunk_reads_back,
-                "Some of the chunk's objects, fetched the way an application does, have the "
-                "SHA-256 of their rows.",
+                "Some of the chunk's objects, read the way an application reads them, have the "
+                "SHA-256 of their location rows.",
                 partitioned=True,
             ),
             _check(
@@ -156,13 +145,11 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "s3_inventory",
                 SOURCE_IS_COMPLETE,
                 _source_is_complete,
-                "Every object of the latest whole inventory is located, but for those that the "
-                "source's filters leave out, whose "
-                "number is shown, as is that of older versions, which are objects only with "
-                '`versions = "all"`. A warning until '
-                "it is: chunks are under way or damaged, or objects were skipped, by the reasons "
-                "shown, or the store's folder is "
-                "away. Only what is located may be deleted from S3.",
+                "Every object of the latest whole inventory is located, except those that the "
+                "source's filters leave out. Their number is shown, and the number of older "
+                'versions, which count as objects only with `versions = "all"`. Warns while chunks '
+                "are under way or damaged, objects are skipped (the reasons are shown), or the "
+                "store's folder is missing. Delete only located objects from S3.",
                 after="chunk_plan",
             ),
             *(
@@ -171,20 +158,22 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                     CHECKED_ASSET,
                     name,
                     partial(_conditions, name),
-                    SAID_OF_CONDITIONS[name],
+                    CONDITION_DESCRIPTIONS[name],
                 )
                 for name in CHECKS
             ),
         ]
         if on_jackal:
-            said = (
-                "The space that was bought on Jackal neither ends nor fills within "
-                "`jackal.warn_days`, at the rate of the last "
-                "week, and has room for what is planned. All sources share it. `caf jackal buy` "
-                "buys more."
-            )
             checks.append(
-                _check(source, "chunk_plan", STORAGE_PLAN_LASTS, _storage_plan_lasts, said)
+                _check(
+                    source,
+                    "chunk_plan",
+                    STORAGE_PLAN_LASTS,
+                    _storage_plan_lasts,
+                    "The space bought on Jackal has room for all planned chunks. At the rate of "
+                    "the last week, it neither expires nor fills up within `jackal.warn_days`. All "
+                    "sources share this space; `caf jackal buy` buys more.",
+                )
             )
         return checks
 
@@ -193,7 +182,7 @@ def _check(
     source: str,
     asset: str,
     name: str,
-    look: Look,
+    function: CheckFunction,
     description: str,
     *,
     partitioned: bool = False,
@@ -212,15 +201,21 @@ def _check(
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         chunk = context.op_execution_context.partition_key if partitioned else ""
-        result = attempt_step(context, source, lambda run_context: look(run_context, chunk))
+        result = attempt_step(context, source, lambda run_context: function(run_context, chunk))
         if result is None:
-            skipped = (
-                f"a check of '{source}' was skipped: another run holds the lease that it needs"
+            raise as_failure(
+                HeldByOther(
+                    f"the check '{name}' of '{source}' was skipped: another run holds its lease",
+                    holder="another run",
+                )
             )
-            raise as_failure(HeldByOther(skipped, holder="another run"))
         return result
 
     return check
+
+
+def _warning(description: str) -> AssetCheckResult:
+    return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=description)
 
 
 def _plan_accounts(run_context: RunContext, _: str) -> AssetCheckResult:
@@ -229,11 +224,8 @@ def _plan_accounts(run_context: RunContext, _: str) -> AssetCheckResult:
     )
     snapshot = snapshot or inventories.latest_snapshot(run_context, planned=True)
     if snapshot is None:
-        inventories.snapshot_to_plan(run_context)  # says where there is none at all
-        unplanned = "No inventory is planned yet: materialize chunk_plan."
-        return AssetCheckResult(
-            passed=False, severity=AssetCheckSeverity.WARN, description=unplanned
-        )
+        inventories.snapshot_to_plan(run_context)  # raises if there is no inventory at all
+        return _warning("No inventory is planned yet: materialize chunk_plan.")
     result = planning.account_for(run_context, snapshot)
     shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
     return AssetCheckResult(passed=result.holds, metadata=shown)
@@ -268,15 +260,12 @@ def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
-    """Return the severity for a chunk that is not proven.
-
-    A chunk that is unverified or unanswered is not damaged.
-    """
+    """Return the severity for a chunk that is not proven: an error only if it is damaged."""
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
 def proof_description(report: scrub.ProofReport) -> str:
-    """Say why a chunk is not proven; "" if it is proven."""
+    """Return why a chunk is not proven; "" if it is proven."""
     reason = report.explanation or report.unanswered or report.unverified
     return metadata.shorten_hashes(
         reason if not reason or report.explanation else f"{report.verdict}: {reason}"
@@ -291,20 +280,15 @@ def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
-    snapshot, planned = (
-        inventories.latest_snapshot(run_context, complete=True),
-        run_context.ledger.content.last_inventory(run_context.source),
-    )
+    snapshot = inventories.latest_snapshot(run_context, complete=True)
+    planned = run_context.ledger.content.last_inventory(run_context.source)
     if planned and (snapshot is None or snapshot.taken_at < planned):
-        missing = (
+        return _warning(
             f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, "
             "is not on this machine."
         )
-        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=missing)
     if snapshot is None:
-        return AssetCheckResult(
-            passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet."
-        )
+        return _warning("There is no whole inventory yet.")
     result = planning.account_for(run_context, snapshot)
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions else snapshot.beside.older
@@ -315,19 +299,22 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
         run_context.store.require_here()
     except StoreAway as error:
         away = f"{error}."
-    said = [
-        away,
-        f"{counted(damaged, 'chunk')} damaged: whether the objects come back is not certain before "
-        "a repair."
-        if damaged
-        else "",
-        f"The source's filters leave out {counted(left_out, 'object')}." if left_out else "",
-        f"The source's setting 'versions' leaves out {counted(older, 'older version')}."
-        if older and not only_current
-        else "",
-        "The latest whole inventory has current versions only, and the setting 'versions' is 'all'."
-        if only_current
-        else "",
+    notes = [
+        (away, away),
+        (
+            damaged,
+            f"{counted(damaged, 'chunk')} damaged: their objects may be unreadable until a repair.",
+        ),
+        (left_out, f"The source's filters leave out {counted(left_out, 'object')}."),
+        (
+            only_current,
+            "The latest whole inventory has only current versions, but the setting 'versions' is "
+            "'all'.",
+        ),
+        (
+            older and not only_current,
+            f"The setting 'versions' leaves out {counted(older, 'older version')}.",
+        ),
     ]
     return AssetCheckResult(
         passed=result.located + left_out == result.objects
@@ -335,7 +322,7 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
         and not damaged
         and not away,
         severity=AssetCheckSeverity.WARN,
-        description=" ".join(filter(None, said)) or None,
+        description=" ".join(note for applies, note in notes if applies) or None,
         metadata={
             metadata.SNAPSHOT: snapshot.name,
             **metadata.versions_beside(snapshot),
@@ -345,21 +332,18 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
 
 
 def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult:
-    found = conditions_of(
+    conditions = conditions_of(
         run_context.ledger.progress.of([run_context.source]),
         run_context.settings,
         paused=is_paused(run_context.ledger),
     )
-    return check_result(found[run_context.source], check)
+    return check_result(conditions[run_context.source], check)
 
 
 def _last_known_end(
     run_context: RunContext, account: str, error: StoreUnreachable
 ) -> AssetCheckResult | None:
-    """Return an error if the space ends soon by the ledger's last reading; else None.
-
-    The chain cannot be read now.
-    """
+    """Return an error if, by the ledger's last reading of the chain, the space expires soon."""
     last = next(
         (row for row in run_context.ledger.storage_plans.list() if row.account == account), None
     )
@@ -377,12 +361,11 @@ def _last_known_end(
         now,
         warn_days,
     )
-    age = (
-        f"The end was read at {last.read_at:%Y-%m-%d %H:%M} UTC, and the chain cannot be read "
-        f"now ({error})"
-    )
     return AssetCheckResult(
-        passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {age}: {buy}."
+        passed=False,
+        severity=AssetCheckSeverity.ERROR,
+        description=f"{warning} This end was read at {last.read_at:%Y-%m-%d %H:%M} UTC; the chain "
+        f"cannot be read now ({error}): {buy}.",
     )
 
 
@@ -424,9 +407,8 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
     forecast = forecast_storage(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
     log = run_context.ledger.transactions(run_context.holder)
-    pending = any(
-        transaction.purpose == "buy" for transaction in log.pending(account)
-    )  # it may have set an earlier end
+    # A pending purchase may have set an earlier end.
+    pending = any(transaction.purpose == "buy" for transaction in log.pending(account))
     ends = end_warning(plan, None if pending else last.latest_end, now, warn_days)
     warning = ends or warning
     return AssetCheckResult(

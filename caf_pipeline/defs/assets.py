@@ -1,8 +1,7 @@
-"""A source's five assets: two of its inventory and plan, three of each chunk.
+"""The five assets of a source: inventory, plan, and three for each chunk.
 
-One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the
-plan are one run; the three of a chunk are graphs of the ops in `ops`, one run for each partition.
-Source: "Flow" in docs/design.md.
+Inventory and plan are one run. The assets of a chunk are graphs of the ops in `ops`, with one run
+for each partition. Source: "Flow" in docs/design.md.
 """
 
 import re
@@ -48,57 +47,58 @@ from caf_pipeline.steps import inventories, planning, preview
 from caf_pipeline.system.quantities import show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
-"""A plan never changes what an earlier one planned.
+"""Constant, because a new data version would mark every existing chunk as stale."""
 
-A new data version would mark every chunk there is as stale.
+PLAN_WAIT_SECONDS: Final = 3600.0
+"""How long the plan of a whole inventory waits for another plan of the source.
+
+Planning 10⁸ objects takes some minutes.
 """
 
-PATIENCE_SECONDS: Final = 3600.0
-"""For which the plan of a whole inventory waits for another plan of the source: one of 10⁸ objects
-takes some minutes.
-"""
-
-FRESH: Final = FreshnessPolicy.time_window(
+DAILY_FRESHNESS: Final = FreshnessPolicy.time_window(
     warn_window=timedelta(hours=26), fail_window=timedelta(days=2)
 )
-"""For the assets of the daily schedule of an automatic source: a warning after a day, with two
-hours more for a long listing. Chunks have no policy, since a chunk is made only if there are new
-objects: docs/decisions/0024-freshness.md.
+"""For the assets of an automatic source's daily schedule; two hours are for a long listing.
+
+Chunks have no policy, since new chunks depend on new objects: docs/decisions/0024-freshness.md.
 """
 
-_NO_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+_INVALID_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 Results = Iterator[MaterializeResult[Any]]
 
 
-class InventoryTerms(Config):
-    """Which inventory is taken: of the whole source by default, from its newest inventory report
-    where it has any.
+class InventoryConfig(Config):
+    """Selects the inventory to take.
+
+    The default is the whole source, from its newest inventory report if it has any.
     """
 
     after: str = Field(
         default="",
-        description="Percent-encoded key; only keys greater than it, compared as bytes. Lists.",
+        description="Percent-encoded key. Lists only keys greater than it, compared as bytes.",
     )
     until: str | None = Field(
         default=None,
-        description="Percent-encoded key, the last one taken; to the end where not given. Lists.",
+        description="Percent-encoded key. Lists up to and including it; default: to the end.",
     )
     report: str = Field(
         default="",
-        description="Day of an inventory report, e.g. `2026-11-21`, or the name of its folder; the "
-        "newest such one is taken.",
+        description="Day of an inventory report, e.g. `2026-11-21`, or the name of its folder. If "
+        "several match, the newest is taken.",
     )
     list_bucket: bool = Field(
-        default=False, description="List the bucket, although the source has inventory reports."
+        default=False, description="List the bucket even if the source has inventory reports."
     )
 
     def window(self) -> tuple[bytes, bytes | None]:
-        """Return the key that the listing begins after, and its last, None for the end; raise
-        UsageError where that is none.
+        """Return the range of keys to list: start (exclusive) and end (inclusive, None: no end).
+
+        Raises:
+            UsageError: a key is not percent-encoded, or the range is empty.
         """
         for name, key in (("after", self.after), ("until", self.until or "")):
-            if _NO_ESCAPE.search(key):
+            if _INVALID_ESCAPE.search(key):
                 raise UsageError(
                     f"'{name}' is not percent-encoded: '{key}'",
                     hint="write a '%' of the key as '%25'",
@@ -109,51 +109,111 @@ class InventoryTerms(Config):
         until = unquote_to_bytes(self.until)
         if until <= after:
             raise UsageError(
-                f"no key is taken: 'until' is '{self.until}', which is not greater than 'after', "
-                f"'{self.after}'",
+                f"the range of keys is empty: 'until' ('{self.until}') is not greater than 'after' "
+                f"('{self.after}')",
                 hint="leave 'until' out to list to the end",
             )
         return after, until
 
-    def takes_report(self, settings: SourceSettings) -> bool:
-        """Tell whether a report is taken instead of a listing."""
+    def uses_report(self, settings: SourceSettings) -> bool:
+        """Return whether the inventory is taken from a report instead of a listing."""
         lists = self.list_bucket or bool(self.after) or self.until is not None
         if lists and self.report:
             raise UsageError(
-                "a report is taken as a whole: 'report' goes with neither 'list_bucket', 'after' "
-                "nor 'until'"
+                "'report' cannot be combined with 'list_bucket', 'after' or 'until': a report is "
+                "always taken as a whole"
             )
         return bool(self.report) or (bool(settings.inventory) and not lists)
 
 
 class PlanConfig(Config):
-    """What a plan may do."""
+    """Options of a plan."""
 
     new_archive: bool = Field(
         default=False,
-        description="Plan the source although the ledger has nothing of it and the store has files "
+        description="Plan the source even if the ledger has nothing of it and the store has files "
         "that may hold its objects.",
     )
 
 
 def source_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:
     """Return the assets of one source, in flow order."""
-    return [_inventory(source, settings), _plan(source, settings), *_chunk_assets(source, settings)]
+    return [
+        _inventory(source, settings),
+        _plan(source, settings),
+        _chunk_asset(
+            source,
+            "caf_chunk",
+            owner=settings.owner,
+            upstream="chunk_plan",
+            steps=(ops.load_batch, ops.pack_chunk(source), ops.seal_chunk),
+            description=(
+                "One **CAF file** per partition. It holds the objects of the chunk, an index and a "
+                "manifest. Every byte read from S3 is checked. The file stays in staging until it "
+                "is stored."
+            ),
+            kinds={"s3", "file"},
+        ),
+        _chunk_asset(
+            source,
+            "stored_chunk",
+            owner=settings.owner,
+            upstream="caf_chunk",
+            steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
+            description=(
+                "The chunk in its store. It is complete only when the store lists all required "
+                "copies **and** samples read back from them match those taken when the chunk was "
+                "sealed."
+            ),
+            kinds={"jackal"},
+        ),
+        _chunk_asset(
+            source,
+            "file_locations",
+            owner=settings.owner,
+            upstream="stored_chunk",
+            steps=(ops.load_locations, ops.release_staging),
+            description=(
+                "One row in Postgres for each object of the chunk: its chunk and its byte range. "
+                f"From here on, `caf get {source} KEY` needs one look-up and one ranged read."
+            ),
+            kinds={"postgres"},
+            shown=metadata.locations_definition(),
+        ),
+    ]
+
+
+def _automation(source: str, settings: SourceSettings) -> str:
+    if settings.automatic:
+        return (
+            "**Automatic:** new objects are planned and archived automatically, because the "
+            "settings say `automatic = true`."
+        )
+    return (
+        "**Not automatic:** nothing is planned, archived or paid until you start it. To change "
+        f"this, set `automatic = true` in `[sources.{source}]` and reload the code location. Or "
+        f"switch on `{new_objects_name(source)}`, `{reconcile_name(source)}` and "
+        f"`{LAUNCH_SENSOR}` under *Automation*."
+    )
 
 
 def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
+    origin = (
+        f"It is taken from the newest S3 Inventory report in `{settings.inventory}`."
+        if settings.inventory
+        else "It is taken by listing the bucket."
+    )
+
     @asset(
         key=asset_key(source, "s3_inventory"),
         description=(
-            f"What is in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, ETag "
-            "and time, as one sorted "
-            f"Parquet file on this machine. {_told_by(settings)} Take a new one whenever you like; "
-            "it changes nothing by itself."
+            f"The objects in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, "
+            f"ETag and time, as one sorted Parquet file on this machine. {origin} You can take a "
+            "new inventory at any time: it changes nothing in the bucket or the archive."
             f"\n\n{_automation(source, settings)}\n\n"
-            "*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses "
-            "them for what is new. "
-            "`report` takes the inventory report of a day, `list_bucket` lists although there are "
-            "reports."
+            "*Launchpad:* `after` and `until` limit the listing to a range of keys; the sensor "
+            "uses them for new objects. `report` takes the inventory report of a day. "
+            "`list_bucket` lists the bucket even if there are reports."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -161,27 +221,23 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
-        freshness_policy=FRESH if settings.automatic else None,
+        freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
-    def s3_inventory(context: AssetExecutionContext, config: InventoryTerms) -> Results:
+    def s3_inventory(context: AssetExecutionContext, config: InventoryConfig) -> Results:
         def take(run_context: RunContext) -> metadata.Metadata:
             after, until = config.window()
-            run_context.wait_while_paused(lambda: None)  # now, not behind a long listing
+            run_context.wait_while_paused(lambda: None)  # before a listing that may take long
             report = None
-            if config.takes_report(settings):
+            if config.uses_report(settings):
                 snapshot, report = inventories.take_report(run_context, config.report)
             else:
                 snapshot = inventories.take_inventory(run_context, after=after, until=until)
-            warning = "; ".join(
-                filter(
-                    None,
-                    [
-                        inventories.empty_inventory_warning(run_context, snapshot),
-                        report.warning if report else "",
-                    ],
-                )
-            )
+            warnings = [
+                inventories.nothing_found(run_context, snapshot),
+                report.warning if report else "",
+            ]
+            warning = "; ".join(filter(None, warnings))
             if warning:
                 context.log.warning(warning)
             return metadata.snapshot_metadata(snapshot, warning, report)
@@ -193,44 +249,20 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
     return s3_inventory
 
 
-def _told_by(settings: SourceSettings) -> str:
-    """Say where the inventory comes from."""
-    if not settings.inventory:
-        return "The bucket is listed."
-    return f"Taken from the newest report of S3 Inventory in `{settings.inventory}`."
-
-
-def _automation(source: str, settings: SourceSettings) -> str:
-    """Say whether the source is archived by itself, and how to switch that on."""
-    if settings.automatic:
-        return (
-            "**Automatic:** new objects are planned and archived by themselves, since the "
-            "settings say `automatic = true`."
-        )
-    return (
-        "**Not automatic:** nothing is planned, archived or paid by itself. To switch that on, set "
-        "`automatic = true` in "
-        f"`[sources.{source}]` and reload the code location; or switch on "
-        f"`{new_objects_name(source)}`, "
-        f"`{reconcile_name(source)}` and `{LAUNCH_SENSOR}` under *Automation*."
-    )
-
-
 def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     @asset(
         key=asset_key(source, "chunk_plan"),
         deps=[AssetKey(asset_key(source, "s3_inventory"))],
         description=(
-            "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, "
-            "cuts it into files of about "
-            f"{show_size(settings.target_size)}, and makes one **partition** for each, e.g. "
-            f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next "
-            "three assets, or let the "
-            f"sensor `{LAUNCH_SENSOR}` do it.\n\n{_automation(source, settings)}\n\n"
-            "The first plan of a ledger asks the store whether it has the source already, and is "
-            "refused where it may: "
-            "`caf rebuild` restores such a ledger. *Launchpad:* `new_archive` plans, and pays, all "
-            "the same."
+            "Which objects go into which chunk. The plan takes the objects of the inventory that "
+            "no chunk has yet, and cuts them into chunks of about "
+            f"{show_size(settings.target_size)}. Each chunk becomes a **partition**, e.g. "
+            f"`{source}-1a2b3c4d-00001`. To archive the chunks, materialize their partitions in "
+            f"the next three assets, or switch on the sensor `{LAUNCH_SENSOR}`."
+            f"\n\n{_automation(source, settings)}\n\n"
+            "If the ledger is empty, the plan first checks whether the store may already have the "
+            "source, and fails if so: `caf rebuild` restores such a ledger. *Launchpad:* "
+            "`new_archive` skips this check; the objects may then be stored and paid twice."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -238,32 +270,31 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
-        freshness_policy=FRESH if settings.automatic else None,
+        freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(run_context: RunContext) -> metadata.Metadata:
             snapshot = inventories.snapshot_to_plan(run_context)
-            # What a sensor's plan leaves out, its next look sees; a daily inventory that is not
-            # planned is lost with its day.
-            patience = (
-                PATIENCE_SECONDS
-                if snapshot.complete and COMMAND_TAG not in context.run.tags
-                else 0.0
-            )
+            # The sensor's next tick sees objects that its plan left out, but a daily inventory
+            # that is not planned is lost.
+            waits_for_others = snapshot.complete and COMMAND_TAG not in context.run.tags
             report = planning.cut_plan(
-                run_context, snapshot, new_archive=config.new_archive, patience_seconds=patience
+                run_context,
+                snapshot,
+                new_archive=config.new_archive,
+                patience_seconds=PLAN_WAIT_SECONDS if waits_for_others else 0.0,
             )
             if report.warning:
                 context.log.warning(report.warning)
-            copies = (
-                run_context.settings.jackal.copies
-                if run_context.settings.store.kind == "jackal"
-                else 0
-            )
+            on_jackal = run_context.settings.store.kind == "jackal"
             registered = register_chunks(context.instance, run_context.ledger, source)
-            estimate = preview.estimate_report(run_context, report)
-            shown = metadata.plan_metadata(report, registered, copies=copies, estimate=estimate)
+            shown = metadata.plan_metadata(
+                report,
+                registered,
+                copies=run_context.settings.jackal.copies if on_jackal else 0,
+                estimate=preview.estimate_report(run_context, report),
+            )
             return shown | metadata.skips(run_context.ledger.chunks.account(source).skipped)
 
         shown = attempt_step(context, source, cut)
@@ -271,52 +302,6 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             yield MaterializeResult(metadata=shown, data_version=PLAN_VERSION)
 
     return chunk_plan
-
-
-def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:
-    return [
-        _chunk_asset(
-            source,
-            "caf_chunk",
-            owner=settings.owner,
-            upstream="chunk_plan",
-            steps=(ops.load_batch, ops.pack_chunk(source), ops.seal_chunk),
-            description=(
-                "One **CAF file** a partition: the objects of its part of the plan, read from S3 "
-                "and checked byte for byte, one "
-                "after the other, with an index and a manifest. It is in staging until it is "
-                "stored."
-            ),
-            kinds={"s3", "file"},
-        ),
-        _chunk_asset(
-            source,
-            "stored_chunk",
-            owner=settings.owner,
-            upstream="caf_chunk",
-            steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
-            description=(
-                "The chunk where it is kept for good. Complete only when the store lists the asked "
-                "number of copies **and** "
-                "pieces read back from it match those taken when the chunk was sealed."
-            ),
-            kinds={"jackal"},
-        ),
-        _chunk_asset(
-            source,
-            "file_locations",
-            owner=settings.owner,
-            upstream="stored_chunk",
-            steps=(ops.load_locations, ops.release_staging),
-            description=(
-                "One row in Postgres for each object of the chunk: which bytes of which chunk it "
-                "is. From here on "
-                f"`caf get {source} KEY` answers with one look-up and one ranged read."
-            ),
-            kinds={"postgres"},
-            shown=metadata.locations_definition(),
-        ),
-    ]
 
 
 def _chunk_asset(
@@ -330,8 +315,8 @@ def _chunk_asset(
     kinds: set[str],
     shown: metadata.Metadata | None = None,
 ) -> AssetsDefinition:
-    # The plan is an input only in name: a chunk needs its own part of it, not its latest
-    # materialization. It is still drawn as the upstream asset, which is what it is.
+    # The graph shows the plan as the upstream asset. No value passes: a chunk reads its own part
+    # of the plan, not the latest materialization.
     @graph_asset(
         key=asset_key(source, name),
         ins={"before": AssetIn(asset_key(source, upstream), dagster_type=Nothing)},
@@ -342,7 +327,7 @@ def _chunk_asset(
         kinds=kinds,
         metadata=shown,
     )
-    def chunk(before: Any) -> Any:  # noqa: ANN401 - what graphs are composed of has no public type
+    def chunk(before: Any) -> Any:  # noqa: ANN401 - Dagster exports no type for a graph's values
         done = before
         for step in steps:
             done = step(done)

@@ -1,8 +1,4 @@
-"""Joins, for each source of the settings, its assets, checks, jobs, sensors and schedules into what
-Dagster loads.
-
-Building asks neither network nor database.
-"""
+"""Builds all definitions from the settings, without network or database access."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,48 +29,34 @@ def build_defs(
 ) -> Definitions:
     """Return the definitions for these settings.
 
-    `resource_overrides` replaces resources by name; `tick_seconds` is what each tick of a sensor
-    may wait for servers.
+    `resource_overrides` replace resources by key. `tick_seconds` is the deadline of sensor ticks.
     """
-    sources = settings.sources.items()
     on_jackal = settings.store.kind == "jackal"
-    jobs = {source: source_jobs(source, on_jackal=on_jackal) for source in settings.sources}
+    assets, checks, archive_jobs, other_jobs, sensors, schedules = [], [], [], [], [], []
+    for name, source in settings.sources.items():
+        assets += source_assets(name, source)
+        checks += source_checks(name, on_jackal=on_jackal)
+        archive_jobs += source_jobs(name, on_jackal=on_jackal)
+        other_jobs += source_maintenance_jobs(name)
+        sensors.append(new_objects_sensor(settings, name, tick_seconds))
+        schedules += source_schedules(name, automatic=source.automatic, on_jackal=on_jackal)
+    if settings.sources:
+        sensors.append(launching_sensor(settings, archive_jobs, tick_seconds))
+        sensors.append(alert_sensor(settings, tick_seconds))
+    keep_days = settings.runs.keep_events_days
     return Definitions(
-        assets=[each for source, its in sources for each in source_assets(source, its)],
-        asset_checks=[
-            each for source, _ in sources for each in source_checks(source, on_jackal=on_jackal)
-        ],
+        assets=assets,
+        asset_checks=checks,
         jobs=[
-            *(each for its in jobs.values() for each in its),
-            *(each for source, _ in sources for each in source_maintenance_jobs(source)),
+            *archive_jobs,
+            *other_jobs,
             restore_job(),
-            prune_job(settings.runs.keep_events_days, list(settings.sources)),
+            prune_job(keep_days, list(settings.sources)),
         ],
-        sensors=[
-            *(new_objects_sensor(settings, source, tick_seconds) for source in settings.sources),
-            *(
-                [
-                    launching_sensor(
-                        settings, (each for its in jobs.values() for each in its), tick_seconds
-                    )
-                ]
-                if jobs
-                else []
-            ),
-            *([alert_sensor(settings, tick_seconds)] if jobs else []),
-        ],
-        schedules=[
-            prune_schedule(settings.runs.keep_events_days),
-            *(
-                schedule
-                for name, source in sources
-                for schedule in source_schedules(
-                    name, automatic=source.automatic, on_jackal=on_jackal
-                )
-            ),
-        ],
+        sensors=sensors,
+        schedules=[prune_schedule(keep_days), *schedules],
         resources=build_resources(settings) | dict(resource_overrides or {}),
-        # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and
-        # the default one takes a process for each op, which is fifty seconds a chunk.
+        # Set for all jobs, since asset backfills and runs of the UI ignore a job's executor. The
+        # default executor starts a process for each op, which adds fifty seconds to a chunk.
         executor=in_process_executor,
     )

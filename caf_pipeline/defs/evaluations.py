@@ -1,6 +1,4 @@
-"""Results of checks, and observations, that no step of a run makes: of conditions in the ledger,
-and how far a source is.
-"""
+"""Check results and observations that a sensor writes, outside of any run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +12,6 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetObservation,
-    AssetRecordsFilter,
     DagsterInstance,
     EventLogRecord,
 )
@@ -36,17 +33,16 @@ from caf_pipeline.steps.conditions import Condition, ConditionKind
 _CONDITIONS: Final = "conditions"
 
 OBSERVED_ASSET: Final = "s3_inventory"
-"""The asset whose observations say how far a source is: it has no partitions, so that its plots are
-over time; and what is in the bucket is plotted beside what of it is archived.
-"""
+"""The asset whose observations show progress. It has no partitions, so its plots are over time."""
 
 OBSERVE_SECONDS: Final = 3600
-"""Between two observations of a source at least: rates are those of the last hour, and the UI plots
-the last 100 events.
+"""Minimum seconds between two observations of a source.
+
+Rates cover the last hour, and the UI plots the last 100 events.
 """
 
 OBSERVATIONS_READ: Final = 20
-"""Of a source, the latest. Where all are of waits, the source is observed once more."""
+"""Latest observations of a source to read. If all of them are waits, the source is observed."""
 
 CHECKS: Final = {
     NO_CHUNK_IS_DAMAGED: (ConditionKind.DAMAGED,),
@@ -63,66 +59,69 @@ CHECKS: Final = {
     ),
     FEW_OBJECTS_ARE_SKIPPED: (ConditionKind.SKIPPED,),
 }
-"""Which conditions fail a check."""
-
+"""The conditions that fail each check."""
 
 (_TARGET,) = set(get_args(get_type_hints(AssetCheckEvaluation)["target_materialization_data"])) - {
     NoneType
 }
-"""The type that names the materialization a result is of.
+"""The type of a reference from a check result to a materialization.
 
-Dagster (1.13.27) exports it nowhere; without it a partition does not show the result.
+Dagster (1.13.27) does not export it. A partition shows only results with such a reference.
 """
 
 
-def evaluation_target(made: EventLogRecord) -> Any:  # noqa: ANN401 - see `_TARGET`
-    """Return what names a materialization as the one that a check's result is of."""
-    return _TARGET(storage_id=made.storage_id, run_id=made.run_id, timestamp=made.timestamp)
-
-
-def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResult:
-    """Return what a check comes to, of all conditions of its source."""
-    found = [one for one in conditions if one.kind in CHECKS[check]]
-    return AssetCheckResult(
-        passed=not found,
-        severity=AssetCheckSeverity.ERROR
-        if any(one.severe for one in found)
-        else AssetCheckSeverity.WARN,
-        description="; ".join(one.text for one in found) or None,
-        metadata={_CONDITIONS: ", ".join(one.kind for one in found) or "none"},
+def evaluation_target(materialization: EventLogRecord) -> Any:  # noqa: ANN401 - see `_TARGET`
+    """Return a reference to the materialization that a check result refers to."""
+    return _TARGET(
+        storage_id=materialization.storage_id,
+        run_id=materialization.run_id,
+        timestamp=materialization.timestamp,
     )
 
 
-def report_conditions(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]]) -> None:
-    """Report the checks whose result, or its reasons, are others than last time: what goes on
-    writes no event.
+def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResult:
+    """Return the result of a check, given all conditions of its source."""
+    failures = [condition for condition in conditions if condition.kind in CHECKS[check]]
+    severe = any(condition.severe for condition in failures)
+    return AssetCheckResult(
+        passed=not failures,
+        severity=AssetCheckSeverity.ERROR if severe else AssetCheckSeverity.WARN,
+        description="; ".join(condition.text for condition in failures) or None,
+        metadata={_CONDITIONS: ", ".join(condition.kind for condition in failures) or "none"},
+    )
 
-    A new plan is told again, since the UI takes no result of an older materialization for one of
-    the asset; so is what the daily look at the bought space found, which runs without the plan.
+
+def report_conditions(
+    instance: DagsterInstance, conditions: Mapping[str, Sequence[Condition]]
+) -> None:
+    """Write the result of each check that changed; an unchanged result writes no event.
+
+    After a new plan all results are written again, because the UI ignores results for an older
+    materialization.
     """
-    assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in found}
+    assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in conditions}
     keys = {
         AssetCheckKey(key, name): (source, name)
         for source, key in assets.items()
         for name in CHECKS
     }
-    daily = {AssetCheckKey(key, STORAGE_PLAN_LASTS) for key in assets.values()}
-    last, unevaluated = last_evaluations(instance, [*keys, *daily])
+    space = {AssetCheckKey(key, STORAGE_PLAN_LASTS) for key in assets.values()}
+    last, unevaluated = last_evaluations(instance, [*keys, *space])
     entries = [record.asset_entry for record in instance.get_asset_records(list(assets.values()))]
     targets = {
-        entry.asset_key: evaluation_target(made)
+        entry.asset_key: evaluation_target(materialization)
         for entry in entries
-        if (made := entry.last_materialization_record)
+        if (materialization := entry.last_materialization_record)
     }
     for key, (source, name) in keys.items():
-        result, before = check_result(found[source], name), last.get(key)
+        result, before = check_result(conditions[source], name), last.get(key)
         evaluation = _evaluation_of(result, key, targets.get(key.asset_key))
         if before is None or key in unevaluated or _reasons(before) != _reasons(evaluation):
             instance.report_runless_asset_event(evaluation)
-    for key in daily & last.keys() - unevaluated:
-        told = _evaluation_of(last[key], key, targets.get(key.asset_key))
-        if _reasons(last[key]) != _reasons(told):
-            instance.report_runless_asset_event(told)
+    for key in space & last.keys() - unevaluated:
+        evaluation = _evaluation_of(last[key], key, targets.get(key.asset_key))
+        if _reasons(last[key]) != _reasons(evaluation):
+            instance.report_runless_asset_event(evaluation)
 
 
 def _evaluation_of(
@@ -154,21 +153,22 @@ def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
 def due_observations(
     instance: DagsterInstance, sources: Iterable[str]
 ) -> dict[str, AssetObservation | None]:
-    """Return the sources that were not observed for `OBSERVE_SECONDS`, each with its last
-    observation.
+    """Return the sources due for an observation, each with its last observation of progress.
 
-    Waits of runs are observed on the same asset, and tell nothing of how far the source is.
+    The same asset has observations of waits, which are ignored.
     """
     due: dict[str, AssetObservation | None] = {}
     now = datetime.now(UTC).timestamp()
     for source in sources:
-        its = AssetRecordsFilter(AssetKey(asset_key(source, OBSERVED_ASSET)))
-        records = instance.fetch_observations(its, limit=OBSERVATIONS_READ).records
-        found = ((one.timestamp, one.asset_observation) for one in records if one.asset_observation)
-        at, last = next(
-            ((at, its) for at, its in found if metadata.OF_PROGRESS in its.metadata), (0.0, None)
-        )
-        if not 0 <= now - at < OBSERVE_SECONDS:  # a time to come is that of a wrong clock
+        key = AssetKey(asset_key(source, OBSERVED_ASSET))
+        records = instance.fetch_observations(key, limit=OBSERVATIONS_READ).records
+        at, last = 0.0, None
+        for record in records:
+            observation = record.asset_observation
+            if observation and metadata.OF_PROGRESS in observation.metadata:
+                at, last = record.timestamp, observation
+                break
+        if not 0 <= now - at < OBSERVE_SECONDS:  # a future time was written by a wrong clock
             due[source] = last
     return due
 
@@ -179,9 +179,7 @@ def observe(
     copies: Mapping[tuple[str, str], int],
     last: AssetObservation | None,
 ) -> None:
-    """Write how far a source is, where any number is another than last time: a source that rests
-    writes no event.
-    """
+    """Write a source's progress as an observation, unless no number changed since the last."""
     key = AssetKey(asset_key(progress.source, OBSERVED_ASSET))
     observation = AssetObservation(
         asset_key=key, metadata=metadata.progress_metadata(progress, copies)

@@ -1,10 +1,8 @@
-"""How a step's failure is reported to Dagster, and which of Dagster's retry mechanisms may act on
-it.
+"""Reports a step's failure to Dagster and decides how it may be retried.
 
-Dagster has three: an op's RetryPolicy, a run retry, and a new run by the sensor. A permanent error
-skips the first; run retries are for crashes only (dagster.yaml); the sensor counts failed runs, but
-for those that an outage ended. An interrupt ends the run: nothing may retry it. Source: the error
-tree in `errors`.
+An op's RetryPolicy retries transient errors. Run retries are for crashes only (dagster.yaml). The
+sensor starts new runs, and counts failed runs that no outage ended. An interrupted run is never
+retried.
 """
 
 from collections.abc import Callable
@@ -40,10 +38,7 @@ Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContex
 RETRY_TRANSIENT: Final = RetryPolicy(
     max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS
 )
-"""For every op: 2, 4 and 8 seconds.
-
-Requests have back-off of their own; this is for what outlasts it.
-"""
+"""For every op: waits of 2, 4 and 8 seconds, after the back-off of its requests."""
 
 OUTAGES: Final = (
     SourceUnreachable,
@@ -53,32 +48,31 @@ OUTAGES: Final = (
     PlanTooSmall,
     *HITS_EVERY_CHUNK,
 )
-"""What all chunks need did not answer, or has no room.
+"""Errors that do not depend on the chunk: a server does not answer, or space is missing.
 
-That says nothing of the chunk: a run that ends by it is no attempt.
+A run that ends with such an error does not count as an attempt at the chunk.
 """
 
 
 class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):
-    """Ctrl-C, or a request to end the run.
+    """Ctrl-C, or a request to terminate the run.
 
-    Dagster retries an interrupted op that has a RetryPolicy, but lets its own errors pass: so this
-    is one of them, and still an interrupt, which ends the run.
+    Dagster retries an interrupted op that has a RetryPolicy, except for a DagsterError. This is
+    both a DagsterError and an interrupt, so it ends the run.
     """
 
 
 def attempt(
     context: Context, call: Callable[[], T], on_error: Callable[[CafError], None]
 ) -> T | None:
-    """Return what `call` returns, or None where another live run holds the chunk: an outcome, not a
-    failure.
+    """Return the result of `call`, or None if another live run holds the chunk.
 
-    The run is then tagged with the holder's. `on_error` is told an error itself, before Dagster
-    makes text of it.
+    In that case the run is tagged with the id of the holder. `on_error` is called with the error
+    before Dagster converts it to text.
 
     Raises:
-        Failure: with the error's sentence and hint, retried only where the error is transient.
-        RunInterrupted: ends the run.
+        Failure: `call` raised a CafError. Dagster retries it only if the error is transient.
+        RunInterrupted: the run was interrupted.
     """
     try:
         return call()
@@ -88,21 +82,20 @@ def attempt(
         return None
     except CafError as error:
         on_error(error)
-        # Each error of a run is in the place of the one before. With the run's id, since a
-        # re-execution inherits all tags.
+        # The run's last error decides. The value is the run's id, since a re-execution inherits
+        # all tags.
         outage = context.run.run_id if isinstance(error, OUTAGES) else "none"
         context.instance.add_run_tags(context.run.run_id, {OUTAGE_TAG: outage})
         raise as_failure(error) from error
     except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
-        if context.run.tags.get(
-            COMMAND_TAG
-        ):  # the user's Ctrl-C is a request to cancel; a server that ends is not
+        # In a command, Ctrl-C is a request to cancel. In a server, it ends the server.
+        if context.run.tags.get(COMMAND_TAG):
             context.instance.report_run_canceling(context.run)
         raise RunInterrupted("interrupted") from interrupt
 
 
 def as_failure(error: CafError) -> Failure:
-    """Return the error as Dagster's, so that the UI shows the sentence and the hint."""
+    """Return the error as a Dagster failure that shows its message and hint in the UI."""
     metadata: dict[str, str | int] = {"error": type(error).__name__, "exit_code": error.exit_code}
     if error.hint:
         metadata["hint"] = error.hint

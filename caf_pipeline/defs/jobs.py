@@ -1,4 +1,4 @@
-"""Jobs: which assets and checks are run together."""
+"""Jobs: the assets and checks that run together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +22,7 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
     """Return the jobs of one source."""
 
     def job(what: JobKind, selection: AssetSelection, description: str) -> Any:  # noqa: ANN401 - Dagster exports no type for it
-        # Chunks may be a backfill's, whose runs come later: the sensor that launches them says so
-        # itself.
+        # Runs of a backfill come last. The sensor adds these tags to the chunks that it launches.
         tags = {SOURCE_TAG: source, **({} if what == "archive" else BEFORE_BACKFILLS)}
         return define_asset_job(
             job_name(source, what), selection=selection, tags=tags, description=description
@@ -35,29 +34,29 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
         job(
             "plan",
             _assets(source, ASSETS[:2]) | accounts | complete,
-            "Take an inventory, plan what is not yet archived, and ask whether the source is "
-            "complete. Each new chunk "
-            "becomes a partition. Daily, and whenever the sensor sees new objects.",
+            "Take an inventory, plan the objects that are not archived yet, and check whether the "
+            "source is complete. Each new chunk becomes a partition. Runs daily, and when the "
+            "sensor sees new objects.",
         ),
         job(
             "archive",
             _assets(source, ASSETS[2:])
             | _check(source, "caf_chunk", "chunk_accounts_for_plan")
             | _check(source, "file_locations", "chunk_reads_back"),
-            "Archive one chunk (a partition): pack, store, verify, locate. May be run again: what "
-            "is done stays done.",
+            "Archive one chunk (a partition): pack, store, verify, locate. Can be run again at any "
+            "time: it resumes.",
         ),
         job(
             "audit",
             complete,
-            "Only ask whether every object of the latest whole inventory is located; after the "
+            "Check whether every object of the latest whole inventory is located. Runs after the "
             "last chunk of a plan.",
         ),
     ]
     if on_jackal:
         lasts = _check(source, "chunk_plan", STORAGE_PLAN_LASTS)
         jobs.append(
-            job("storage_plan", lasts, "Ask the chain how long the bought space lasts. Hourly.")
+            job("storage_plan", lasts, "Check how long the bought space lasts. Runs hourly.")
         )
     return jobs
 

@@ -1,10 +1,7 @@
-"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs.
+"""Jobs that prove and repair stored chunks, and the job that prunes events.
 
-And the job that prunes.
-
-A run for each chunk would take seconds of start-up for a question that takes a fraction of one.
-Each look is reported as an evaluation of `chunk_is_proven` for the chunk's own partition, which
-Dagster (1.13.27) stores for any partition that an op names, whether or not its job is partitioned.
+One run handles many chunks, since starting a run takes longer than a proof. Dagster (1.13.27)
+stores a check result for any partition that an op names, even if the job is not partitioned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,17 +56,17 @@ from caf_pipeline.run_context import RunContext
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
 
 
-class Repairs(Config):
-    """What a run repairs."""
+class RepairConfig(Config):
+    """Options of a repair run."""
 
     limit: int = Field(
         default=10,
-        description="Damaged chunks that this run repairs at most, at least 1; each is an upload.",
+        description="Maximum number of chunks to repair, at least 1. Each repair is an upload.",
     )
 
 
 def source_maintenance_jobs(source: str) -> list[JobDefinition]:
-    """Return the jobs of one source that go through its stored chunks."""
+    """Return the jobs of one source that prove and repair stored chunks."""
 
     def job(
         what: JobKind,
@@ -88,22 +85,21 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
         job(
             "prove",
             _prove_op(source),
-            "Look again at stored chunks, first at those of which the store's lists say something "
-            "amiss, then at those that were "
-            "looked at longest ago: the store's proofs, and pieces read back from each copy. "
-            "Hourly. The results are those of the check `chunk_is_proven` of each partition.",
+            "Check stored chunks again: the store's proofs, and samples read back from each copy. "
+            "Chunks that look wrong in the store's listings come first, then those checked longest "
+            "ago. Runs hourly on Jackal. The check `chunk_is_proven` of each partition shows the "
+            "results.",
         ),
         job(
             "repair",
             _repair_op(source),
-            "Store damaged chunks again: from staging, else from another provider, else packed "
-            "again from S3. Some at a time; "
-            "the next run goes on with the rest.",
+            "Store damaged chunks again: from staging, from another provider, or packed again from "
+            "S3. A run repairs at most `limit` chunks; the next run continues.",
         ),
         job(
             "repair_chunk",
             _repair_chunk_op(source),
-            "Repair one chunk, a partition: whatever it lacks is stored again.",
+            "Repair one chunk (a partition): store its missing copies again.",
             chunk_partitions(source),
         ),
     ]
@@ -122,15 +118,11 @@ def _op(
     )
 
 
-# --- the proof watch
-# ------------------------------------------------------------------------------------------
-
-
 def _prove_op(source: str) -> OpDefinition:
     @_op(
         source,
         "prove_chunks",
-        "Prove some located chunks, oldest first, and clear staging of what nobody will need.",
+        "Prove some located chunks, oldest first, and remove files from staging that no run needs.",
     )
     def prove_chunks(context: OpExecutionContext) -> Reports:
         def begin(run_context: RunContext) -> RunContext | None:
@@ -143,9 +135,8 @@ def _prove_op(source: str) -> OpDefinition:
         run_context = attempt_step(context, source, begin)
         if run_context is None:
             return
-        in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
+        listing = attempt_step(context, source, partial(_read_chain_listing, context))
         reports = iter(scrub.prove_oldest(run_context, run_context.settings.jackal.prove_per_run))
-        looked_at = 0
         chunks: dict[str, list[str]] = {
             "damaged": [],
             "unanswered": [],
@@ -153,7 +144,6 @@ def _prove_op(source: str) -> OpDefinition:
             "proven": [],
         }
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
-            looked_at += 1
             chunks[report.verdict].append(report.chunk.name)
             yield _evaluation(
                 context.instance,
@@ -164,7 +154,7 @@ def _prove_op(source: str) -> OpDefinition:
                 shown=metadata.proof_metadata(report),
                 severity=proof_severity(report),
             )
-        numbers = {"looked_at": looked_at} | {
+        numbers = {"looked_at": sum(map(len, chunks.values()))} | {
             kind: len(names) for kind, names in chunks.items() if kind != "proven"
         }
         names = {
@@ -172,46 +162,39 @@ def _prove_op(source: str) -> OpDefinition:
             "unanswered_chunks": _names(chunks["unanswered"]),
             "unverified_chunks": _names(chunks["unverified"]),
         }
-        yield Output(None, metadata={**numbers, **names, **(in_bulk or {})})
+        yield Output(None, metadata={**numbers, **names, **(listing or {})})
 
     return prove_chunks
 
 
-def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
-    """Go through the store's lists where that is due, and return what is shown of it."""
-    found = chain_listing.check_chain_listing(run_context)
+def _read_chain_listing(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
+    report = chain_listing.look_in_bulk(run_context)  # None if it is not due
     whole_at, suspected = run_context.ledger.chain_listings.suspicions(
         run_context.store.name, run_context.source
     )
     shown: metadata.Metadata = {"suspected": suspected}
     if whole_at is not None:
         shown["last_whole_bulk_look"] = MetadataValue.timestamp(whole_at)
-    if found is not None:
-        (context.log.warning if found.trouble else context.log.info)(found.described())
+    if report is not None:
+        (context.log.warning if report.trouble else context.log.info)(report.described())
         shown |= {
-            "bulk_look": found.described(),
-            "listed_in_bulk": found.listed,
-            "copies_in_bulk": found.copies,
+            "bulk_look": report.described(),
+            "listed_in_bulk": report.listed,
+            "copies_in_bulk": report.copies,
         }
     return shown
-
-
-# --- repairs
-# ------------------------------------------------------------------------------------------
 
 
 def _repair_op(source: str) -> OpDefinition:
     @_op(
         source,
         "repair_chunks",
-        "Repair damaged chunks, those first that were found damaged longest ago.",
+        "Repair damaged chunks, starting with the chunk that was found damaged first.",
         repairs=True,
     )
-    def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
-        if config.limit < 1:  # Dagster would show pydantic's own words
-            raise as_failure(
-                UsageError(f"'limit' is {config.limit}: a run repairs one chunk at least")
-            )
+    def repair_chunks(context: OpExecutionContext, config: RepairConfig) -> Reports:
+        if config.limit < 1:  # checked here, since pydantic's message is hard to read in the UI
+            raise as_failure(UsageError(f"'limit' is {config.limit}, but must be at least 1"))
         run_context = attempt_step(context, source, lambda run_context: run_context)
         if run_context is None:
             return
@@ -237,6 +220,19 @@ def _repair_op(source: str) -> OpDefinition:
     return repair_chunks
 
 
+def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafError:
+    # Returns an error that concerns this chunk alone, and raises an error that would hit the next
+    # chunk, too.
+    try:
+        return repair.repair_chunk(run_context, name)
+    except HITS_EVERY_CHUNK:
+        raise
+    except CafError as error:
+        if not repair.concerns_one_chunk(error):
+            raise
+        return error
+
+
 def _repair_chunk_op(source: str) -> OpDefinition:
     @_op(source, "repair_chunk", "Repair the chunk of this partition.", repairs=True)
     def repair_chunk(context: OpExecutionContext) -> Reports:
@@ -250,20 +246,6 @@ def _repair_chunk_op(source: str) -> OpDefinition:
             yield Output(None, metadata=metadata.repair_metadata(report))
 
     return repair_chunk
-
-
-def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafError:
-    """Repair one of several; return an error that only this one has, and raise what the next one
-    would meet, too.
-    """
-    try:
-        return repair.repair_chunk(run_context, name)
-    except HITS_EVERY_CHUNK:
-        raise
-    except CafError as error:
-        if not repair.concerns_one_chunk(error):
-            raise
-        return error
 
 
 def _repaired(
@@ -289,9 +271,7 @@ def _evaluation(
     shown: metadata.Metadata,
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
 ) -> AssetCheckEvaluation:
-    """Return the check's result for a chunk's partition, tied to the partition's latest
-    materialization as Dagster would.
-    """
+    # The result refers to the partition's latest materialization, as a check of Dagster's does.
     key = AssetKey(asset_key(source, "stored_chunk"))
     latest = instance.fetch_materializations(
         AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1
@@ -312,19 +292,13 @@ def _names(chunks: Sequence[str]) -> str:
     return ", ".join(chunks[: metadata.MAX_ROWS]) or "none"
 
 
-# --- pruning
-# ------------------------------------------------------------------------------------------
-
-
 def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
-    """Return the job, which keeps the events of so many days (0: all); there is one for all
-    sources.
-    """
+    """Return the job, which keeps the events of `days` days (0: all) for all sources."""
 
     @op(name="remove_old_events", out=Out(Nothing))
     def remove_old_events(context: OpExecutionContext) -> Output[None]:
         if not days:
-            context.log.info("runs.keep_events_days is 0: all events are kept")
+            context.log.info("runs.keep_events_days is 0: nothing is removed")
             return Output(None)
         runs, events = pruning.prune(
             context.instance, datetime.now(UTC) - timedelta(days=days), sources
@@ -333,8 +307,7 @@ def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
 
     return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
         tags=BEFORE_BACKFILLS,
-        description="Remove events and output of old runs of the sources from Dagster's storage. "
-        "Runs, partitions, "
-        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is "
-        "removed if that is 0.",
+        description="Remove events and output of old runs from Dagster's storage. Runs, "
+        "partitions, materializations, checks and failures stay. `runs.keep_events_days` sets the "
+        "age; if it is 0, nothing is removed.",
     )

@@ -1,6 +1,4 @@
-"""What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the
-largest.
-"""
+"""Metadata for the pages of assets: numbers and small tables, never an entry for each object."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +15,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
 from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.ledger.records import Chunk, PlanRow, SourceAccount, SourceProgress
+from caf_pipeline.ledger.records import Chunk, SourceAccount, SourceProgress
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import FetchedMembers
@@ -33,17 +31,15 @@ from caf_pipeline.system.quantities import show_size
 Metadata = dict[str, MetadataValue | TableSchema | str | int | float]
 
 MAX_ROWS: Final = 20
-"""Of any table: metadata are read on a page and kept for ever."""
+"""Rows of any table, since Dagster keeps metadata for ever."""
 
 MIB: Final = 1 << 20
 
 _ADDRESS_END: Final = 10
-"""Characters of each end of a provider's address; the first four are the same for all of a
-chain's.
-"""
+"""Characters shown of each end of a provider's address. All addresses share the first four."""
 
 WARNING: Final = "warning"
-"""What an inventory or a plan is warned about, in its metadata; `caf run` shows it, too."""
+"""Name of the warning about an inventory or a plan, which `caf run` shows, too."""
 
 _HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -64,17 +60,13 @@ _LOCATION_COLUMNS: Final = {
     "s3_checksum": "text",
     "header_set": "bytea",
 }
-"""Of the table `file_locations`, with the types as Postgres names them."""
+"""Columns of the table `file_locations`, with Postgres types."""
 
 _NULLABLE: Final = {"crc64nvme", "s3_checksum", "header_set"}
 
 
-# --- what is always so of an asset, shown before it was ever materialized
-# ---------------------------------------------
-
-
 def file_definition(schema: pa.Schema) -> Metadata:
-    """Return the columns of a Parquet file."""
+    """Return the columns of a Parquet file, for an asset's definition."""
     return {
         "dagster/column_schema": _columns(
             (field.name, str(field.type), field.nullable) for field in schema
@@ -83,13 +75,12 @@ def file_definition(schema: pa.Schema) -> Metadata:
 
 
 def locations_definition() -> Metadata:
-    """Return the table of locations and its columns."""
+    """Return the name and the columns of the table of locations, for an asset's definition."""
     columns = _columns((name, type, name in _NULLABLE) for name, type in _LOCATION_COLUMNS.items())
     return {"dagster/table_name": "public.file_locations", "dagster/column_schema": columns}
 
 
 def _columns(columns: Iterable[tuple[str, str, bool]]) -> TableSchema:
-    """Return a schema of columns, each its name, its type and whether it may be null."""
     constraints = {
         nullable: TableColumnConstraints(nullable=nullable) for nullable in (True, False)
     }
@@ -101,12 +92,8 @@ def _columns(columns: Iterable[tuple[str, str, bool]]) -> TableSchema:
     )
 
 
-# --- what a run made
-# ------------------------------------------------------------------------------------------
-
-
 def sizes(**sizes_bytes: int) -> Metadata:
-    """Return each size twice: `stored_size_bytes=n` as that, and as `stored_size` for people."""
+    """Return each size twice: as number (`stored_size_bytes`) and as text (`stored_size`)."""
     shown: Metadata = {}
     for name, size_bytes in sizes_bytes.items():
         shown |= {name.removesuffix("_bytes"): show_size(size_bytes), name: size_bytes}
@@ -118,47 +105,61 @@ def _uri(path: Path) -> str:
 
 
 SNAPSHOT: Final = "snapshot"
-"""The name of the inventory that numbers are of."""
+"""Name of the entry with the inventory that the numbers refer to."""
 
 REPORT: Final = "inventory_report"
 REPORT_AGE: Final = "inventory_report_age"
-"""The names of the address and the age of the report that an inventory was made of; `caf run` shows
-them, too.
-"""
+"""Names of the entries with an inventory report's address and age, which `caf run` shows, too."""
 
 OF_PROGRESS: Final = "archived_objects"
-"""What every observation of how far a source is has, and no other."""
+"""Name of an entry that observations of progress have, and no other observation."""
 
 SKIPPED: Final = "skipped_"
-"""How the names of the numbers of skipped objects begin; the reason follows."""
+"""Prefix of the counts of skipped objects; the reason follows."""
 
 LEFT_OUT: Final = "left_out_by_"
-"""How the names of the numbers of objects begin that filters leave out; the filter follows."""
+"""Prefix of the counts of objects that filters leave out; the filter follows."""
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
-    """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or
-    "int".
-    """
+    """Return a table with the first `MAX_ROWS` rows; column types are "string" and "int"."""
     schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
     records = [TableRecord(dict(zip(columns, row, strict=True))) for row in rows[:MAX_ROWS]]
     return MetadataValue.table(records, schema=schema)
 
 
 def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
-    """Return one number for each reason that occurred."""
+    """Return one count for each skip reason that occurred."""
     return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
 def left_out(numbers: Mapping[str, int]) -> Metadata:
-    """Return one number for each filter that leaves objects out."""
+    """Return one count for each filter that leaves objects out."""
     return {f"{LEFT_OUT}{name}": count for name, count in numbers.items()}
 
 
 def snapshot_metadata(
     snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None
 ) -> Metadata:
-    """Return what is shown of an inventory, and of the report that it was made of."""
+    """Return the metadata of an inventory and of its inventory report, if any."""
+    report_metadata: Metadata = {}
+    if taken:
+        report, counts = taken.report, taken.counts
+        report_metadata = {
+            REPORT: report.url,
+            "inventory_report_time": f"{report.taken_at:%Y-%m-%d %H:%M:%S} UTC",
+            REPORT_AGE: str(timedelta(seconds=int(taken.age.total_seconds()))),
+            "inventory_report_files": report.file_count,
+            **sizes(inventory_report_size_bytes=report.size_bytes),
+            "outside_prefix": counts.outside_prefix,
+            "multipart_objects": counts.multipart,
+            "storage_classes": table(
+                {"storage class": "string", "objects": "int"}, counts.storage_classes.most_common()
+            ),
+            "encryption": table(
+                {"encryption": "string", "objects": "int"}, counts.encryption.most_common()
+            ),
+        }
     return {
         **({WARNING: warning} if warning else {}),
         SNAPSHOT: snapshot.name,
@@ -169,7 +170,7 @@ def snapshot_metadata(
         "unsupported_keys": snapshot.unsupported_count,
         "whole_source": snapshot.complete,
         **versions_beside(snapshot),
-        **(_report_metadata(taken) if taken else {}),
+        **report_metadata,
     }
 
 
@@ -177,15 +178,13 @@ VERSIONS: Final = "versions"
 OLDER_VERSIONS: Final = "older_versions"
 DELETE_MARKERS: Final = "delete_markers"
 DELETED_KEYS: Final = "deleted_keys"
-"""The names of what an inventory has of versions; `caf run` shows them, too."""
+"""Names of an inventory's entries about versions, which `caf run` shows, too."""
 
 
 def versions_beside(snapshot: Snapshot) -> Metadata:
-    """Return which versions are objects of an inventory, and what keys have beside their current
-    ones.
+    """Return which versions an inventory covers, and how many noncurrent entries its keys have.
 
-    Older versions are objects of an inventory of all versions, and are left out of one of the
-    current ones.
+    Older versions count as objects only in an inventory of all versions.
     """
     beside = snapshot.beside
     return {
@@ -196,31 +195,12 @@ def versions_beside(snapshot: Snapshot) -> Metadata:
     }
 
 
-def _report_metadata(taken: TakenReport) -> Metadata:
-    report, counts = taken.report, taken.counts
-    return {
-        REPORT: report.url,
-        "inventory_report_time": f"{report.taken_at:%Y-%m-%d %H:%M:%S} UTC",
-        REPORT_AGE: str(timedelta(seconds=int(taken.age.total_seconds()))),
-        "inventory_report_files": report.file_count,
-        **sizes(inventory_report_size_bytes=report.size_bytes),
-        "outside_prefix": counts.outside_prefix,
-        "multipart_objects": counts.multipart,
-        "storage_classes": table(
-            {"storage class": "string", "objects": "int"}, counts.storage_classes.most_common()
-        ),
-        "encryption": table(
-            {"encryption": "string", "objects": "int"}, counts.encryption.most_common()
-        ),
-    }
-
-
 def plan_metadata(
     report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate
 ) -> Metadata:
-    """Return what is shown of a plan; `registered` partitions were added for it.
+    """Return the metadata of a plan.
 
-    `copies`: for how many of each chunk the store charges; 0: for none.
+    `registered` partitions were added for it. The store charges for `copies` of each chunk.
     """
     chunks = report.chunks
     charged = copies * sum(chunk.expected_size_bytes for chunk in chunks)
@@ -250,7 +230,16 @@ def plan_metadata(
         shown["waiting_until"] = MetadataValue.timestamp(report.waiting.until)
     if report.plan is None:
         return shown | {
-            "plan": "nothing new" if report.waiting is None else "what is new waits for more"
+            "plan": "nothing new" if report.waiting is None else "new objects wait for more"
+        }
+    comparison_with_last_plan: Metadata = {}
+    if report.previous:
+        change = difference(estimate.statistics, estimate.chunks, report.previous)
+        comparison_with_last_plan = {
+            "last_plan": f"{change.plan} of {change.planned_at:%Y-%m-%d %H:%M:%S} UTC",
+            "objects_more_than_last": change.objects,
+            "bytes_more_than_last": change.size_bytes,
+            "chunks_more_than_last": change.chunks,
         }
     objects = sum(plan.object_count for plan in report.plans)
     return shown | {
@@ -270,31 +259,34 @@ def plan_metadata(
             ],
         ),
         **_estimate_metadata(estimate),
-        **(_last_plan(estimate, report.previous) if report.previous else {}),
+        **comparison_with_last_plan,
     }
 
 
 def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
-    """Return what archiving a plan takes; what is not known is not shown, but for the time."""
-    seen, storage = estimate.statistics, estimate.storage
-    named = {"key": "string", "size": "string", "size_bytes": "int"}
+    # Unknown estimates are left out, except for the time and the price of storage.
+    statistics, storage = estimate.statistics, estimate.storage
+    columns = {"key": "string", "size": "string", "size_bytes": "int"}
     classes = [
-        (name, count, show_size(size), size) for name, (count, size) in seen.storage_classes.items()
+        (name, count, show_size(size), size)
+        for name, (count, size) in statistics.storage_classes.items()
     ]
     shown: Metadata = {
         "fill": round(estimate.fill, 4),
-        "object_sizes": drawn_histogram(seen.sizes),
+        "object_sizes": histogram_metadata(statistics.sizes),
         "largest_objects": table(
-            named, [(key, show_size(size), size) for key, size in seen.largest]
+            columns, [(key, show_size(size), size) for key, size in statistics.largest]
         ),
         "smallest_objects": table(
-            named, [(key, show_size(size), size) for key, size in seen.smallest]
+            columns, [(key, show_size(size), size) for key, size in statistics.smallest]
         ),
         "storage_classes": table(
             {"class": "string", "objects": "int", "size": "string", "size_bytes": "int"}, classes
         ),
         **(
-            {"split_objects": seen.split_objects, "parts": seen.parts} if seen.split_objects else {}
+            {"split_objects": statistics.split_objects, "parts": statistics.parts}
+            if statistics.split_objects
+            else {}
         ),
         "requests": estimate.requests,
         "estimated_seconds": "not known yet"
@@ -316,29 +308,17 @@ def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
     return shown
 
 
-def drawn_histogram(sizes: Sequence[SizeStep]) -> MetadataValue:
-    """Return a histogram as the UI draws it (1.13.27): from Markdown's picture, not from HTML's,
-    and below 1,000 characters.
+def histogram_metadata(sizes: Sequence[SizeStep]) -> MetadataValue:
+    """Return a histogram in the form that Dagster's UI (1.13.27) renders.
+
+    It must be a Markdown image, not HTML, with fewer than 1,000 characters.
     """
     encoded = histogram_svg(sizes).replace("<", "%3C").replace(">", "%3E")
     return MetadataValue.md(f"![object sizes](<data:image/svg+xml,{encoded}>)")
 
 
-def _last_plan(estimate: PlanEstimate, previous: PlanRow) -> Metadata:
-    """Return how a plan differs from the one before; more is positive."""
-    found = difference(estimate.statistics, estimate.chunks, previous)
-    return {
-        "last_plan": f"{found.plan} of {found.planned_at:%Y-%m-%d %H:%M:%S} UTC",
-        "objects_more_than_last": found.objects,
-        "bytes_more_than_last": found.size_bytes,
-        "chunks_more_than_last": found.chunks,
-    }
-
-
 def accounting_metadata(account: Accounting) -> Metadata:
-    """Return how many objects of a snapshot are located, claimed or skipped, and how many located
-    ones are current.
-    """
+    """Return how many objects of a snapshot are located, claimed, skipped, and current."""
     return {
         "objects": account.objects,
         "located": account.located,
@@ -356,11 +336,10 @@ def accounting_metadata(account: Accounting) -> Metadata:
 
 
 def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str], int]) -> Metadata:
-    """Return how far a source is, as numbers that the UI plots over time; `copies` are those of
-    `copy_counts`.
+    """Return a source's progress as numbers that the UI plots over time.
 
-    Pending is what is planned and not archived, parked chunks among it. The rate is that of the
-    last hour at most.
+    Pending objects are planned but not archived; they include those of parked chunks. The rate
+    covers at most the last hour. `copies` is a result of `copy_counts`.
     """
     archived, pending = progress.sums(IN_GOOD_STANDING), progress.sums(CLAIMING)
     oldest = (
@@ -383,9 +362,9 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
 
 
 def seal_metadata(report: SealReport) -> Metadata:
-    """Return what is shown of a packed chunk.
+    """Return the metadata of a packed chunk.
 
-    It has no address: its file is removed from staging when the chunk is located.
+    There is no URI, since the file is removed from staging when the chunk is located.
     """
     chunk = report.chunk
     return {
@@ -401,13 +380,13 @@ def seal_metadata(report: SealReport) -> Metadata:
         **skips(report.skipped),
         "largest_members": table(
             {"key": "string", "size": "string", "size_bytes": "int"},
-            [(key, show_size(its), its) for key, its in report.largest],
+            [(key, show_size(size), size) for key, size in report.largest],
         ),
     }
 
 
 def chunk_metadata(chunk: Chunk) -> Metadata:
-    """Return what is shown of a chunk at every step."""
+    """Return the metadata of a chunk that every step shows."""
     return {
         "state": chunk.state.value,
         "objects": chunk.member_count,
@@ -417,9 +396,7 @@ def chunk_metadata(chunk: Chunk) -> Metadata:
 
 
 def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
-    """Return what is shown of a chunk whose objects are located: its rows, and those of the source
-    with it.
-    """
+    """Return the metadata of a located chunk, with its own and its source's row counts."""
     return {
         **chunk_metadata(chunk),
         "dagster/partition_row_count": chunk.member_count,
@@ -428,7 +405,7 @@ def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
 
 
 def upload_metadata(report: UploadReport) -> Metadata:
-    """Return what is shown of an upload."""
+    """Return the metadata of an upload."""
     return {
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),
@@ -436,7 +413,7 @@ def upload_metadata(report: UploadReport) -> Metadata:
 
 
 def verify_metadata(report: VerifyReport) -> Metadata:
-    """Return what is shown of a stored chunk."""
+    """Return the metadata of a stored chunk."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
@@ -450,19 +427,23 @@ def verify_metadata(report: VerifyReport) -> Metadata:
 
 
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
-    """Return a table that fits its page, of the providers that have a chunk, and their addresses in
-    full beside it.
+    """Return a table of the providers that have a chunk, and a list of their full addresses.
 
-    A provider's address and the proof that the chain lists have some 45 and 180 characters.
-    `columns` are further ones, each its type and its values in the order of `copies`.
+    The table shortens addresses of some 45 characters to fit its page. `columns` adds columns, each
+    as its type and its values in the order of `copies`.
     """
     names = {"provider": "string", "last_proven_height": "int"} | {
         name: type for name, (type, _) in columns.items()
     }
-    heights = [copy.last_proven or 0 for copy in copies]
+    end = _ADDRESS_END
     rows = zip(
-        [_short(copy.provider) for copy in copies],
-        heights,
+        [
+            copy.provider
+            if len(copy.provider) <= 2 * end + 1
+            else f"{copy.provider[:end]}…{copy.provider[-end:]}"
+            for copy in copies
+        ],
+        [copy.last_proven or 0 for copy in copies],
         *(values for _, values in columns.values()),
         strict=True,
     )
@@ -472,33 +453,22 @@ def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]
     }
 
 
-def _short(provider: str) -> str:
-    """Return an address by its two ends, as explorers of chains do."""
-    return (
-        provider
-        if len(provider) <= 2 * _ADDRESS_END + 1
-        else f"{provider[:_ADDRESS_END]}…{provider[-_ADDRESS_END:]}"
-    )
-
-
 def shorten_hashes(text: str) -> str:
-    """Return a text with only the beginnings of its SHA-256s and Merkle roots: no page breaks them
-    into lines.
-    """
-    return _HASH.sub(lambda found: f"{found[0][:8]}…", text)
+    """Return a text with its SHA-256s and Merkle roots cut short: the UI does not wrap them."""
+    return _HASH.sub(lambda match: f"{match[0][:8]}…", text)
 
 
 def proof_metadata(report: ProofReport) -> Metadata:
-    """Return what is shown of a look at a stored chunk."""
-    faults = [shorten_hashes(each.fault) or "none" for each in report.checks]
-    verified = ["yes" if each.copy.verified else "not known" for each in report.checks]
+    """Return the metadata of a proof of a stored chunk."""
+    faults = [shorten_hashes(check.fault) or "none" for check in report.checks]
+    verified = ["yes" if check.copy.verified else "not known" for check in report.checks]
     return {
         "verdict": report.verdict,
         "state": report.chunk.state.value,
         "copies": len(report.checks),
         "read_back": len(report.read_back),
         **providers(
-            [each.copy for each in report.checks],
+            [check.copy for check in report.checks],
             verified=("string", verified),
             fault=("string", faults),
         ),
@@ -506,7 +476,7 @@ def proof_metadata(report: ProofReport) -> Metadata:
 
 
 def repair_metadata(report: RepairReport) -> Metadata:
-    """Return what is shown of a repaired chunk."""
+    """Return the metadata of a repaired chunk."""
     return {
         "state": report.chunk.state.value,
         "origin": report.origin,
@@ -517,8 +487,9 @@ def repair_metadata(report: RepairReport) -> Metadata:
 
 
 def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_bytes: int) -> Metadata:
-    """Return how much bought space is left, for how long; `waiting_bytes` are planned and not yet
-    posted, every copy counted.
+    """Return how much of the bought space is left, and for how long.
+
+    `waiting_bytes` is the size of all copies of chunks that are planned and not posted yet.
     """
     shown: Metadata = {
         **sizes(
@@ -538,7 +509,7 @@ def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_byte
 
 
 def read_back_metadata(result: FetchedMembers) -> Metadata:
-    """Return what is shown of objects that were read back."""
+    """Return the metadata of objects that were read back."""
     return {
         "tried": result.tried,
         "mismatched": table({"key": "string"}, [(key,) for key in result.mismatched]),

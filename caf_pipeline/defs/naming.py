@@ -1,8 +1,7 @@
-"""What the things of a source are called in Dagster, and the run tags that are ours.
+"""Names of a source's definitions in Dagster, and our run tags.
 
-Dagster allows letters, digits and `_` in the names of groups, jobs, ops, sensors and schedules, so
-a source's `-` becomes `_` in them; keys of assets and names of partitions keep the source's name.
-Source: "Flow" in docs/design.md.
+Dagster allows only letters, digits and `_` in names of groups, jobs, ops, sensors and schedules, so
+`-` becomes `_` there. Asset keys and partition names keep the source's name.
 """
 
 from typing import Final, Literal
@@ -11,27 +10,26 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 LOCATION_NAME: Final = "caf-pipeline"
-"""The code location's name.
+"""The code location's name, as in workspace.yaml.
 
-Fixed, as in workspace.yaml: runs carry it, and are under their job only while it is the same.
+Dagster stores it with each run, and lists a run under its job only while the name is the same.
 """
 
 REPOSITORY_NAME: Final = "__repository__"
-"""What Dagster calls the definitions of a code location that names none."""
+"""Dagster's name for the definitions of a code location without a named repository."""
 
 PARTITION_TAG: Final = "dagster/partition"
 BACKFILL_TAG: Final = "dagster/backfill"
 PRIORITY_TAG: Final = "dagster/priority"
 BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
-"""Tags of runs that no backfill begins.
+"""Tags of runs that are not part of a backfill.
 
-Dagster's queue takes the greatest priority first, and a backfill of the UI, which may queue 100,000
-runs, has 0.
+Dagster's queue starts the highest priority first. The runs of a backfill, up to 100,000, have 0.
 """
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 WILL_RETRY_TAG: Final = "dagster/will_retry"
-"""Set to "true" on a failed run that Dagster means to retry."""
+"""Dagster sets it to "true" on a failed run that it will retry."""
 
 SOURCE_TAG: Final = "caf/source"
 HELD_TAG: Final = "caf/held_by"
@@ -42,13 +40,10 @@ COMMAND: Final = "caf run"
 PROCESS_TAG: Final = ".dagster/caf/process"
 PARKED_TAG: Final = ".dagster/caf/parked"
 OUTAGE_TAG: Final = ".dagster/caf/outage"
-"""Only machines read these. The UI shows no tag that begins with `.dagster/`."""
+"""The UI hides tags that begin with `.dagster/`."""
 
 LAUNCH_SENSOR: Final = "launch_chunks"
-"""Launches the chunks of every source.
-
-Renamed, it would lose its cursor, and whether an operator has switched it off.
-"""
+"""Must not change: Dagster stores the cursor and the on/off state under this name."""
 
 S3_POOL: Final = "s3"
 UPLOAD_POOL: Final = "jackal_uploads"
@@ -59,7 +54,7 @@ ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "stored_chunk", "fil
 LEDGER: Final = "ledger"
 STORE: Final = "store"
 RUN: Final = "run"
-"""Keys of the resources that every step asks for; `s3_key` is that of a source."""
+"""Keys of the resources of every step. `s3_key` returns the key of a source's S3."""
 
 JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
 
@@ -68,7 +63,7 @@ ALERT_SENSOR: Final = "watch_sources"
 PRUNE_JOB: Final = "prune_events"
 
 CHECKED_ASSET: Final = "chunk_plan"
-"""The asset whose checks the conditions are: it has no partitions."""
+"""The asset that shows the conditions of its source as checks. It has no partitions."""
 
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
 SOURCE_IS_COMPLETE: Final = "source_is_complete"
@@ -81,7 +76,7 @@ FEW_OBJECTS_ARE_SKIPPED: Final = "few_objects_are_skipped"
 
 
 def identifier(source: str) -> str:
-    """Return the source's name as Dagster's identifiers can hold it."""
+    """Return the source's name as a Dagster identifier."""
     return source.replace("-", "_")
 
 
@@ -91,17 +86,21 @@ def asset_key(source: str, name: str) -> list[str]:
 
 
 def s3_key(source: str) -> str:
-    """Return the key of the resource that reads the source's bucket."""
+    """Return the key of the source's S3 resource."""
     return f"s3_{identifier(source)}"
 
 
 def partitions_name(source: str) -> str:
-    """Return the name of the dynamic partitions of a source: one for each chunk."""
+    """Return the name of the source's dynamic partitions."""
     return f"{source}_chunks"
 
 
 def source_of(chunk: str) -> str:
-    """Return the source of a chunk's id; raise UsageError where it is none."""
+    """Return the source in a chunk's id.
+
+    Raises:
+        UsageError: `chunk` is not a chunk id.
+    """
     chunk_id = ChunkId.parse(chunk)
     if chunk_id is None:
         raise UsageError(
@@ -112,14 +111,12 @@ def source_of(chunk: str) -> str:
 
 
 def job_name(source: str, what: JobKind) -> str:
-    """Return the name of one of the source's jobs; `jobs` and `maintenance_jobs` say what each
-    does.
-    """
+    """Return a job's name; `jobs` and `maintenance_jobs` define the jobs."""
     return f"{what}_{identifier(source)}"
 
 
 def new_objects_name(source: str) -> str:
-    """Return the name of the sensor that looks for new objects of the source."""
+    """Return the name of the sensor that watches the source for new objects."""
     return f"new_objects_{identifier(source)}"
 
 
@@ -129,8 +126,8 @@ def reconcile_name(source: str) -> str:
 
 
 def op_name(source: str, what: str) -> str:
-    """Return the name of one of the source's ops, the key of its config.
+    """Return the name of an op, which is also the key of its config.
 
-    The op behind an asset is named after the asset.
+    The op of an asset is named after the asset.
     """
     return f"{identifier(source)}__{what}"

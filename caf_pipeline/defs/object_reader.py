@@ -1,4 +1,4 @@
-"""The resource with which assets of other Dagster projects read archived objects."""
+"""A resource for other Dagster projects, whose assets read archived objects with it."""
 
 import io
 import os
@@ -17,31 +17,26 @@ from caf_pipeline.wiring import open_archive
 class ObjectReader(ConfigurableResource["ObjectReader"]):
     """Reads archived objects by source and key.
 
-    The archive is opened when the first one is asked for, and closed after the run.
-
-    A process that an asset forks opens its own: two on one connection would read each other's
-    answers.
-
-    Secrets are no fields: they come from the environment or from files, as for `caf`. Methods raise
-    what `Archive`'s do.
+    The archive is opened on first use and closed after the run; a forked process opens its own.
+    Secrets come from the environment or from files, as for `caf`. The methods raise the errors of
+    `Archive`.
     """
 
     settings_file: str = Field(
         default="",
-        description="The path of caf.toml; by default what CAF_CONFIG names, else that of the "
-        "working directory.",
+        description="Path of caf.toml. Default: the path in CAF_CONFIG, or caf.toml in the working "
+        "directory.",
     )
     _archives: dict[int, Archive] = PrivateAttr(default_factory=dict)  # by process
-    _locks: ClassVar[
-        dict[int, threading.Lock]
-    ] = {}  # by process: a fork may come while another thread has it
+    # By process, since a process may be forked while another thread holds the lock.
+    _locks: ClassVar[dict[int, threading.Lock]] = {}
 
     @property
     def archive(self) -> Archive:
-        """The open archive, for what this resource has no method for.
+        """The open archive, with all its methods.
 
-        Raises: SettingsError: a setting cannot be used. LedgerUnreachable, LedgerError: the
-            database cannot.
+        Raises:
+            SettingsError, LedgerUnreachable, LedgerError: it cannot be opened.
         """
         pid = os.getpid()
         with self._locks.setdefault(pid, threading.Lock()):
@@ -52,11 +47,11 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
             return self._archives[pid]
 
     def read(self, source: str, key: str, version: str | None = None) -> bytes:
-        """Return an object's bytes, which were compared with its SHA-256; see `Archive.read`."""
+        """Return an object's bytes, verified by SHA-256; see `Archive.read`."""
         return self.archive.read(source, key, version)
 
     def open(self, source: str, key: str, version: str | None = None) -> io.BufferedReader:
-        """Return an object as a binary file that can be sought; see `Archive.open`."""
+        """Return an object as a seekable binary file; see `Archive.open`."""
         return self.archive.open(source, key, version)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

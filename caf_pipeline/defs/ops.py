@@ -1,11 +1,8 @@
 """The ops of a chunk's run, in flow order.
 
-Each calls one step; the ledger has the state of the chunk.
-
-They are joined by `Nothing`, so nothing passes through an IO manager, and each may be run again at
-any time. An op yields no output where another live run holds the chunk: all that comes after it is
-then skipped and the run ends well. All but `pack_chunk` serve every source: a partition's key is
-the chunk's id, which begins with the source.
+Each op calls one step and is idempotent: the ledger holds the chunk's state. No value passes
+between ops. If another live run holds the chunk, an op yields no output: Dagster skips the later
+ops and the run succeeds. All ops but `pack_chunk` serve every source.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +20,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, planning
 
 PACK: Final = "pack_chunk"
-"""How a run names the step that reads S3, of any source."""
+"""The name, in the runs of all sources, of the step that reads S3."""
 
 
 def _step(
@@ -35,10 +32,7 @@ def _step(
     pool: str | None = None,
     resources: set[str] = EVERY_STEP,
 ) -> OpDefinition:
-    """Return the op that calls a step with the chunk of its partition; `shown` makes metadata of
-    what the step returns.
-    """
-
+    # `shown` converts the result of `call` to metadata.
     @op(
         name=name,
         description=description,
@@ -49,13 +43,15 @@ def _step(
         pool=pool,
     )
     def step(context: OpExecutionContext) -> Iterator[Output[None]]:
-        chunk, own = context.partition_key, context.assets_def.key.path[0]
+        chunk, asset_source = context.partition_key, context.assets_def.key.path[0]
         try:
             source = source_of(chunk)
-            if source != own:
-                wrong = f"partition '{chunk}' is a chunk of source '{source}', and not of '{own}'"
-                raise UsageError(wrong, hint="`caf doctor` removes a partition that no plan made")
-        except UsageError as error:  # a partition that somebody added
+            if source != asset_source:
+                raise UsageError(
+                    f"partition '{chunk}' is a chunk of source '{source}', not of '{asset_source}'",
+                    hint="`caf doctor` removes a partition that no plan made",
+                )
+        except UsageError as error:  # someone added the partition by hand
             raise as_failure(error) from error
         result = attempt_step(context, source, lambda run_context: call(run_context, chunk))
         if result is not None:
@@ -64,15 +60,10 @@ def _step(
     return step
 
 
-def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
-    return metadata.seal_metadata(chunk_steps.seal_chunk(run_context, chunk))
-
-
 def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
     released = chunk_steps.release_staging(run_context, chunk)
-    with suppress(
-        CafError
-    ):  # the chunk is archived; the daily check counts again, and reports a damaged inventory
+    # The chunk is archived. The daily check counts again, and reports a damaged inventory.
+    with suppress(CafError):
         planning.count_again(run_context)
     return metadata.locations_metadata(
         released, run_context.ledger.chunks.account(run_context.source)
@@ -81,15 +72,13 @@ def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
 
 load_batch = _step(
     "load_batch",
-    "Read the chunk's part of the plan and see that it can be worked on.",
+    "Read the chunk's part of the plan and check that the chunk can be packed.",
     chunk_steps.load_batch,
 )
 
 
-def pack_chunk(source: str) -> Any:  # noqa: ANN401 - what `alias` returns has no public type
-    """Return the op that reads the source's bucket: one for each source, since each has an S3 of
-    its own.
-    """
+def pack_chunk(source: str) -> Any:  # noqa: ANN401 - Dagster exports no type for the result of `alias`
+    """Return the op that reads the source's bucket, with the source's own S3 resource."""
     return _step(
         op_name(source, "pack_chunk"),
         "Read the objects from S3 into one CAF file in staging.",
@@ -101,38 +90,37 @@ def pack_chunk(source: str) -> Any:  # noqa: ANN401 - what `alias` returns has n
 
 seal_chunk = _step(
     "seal_chunk",
-    "Record what was packed and skipped, and the Merkle root of the chunk.",
-    _seal,
-    dict,
+    "Record the packed and skipped objects, and the chunk's Merkle root.",
+    chunk_steps.seal_chunk,
+    metadata.seal_metadata,
 )
 post_file = _step(
     "post_file",
-    "Announce the chunk to the store; a root that it already has from us costs nothing.",
+    "Announce the chunk to the store. If the store already has its root from us, this is free.",
     chunk_steps.post_file,
 )
 upload_chunk = _step(
     "upload_chunk",
-    "Send the staged file to as many providers as the chunk has copies.",
+    "Send the staged file to one provider for each copy.",
     chunk_steps.upload_chunk,
     metadata.upload_metadata,
     pool=UPLOAD_POOL,
 )
 verify_stored = _step(
     "verify_stored",
-    "See the store's proofs, and compare pieces read back with the samples taken when the chunk "
-    "was sealed.",
+    "Check the store's proofs, and compare bytes read back with the samples taken at the seal.",
     chunk_steps.verify_stored,
     metadata.verify_metadata,
 )
 load_locations = _step(
     "load_locations",
-    "Write one location row for each object, in the transaction that makes the chunk `located`.",
+    "Write one location row for each object and mark the chunk `located`, in one transaction.",
     chunk_steps.load_locations,
 )
 release_staging = _step(
     "release_staging",
-    "Remove the staged file and give its reservation back. After the last chunk, count the "
-    "inventory again if need be.",
+    "Remove the staged file and release its reservation. After the last chunk, count the "
+    "inventory again if necessary.",
     _release,
     dict,
 )

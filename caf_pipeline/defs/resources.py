@@ -1,8 +1,6 @@
-"""Resources: what a run needs besides its config.
+"""Resources build the ledger, the store and the run context when a step first needs them.
 
-They only build the domain's objects, when a step asks for them.
-
-A definition names what it needs by key, not by parameter: the key of a source's S3 is computed.
+Definitions require resources by key, not by parameter, since the key of a source's S3 is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,17 +35,15 @@ from caf_pipeline.waits import Listener, Wait, Waits
 T = TypeVar("T")
 
 EVERY_STEP: Final = {LEDGER, STORE, RUN}
-"""What every step and every sensor asks for; who lists or reads the bucket asks for
-`s3_key(source)` besides.
-"""
+"""Keys that every step requires. Steps that list or read the bucket add `s3_key(source)`."""
 
 
 def ignore(*_: object) -> None:
-    """Do no more with progress, waits and errors than Dagster and the ledger do."""
+    """Do nothing: the default of all callbacks."""
 
 
 class LedgerResource(ConfigurableResource[Ledger]):
-    """The ledger: opened by the first step of a run that needs it, closed when the run ends."""
+    """The ledger, opened when a run first needs it and closed when the run ends."""
 
     settings: ResourceDependency[Settings]
     _ledger: Ledger | None = PrivateAttr(default=None)
@@ -56,14 +52,14 @@ class LedgerResource(ConfigurableResource[Ledger]):
         """Return the open ledger.
 
         Raises:
-            LedgerUnreachable.
+            LedgerUnreachable: the database does not answer.
         """
         if self._ledger is None:
             self._ledger = open_ledger(self.settings)
         return self._ledger
 
     def close(self) -> None:
-        """Close the ledger's connections, where it was opened. Later questions open new ones."""
+        """Close the ledger's connections. Later queries open new connections."""
         if self._ledger is not None:
             self._ledger.close()
 
@@ -73,19 +69,17 @@ class LedgerResource(ConfigurableResource[Ledger]):
 
 
 class SharedLedger(LedgerResource):
-    """An open ledger that outlives the run, of a process that does many."""
+    """An open ledger that outlives the run, for a process that executes many runs."""
 
     shared: ResourceDependency[Ledger]
 
     def get(self) -> Ledger:
-        """Return it."""
+        """Return the shared ledger."""
         return self.shared
 
 
 class StoreResource(ConfigurableResource[ChunkStore]):
-    """The store that the settings name: opened by the first step of a run that asks, closed when
-    the run ends.
-    """
+    """The store, opened when a step first needs it and closed when the run ends."""
 
     settings: ResourceDependency[Settings]
     _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
@@ -96,24 +90,24 @@ class StoreResource(ConfigurableResource[ChunkStore]):
         return self._opened[-1]
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close all opened stores."""
         while self._opened:
             self._opened.pop().close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Close what was opened."""
+        """Close all opened stores."""
         self.close()
 
 
 class RunResource(ConfigurableResource["RunResource"]):
-    """One run: whom it tells what, and the run contexts of its sources.
+    """One run: its callbacks, and the run contexts of its sources.
 
     Attributes:
-        progress: told objects and bytes as they are packed, as differences.
-        upload_progress: told bytes as they are sent, as differences.
-        ended: told the state in which the run leaves a chunk; see `RunContext`.
-        on_error: told an error of a step before Dagster makes text of it.
-        waiting: told what a run waits for.
+        progress: called with the objects and bytes packed since the last call.
+        upload_progress: called with the bytes sent since the last call.
+        ended: called with the state in which the run leaves a chunk; see `RunContext`.
+        on_error: called with a step's error before Dagster converts it to text.
+        waiting: called with the current waits of the run.
     """
 
     settings: ResourceDependency[Settings]
@@ -122,48 +116,48 @@ class RunResource(ConfigurableResource["RunResource"]):
     ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     waiting: ResourceDependency[Listener]
-    _works: dict[str, RunContext] = PrivateAttr(default_factory=dict)
+    _contexts: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
     def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
-        """Return the run context of a source, which the first step of the run opens.
+        """Return the run context of a source, opening it on the first call.
 
-        It reads the bucket if the definition of the step or sensor asks for the source's S3.
+        It can read the bucket only if the step or sensor requires the source's S3.
         """
-        run = (
-            f"sensor {context.sensor_name}"
-            if isinstance(context, SensorEvaluationContext)
-            else context.run.run_id
-        )
-        if not isinstance(context, SensorEvaluationContext):
+        if isinstance(context, SensorEvaluationContext):
+            run = f"sensor {context.sensor_name}"
+        else:
+            run = context.run.run_id
             self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
-        if source not in self._works:
-            self._works[source] = run_wiring.open_run_context(
+        if source not in self._contexts:
+
+            def report_waits(waits: Sequence[Wait]) -> None:
+                self.waiting(waits)
+                if source in self._logs:
+                    self._logs[source](waits)
+
+            self._contexts[source] = run_wiring.open_run_context(
                 self.settings,
                 source,
                 run=run,
                 ledger=context.resources.ledger.get(),
                 store=context.resources.store.open,
-                objects=UnavailableSource(
-                    f"this step does not read the bucket of '{source}', and what it needs is not "
-                    "in staging any more",
+                objects=UnaskedObjects(
+                    f"this step cannot read the bucket of '{source}', and the staged file that it "
+                    "needs is gone",
                     hint="run the partition from caf_chunk on, which packs the chunk again",
                 ),
                 progress=self.progress,
                 upload_progress=self.upload_progress,
                 ended=self.ended,
-                waiting=self._listener(source),
+                waiting=report_waits,
             )
-            if not isinstance(
-                context, SensorEvaluationContext
-            ):  # so that it can be told when this process is dead
-                of_source = (
-                    {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}
-                )  # a run of the UI has none
-                context.instance.add_run_tags(
-                    run, of_source | process_tags(self._works[source].holder)
-                )
-        run_context = self._works[source]
+            if not isinstance(context, SensorEvaluationContext):
+                # The tags identify this process, so that a dead run can be detected. Runs of the
+                # UI lack the source's tag.
+                tags = {SOURCE_TAG: source} | process_tags(self._contexts[source].holder)
+                context.instance.add_run_tags(run, tags)
+        run_context = self._contexts[source]
         s3 = getattr(context.resources, s3_key(source), None)
         if s3 is None:
             return run_context
@@ -175,25 +169,18 @@ class RunResource(ConfigurableResource["RunResource"]):
             ),
         )
 
-    def _listener(self, source: str) -> Listener:
-        def told(waits: Sequence[Wait]) -> None:
-            self.waiting(waits)
-            if source in self._logs:
-                self._logs[source](waits)
-
-        return told
-
 
 def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
-    """Return what a step returns, or None where another live run holds the chunk; see
-    `failures.attempt`.
+    """Return the result of a step, or None if another live run holds the chunk.
+
+    Errors are raised as in `failures.attempt`.
     """
     run: RunResource = context.resources.run
     return attempt(context, lambda: step(run.open(context, source)), run.on_error)
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:
-    """Return the resources by their keys: the ledger, the store, the run, and each source's S3."""
+    """Return the resources by key: the ledger, the store, the run, and each source's S3."""
     return {
         LEDGER: LedgerResource(settings=settings),
         STORE: StoreResource(settings=settings),

@@ -1,6 +1,4 @@
-"""The job that restores: archived objects of any source, below a folder or into a bucket, as `caf
-restore` does.
-"""
+"""The job that restores archived objects of any source, like `caf restore`."""
 
 from typing import Final
 
@@ -16,7 +14,7 @@ from dagster import (
 )
 
 from caf_pipeline.automation.dead_runs import process_tags
-from caf_pipeline.automation.restoring import Restore, restore, sums_metadata
+from caf_pipeline.automation.restoring import RestoreConfig, restore, sums_metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE
 from caf_pipeline.ledger.processes import this_process
@@ -26,27 +24,25 @@ RESTORE_JOB: Final = "restore"
 
 
 def restore_job() -> JobDefinition:
-    """Return the job; there is one for all sources."""
+    """Return the job, which serves all sources."""
     return GraphDefinition(name=RESTORE_JOB, node_defs=[restore_archived]).to_job(
         tags=BEFORE_BACKFILLS,
-        description="Write archived objects of a source below a folder, or into a bucket: give "
-        "`source` and `destination`. "
-        "What is there and equal is left, so that the same run goes on after a failure; what is "
-        "not equal is replaced only with "
-        "`force`.",
+        description="Write archived objects of a source into a folder or a bucket. Set `source` "
+        "and `destination`. Objects that are already there with the same content are skipped, so a "
+        "failed run can be repeated. Different content is replaced only with `force`.",
     )
 
 
 @op(
     name="restore_objects",
-    description="Write the objects that are not there, each compared with its SHA-256; count what "
-    "is not archived.",
+    description="Write the missing objects, each verified by SHA-256, and count objects that are "
+    "not archived.",
     out=Out(Nothing),
     retry_policy=RETRY_TRANSIENT,
     required_resource_keys={LEDGER, STORE, RUN},
 )
-def restore_archived(context: OpExecutionContext, config: Restore) -> Output[None]:
-    """Restore, and show how far it came if it fails, too."""
+def restore_archived(context: OpExecutionContext, config: RestoreConfig) -> Output[None]:
+    """Restore objects. The counts are shown even if the run fails."""
     context.instance.add_run_tags(
         context.run_id, {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))}
     )

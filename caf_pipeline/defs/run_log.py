@@ -1,4 +1,4 @@
-"""What a run waits for, in its own log and on the page of the asset that it makes."""
+"""Shows the waits of a run in its log and on the page of its asset."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,50 +18,49 @@ from caf_pipeline.defs.naming import ASSETS, PARTITION_TAG, asset_key
 from caf_pipeline.waits import Announcer, Wait
 
 OBSERVED_SECONDS: Final = 5.0
-"""A wait that goes on for so long is an observation of the asset, and its end another."""
+"""A wait that lasts so long is observed on the asset when it is noticed and when it ends."""
 
-MOST_OBSERVED: Final = 20
-"""Of one run: a server that comes and goes must not fill the asset's page."""
+MAX_OBSERVED_WAITS: Final = 20
+"""Per run, so that an unstable server does not fill the asset's page."""
 
 
 class RunLog:
-    """A listener that writes the waits of one run into Dagster."""
+    """Writes the waits of one run to Dagster."""
 
     def __init__(self, source: str, run: str, instance: DagsterInstance | None) -> None:
         self._source = source
         self._run = run
         self._instance = instance
         self._context: Context | None = None
-        self._announcer = Announcer(self._log)
+        self._announcer = Announcer(
+            lambda line: self._context.log.info(line) if self._context else None
+        )
         self._observed: list[Wait] = []
-        self._left = MOST_OBSERVED
+        self._observations_left = MAX_OBSERVED_WAITS
 
     def follow(self, context: Context) -> None:
-        """Write into the log of this step from now on."""
+        """Write to the log of this step from now on."""
         self._context = context
 
     def __call__(self, waits: Sequence[Wait]) -> None:
-        """Take the waits that go on."""
+        """Report the current waits."""
         try:
             self._announcer(waits)
-            for wait in [one for one in self._observed if one not in waits]:
+            for wait in [wait for wait in self._observed if wait not in waits]:
                 self._observed.remove(wait)
                 self._observe(wait, over=True)
             for wait in waits:
-                if wait not in self._observed and wait.seconds() >= OBSERVED_SECONDS and self._left:
-                    self._left -= 1
+                is_new = wait not in self._observed and wait.seconds() >= OBSERVED_SECONDS
+                if is_new and self._observations_left:
+                    self._observations_left -= 1
                     self._observed.append(wait)
                     self._observe(wait, over=False)
         except (DagsterError, SQLAlchemyError, OSError):
-            # Dagster's storage is away: what is shown there is not worth the work that waits
-            return
-
-    def _log(self, line: str) -> None:
-        if self._context is not None:
-            self._context.log.info(line)
+            return  # Dagster's storage is away; showing waits must not fail the run
 
     def _observe(self, wait: Wait, *, over: bool) -> None:
-        if self._instance is None or self._context is None:
+        context = self._context
+        if self._instance is None or context is None:
             return
         shown: dict[str, MetadataValue] = {
             "waited_for" if over else "waits_for": MetadataValue.text(wait.what),
@@ -71,24 +70,19 @@ class RunLog:
         }
         if over:
             shown["seconds"] = MetadataValue.float(round(wait.seconds(), 1))
-        chunk = self._context.run.tags.get(PARTITION_TAG)
-        key = AssetKey(asset_key(self._source, self._asset()))
-        description = (
-            f"It waited for {wait.what}." if over else f"It waits for {wait.what}; {wait.ends_by}."
+        op_context = (
+            context if isinstance(context, OpExecutionContext) else context.op_execution_context
         )
+        step = str(op_context.op_handle)
+        asset = next((name for name in ASSETS if f"__{name}" in step), ASSETS[0])
         observation = AssetObservation(
-            key, partition=chunk, description=description, metadata=shown
+            AssetKey(asset_key(self._source, asset)),
+            partition=context.run.tags.get(PARTITION_TAG),
+            description=(
+                f"The run waited for {wait.what}."
+                if over
+                else f"The run waits for {wait.what}; {wait.ends_by}."
+            ),
+            metadata=shown,
         )
         self._instance.report_runless_asset_event(observation)
-
-    def _asset(self) -> str:
-        """Return the asset that the present step is part of."""
-        context = self._context
-        if context is None:
-            return ASSETS[0]
-        step = str(
-            (
-                context if isinstance(context, OpExecutionContext) else context.op_execution_context
-            ).op_handle
-        )
-        return next((name for name in ASSETS if f"__{name}" in step), ASSETS[0])

@@ -1,10 +1,7 @@
-"""Schedules: what happens by the clock.
+"""Schedules: daily plans and audits, and hourly checks of stored chunks and bought space.
 
-Each source has a daily plan of a whole inventory, a daily check of completeness, and an hourly look
-at stored chunks. On Jackal it has an hourly look at the bought space, too. The plan runs by itself
-only if the source is automatic; it checks completeness, too. Sensors see new objects soon after
-they are put. Only a whole listing sees objects that the sensors missed, e.g. while the daemon was
-down.
+The daily plan of a whole inventory finds objects that the sensors missed, e.g. while the daemon was
+down. It is on by default only if the source is automatic.
 """
 
 import zlib
@@ -27,16 +24,14 @@ _HOUR: Final = 3
 
 
 def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Ask for a run of a job, or skip while one is under way: it takes longer than an hour, and two
-    would do the same.
-    """
+    # A run may take longer than an hour, and a second one would do the same work.
     if busy := context.instance.get_runs(RunsFilter(job_name=job, statuses=UNFINISHED), limit=1):
         return SkipReason(f"Run {busy[0].run_id} of {job} is under way.")
     return RunRequest()
 
 
 def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[ScheduleDefinition]:
-    """Return the schedules of one source, at a minute of its own so that sources spread."""
+    """Return the schedules of one source, at a minute derived from its name to spread the load."""
     minute = zlib.crc32(source.encode()) % 60
 
     def schedule(
@@ -67,40 +62,38 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             reconcile_name(source),
             "plan",
             _HOUR,
-            "A whole inventory, a plan of what is not yet archived, and whether the source is "
-            "complete. "
-            f"On if [sources.{source}] says `automatic = true`, or if you switch it on here.",
+            "Takes a whole inventory, plans the objects that are not archived yet, and checks "
+            f"whether the source is complete. On by default if [sources.{source}] says "
+            "`automatic = true`.",
             running=automatic,
         ),
         schedule(
             f"audit_{identifier(source)}_daily",
             "audit",
             _HOUR + 2,
-            "Whether the source is complete, by its latest whole inventory. Plans and archives "
-            "nothing. "
-            "Off if the source is automatic: its daily plan asks the same.",
+            "Checks whether all objects of the latest whole inventory are located. Plans and "
+            "archives nothing. Off by default if the source is automatic, since its daily plan "
+            "checks the same.",
             running=not automatic,
         ),
         schedule(
             f"prove_{identifier(source)}_hourly",
             "prove",
             "*",
-            "A look at the stored chunks that were looked at longest ago: proofs, and pieces read "
-            "back.",
-            # A folder proves nothing by itself; who keeps chunks in one may still want to have them
-            # read now and then.
+            "Checks the proofs of stored chunks and reads samples back, starting with the chunks "
+            "checked longest ago.",
+            # A folder has no proofs, but reading chunks back is useful there, too.
             running=on_jackal,
             one_at_a_time=True,
         ),
     ]
     if on_jackal:
-        said = "Whether the bought space ends, or will be full, within `jackal.warn_days`."
         schedules.append(
             schedule(
                 f"storage_plan_{identifier(source)}_hourly",
                 "storage_plan",
                 "*",
-                said,
+                "Checks whether the bought space expires or fills up within `jackal.warn_days`.",
                 one_at_a_time=True,
             )
         )
@@ -108,12 +101,12 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
 
 
 def prune_schedule(days: int) -> ScheduleDefinition:
-    """Return the schedule: daily, at an hour of its own; off if the events of all days are kept."""
+    """Return the daily schedule that prunes events; it is off if all events are kept."""
     return ScheduleDefinition(
         name=f"{PRUNE_JOB}_daily",
         job_name=PRUNE_JOB,
         cron_schedule="30 1 * * *",
         execution_timezone="UTC",
         default_status=DefaultScheduleStatus.RUNNING if days else DefaultScheduleStatus.STOPPED,
-        description="Keeps Dagster's event log small, if `runs.keep_events_days` is set.",
+        description="Removes old events from Dagster's storage if `runs.keep_events_days` is set.",
     )

@@ -1,12 +1,8 @@
-"""Sensors: what happens by itself.
+"""Sensors: plan new objects, launch chunks, send alerts.
 
-One looks for new objects and plans them, one launches chunks, one tells what is wrong.
-
-The first two are off unless a source's settings say `automatic = true`, or an operator switches
-them on in the UI. Neither sets a `run_key`, which would deduplicate for ever: whether there is work
-is asked of the bucket and the ledger each time. Their cursors are small, and to lose one loses
-nothing: the look begins again from the start. Servers are asked within a deadline: Dagster's daemon
-ends a tick after 60 s, without a word of what it waited for.
+No sensor sets a `run_key`, which would deduplicate for ever: each tick checks the bucket and the
+ledger for work. A lost cursor loses nothing. Requests to servers have a deadline, because Dagster's
+daemon ends a tick after 60 s without reporting what it waited for.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,31 +38,24 @@ from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
 LAUNCH_SECONDS: Final = 30
-"""Between two looks at the ledger, as often as Dagster's daemon asks a sensor by default; a look is
-a few queries.
-"""
+"""Seconds between two ticks: Dagster's own default. A tick takes a few queries."""
 
-LOOK_SECONDS: Final = 30
-"""Between two looks for new objects at most, likewise: each lists a page, and a bucket of many is
-to be gone round soon.
-"""
+NEW_OBJECTS_SECONDS: Final = 30
+"""Maximum seconds between two ticks. Each lists a few pages of a bucket that may have many."""
 
 ALERT_SECONDS: Final = 300
-"""Between two looks. Each reads the rows of all chunks; what it tells of lasts for hours."""
+"""Seconds between two ticks. Each reads the rows of all chunks, and problems last for hours."""
 
 TICK_SECONDS: Final = 15.0
-"""For all that a tick asks of servers: chain, providers, S3, ledger.
+"""Deadline for all requests to chain, providers, S3 and ledger in one tick.
 
-With what it asks of Dagster it takes less than 20 s.
+A tick takes less than 20 s, including its requests to Dagster.
 """
 
 
 def _result(decide: Callable[[], TickResult], afterwards: str) -> TickResult:
-    """Return the tick; a transient error is a tick that found nothing out, a permanent one fails it
-    with one sentence.
-
-    `afterwards` says what happens next where a server did not answer in time.
-    """
+    # A transient error skips the tick; a permanent error fails it. `afterwards` explains what
+    # happens next if a server did not answer in time.
     try:
         return decide()
     except Overdue as overdue:
@@ -77,113 +66,88 @@ def _result(decide: Callable[[], TickResult], afterwards: str) -> TickResult:
         return SkipReason(with_hint(error))
 
 
-# --- new objects
-# ------------------------------------------------------------------------------------------
-
-
 def new_objects_sensor(
     settings: Settings, source: str, tick_seconds: float = TICK_SECONDS
 ) -> SensorDefinition:
-    """Return the sensor that looks for new objects of one source."""
-    its = settings.sources[source]
-    watched = its.watch_interval_seconds > 0
+    """Return the sensor that plans new objects of one source."""
+    source_settings = settings.sources[source]
+    interval = source_settings.watch_interval_seconds
+    automatic = source_settings.automatic and interval > 0
 
     @sensor(
         name=new_objects_name(source),
         job_name=job_name(source, "plan"),
-        minimum_interval_seconds=min(its.watch_interval_seconds, LOOK_SECONDS) or None,
+        minimum_interval_seconds=min(interval, NEW_OBJECTS_SECONDS) or None,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
-        default_status=DefaultSensorStatus.RUNNING
-        if watched and its.automatic
-        else DefaultSensorStatus.STOPPED,
-        description=_described(its),
+        default_status=DefaultSensorStatus.RUNNING if automatic else DefaultSensorStatus.STOPPED,
+        description=_new_objects_description(source_settings),
     )
     def new_objects(context: SensorEvaluationContext) -> TickResult:
         tick = NewObjectsTick(context, settings, source, Deadline(tick_seconds))
-        return _result(
-            tick.result, "Nothing is planned by this look; the next one begins at the same key."
-        )
+        return _result(tick.result, "Nothing was planned; the next tick begins at the same key.")
 
     return new_objects
 
 
-def _described(its: SourceSettings) -> str:
-    reports = (
-        f"Asks first whether there is a complete inventory report in {its.inventory} that is newer "
-        "than what is planned, and "
-        "plans it. Where there is none, it looks for what was written since. "
-        if its.inventory
-        else ""
-    )
-    often = f"at most every {counted(its.watch_interval_seconds, 'second')}"
-    if its.queue:
+def _new_objects_description(settings: SourceSettings) -> str:
+    reports = ""
+    if settings.inventory:
+        reports = (
+            f"First checks for a complete inventory report in {settings.inventory} that is newer "
+            "than the last planned one, and plans it. Otherwise looks for objects written since. "
+        )
+    limit = f"at most once every {counted(settings.watch_interval_seconds, 'second')}"
+    if settings.queue:
+        pages = counted(pages_of_events(settings), "page")
         return reports + (
-            f"Takes event notifications from the queue {its.queue} and keeps the keys that they "
-            "name in the ledger, then lists "
-            f"the part of the bucket that has the first of them, {_pages(pages_of_events(its))} at "
-            "most, and plans it "
-            f"where it has objects which no chunk has, {often}. A message is deleted once the "
-            "ledger has its keys."
+            f"Takes event notifications from the queue {settings.queue} and records their keys in "
+            f"the ledger. Lists up to {pages} of 1,000 keys around the first recorded key, and "
+            f"plans that part of the bucket if it has objects that no chunk has, {limit}. A "
+            "message is deleted once the ledger has its keys."
         )
     return reports + (
-        f"Lists {_pages(its.watch_pages)} at a time, going round the bucket, and plans the part of "
-        "it that has objects which no "
-        f"chunk has, {often}. Pages with nothing else are planned together, up to {PART_PAGES}."
+        f"Lists {counted(settings.watch_pages, 'page')} of 1,000 keys per tick, in a cycle through "
+        "the bucket. Plans a part of the bucket if it has objects that no chunk has, "
+        f"{limit}. Up to {PART_PAGES} pages that hold only new objects are planned together."
     )
-
-
-def _pages(count: int) -> str:
-    return f"{counted(count, 'page')} of 1,000 keys"
-
-
-# --- chunks
-# ------------------------------------------------------------------------------------------
 
 
 def launching_sensor(
     settings: Settings, jobs: Iterable[Any], tick_seconds: float = TICK_SECONDS
 ) -> SensorDefinition:
-    """Return the sensor that launches chunks of all sources, whose jobs are `jobs`."""
-    wanted = {
+    """Return the sensor that launches chunks of all sources; `jobs` are the sources' jobs."""
+    launched = {
         job_name(source, what) for source in settings.sources for what in ("archive", "audit")
     }
     automatic = any(source.automatic for source in settings.sources.values())
 
     @sensor(
         name=LAUNCH_SENSOR,
-        jobs=[job for job in jobs if job.name in wanted],
+        jobs=[job for job in jobs if job.name in launched],
         minimum_interval_seconds=LAUNCH_SECONDS,
         required_resource_keys=EVERY_STEP,
         default_status=DefaultSensorStatus.RUNNING if automatic else DefaultSensorStatus.STOPPED,
         description=(
-            "Launches chunks that the ledger says have work to do, of every source, a few at a "
-            "time, with growing pauses after "
-            "failures. A chunk that failed too often is parked, which is an operator's turn. When "
-            "no chunk of a source has work "
-            "left, it asks whether the source is complete. It is on if the settings of any source "
-            "say `automatic = true`, and "
-            "then launches chunks of those sources only. If no source is automatic, you may switch "
-            "it on here, for all sources."
+            "Launches chunks that have work to do, of every source, a few at a time. After a "
+            "failure it waits, longer each time. A chunk that failed too often is parked until an "
+            "operator acts. When no chunk of a source has work left, the sensor checks whether the "
+            "source is complete. It is on by default if any source has `automatic = true`, and "
+            "then serves only automatic sources. If no source is automatic, you can switch it on "
+            "here for all sources."
         ),
     )
     def launch_chunks(context: SensorEvaluationContext) -> TickResult:
         tick = LaunchTick(context, settings, Deadline(tick_seconds))
         return _result(
             tick.result,
-            "Nothing is launched by this look; the next one asks again, and runs under way go on.",
+            "Nothing was launched; the next tick tries again, and runs under way go on.",
         )
 
     return launch_chunks
 
 
-# --- alerts
-# ------------------------------------------------------------------------------------------
-
-
 def alert_sensor(settings: Settings, tick_seconds: float = TICK_SECONDS) -> SensorDefinition:
-    """Return the sensor that tells an operator what is wrong with any source, and observes how far
-    it is.
-    """
+    """Return the sensor that alerts operators and records the progress of all sources."""
 
     @sensor(
         name=ALERT_SENSOR,
@@ -191,27 +155,24 @@ def alert_sensor(settings: Settings, tick_seconds: float = TICK_SECONDS) -> Sens
         required_resource_keys={LEDGER, STORE},
         default_status=DefaultSensorStatus.RUNNING,
         description=(
-            "Looks in the ledger for what an operator is to know: parked chunks, sources that "
-            "stand still or are late, many "
-            "skipped objects. It reports each as a check of the source's plan, and sends it to the "
-            "webhook and the addresses in "
-            "[alerts]. Hourly, where a number has changed, it observes how far a source is: see "
-            "the plots on the page of its "
-            "`s3_inventory`. A tick fails where none of them could be notified; the next one sends "
-            "it again."
+            "Reports problems that need an operator: parked chunks, stalled or late sources, many "
+            "skipped objects. Each problem fails a check of the source's plan, and is sent to the "
+            "webhook and the mail addresses in [alerts]. If no recipient can be reached, the tick "
+            "fails and the next tick sends the alert again. Every hour, the sensor also records "
+            "the progress of each source, if it changed; see the plots of its `s3_inventory`."
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:
         tick = AlertTick(context, settings, tick_seconds)
         due = due_observations(context.instance, settings.sources)
         try:
-            seen = tick.look(list(due))
+            state = tick.read_ledger(list(due))
         except (Overdue, LedgerError) as error:
             return tick.result_without_ledger(error)
-        report_conditions(context.instance, seen.conditions)
-        for progress in seen.progress:
+        report_conditions(context.instance, state.conditions)
+        for progress in state.progress:
             if progress.source in due:
-                observe(context.instance, progress, seen.copies, due[progress.source])
-        return tick.result(seen)
+                observe(context.instance, progress, state.copies, due[progress.source])
+        return tick.result(state)
 
     return watch_sources

@@ -1,6 +1,4 @@
-"""Dagster's S3 resource of one source: what its fields say makes the client that lists and reads
-the bucket.
-"""
+"""The S3 resource of one source: its fields configure the client that reads the bucket."""
 
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -14,31 +12,30 @@ from caf_pipeline.source.s3.clients import build_client
 
 
 class S3SourceResource(S3Resource):
-    """A source's S3, with its settings in caf.toml as values.
+    """A source's S3 access, by default as caf.toml configures it.
 
-    Another value at launch holds for that run.
+    A value that is given at launch applies to that run.
 
-    Keys are no fields, since Dagster shows the values of all: they come from the settings'
-    environment, else from where boto3 looks for them. `AWS_CA_BUNDLE` names the certificates to
-    trust.
+    Access keys are not fields, since Dagster displays all field values. They come from the
+    environment or from boto3's own sources. `AWS_CA_BUNDLE` names the certificates to trust.
     """
 
     aws_access_key_id: ClassVar[None] = None  # type: ignore[misc]
     aws_secret_access_key: ClassVar[None] = None  # type: ignore[misc]
     aws_session_token: ClassVar[None] = None  # type: ignore[misc]
-    use_ssl: ClassVar[bool] = True  # type: ignore[misc]  # the endpoint's scheme says it
+    use_ssl: ClassVar[bool] = True  # type: ignore[misc]  # by the endpoint's scheme
     verify: ClassVar[None] = None  # type: ignore[misc]
     path_style: bool = Field(
-        default=False, description="Specifies whether requests name the bucket in the path."
+        default=False, description="Name the bucket in the path of a request, not in the host name."
     )
     source: ResourceDependency[SourceSettings]
 
     @classmethod
     def of(cls, source: SourceSettings) -> Self:
-        """Return the resource of a source.
+        """Return the resource of a source, as an instance of a generated class.
 
-        Its settings are the defaults of the fields, of a class of its own: of values given to an
-        instance, Dagster takes none where a launch gives any.
+        The settings are defaults of the class. If they were values of an instance, Dagster would
+        drop all of them when a launch sets any field.
         """
         values: dict[str, Any] = {
             "endpoint_url": source.endpoint_url or None,
@@ -46,20 +43,20 @@ class S3SourceResource(S3Resource):
             "profile_name": source.profile or None,
             "use_unsigned_session": source.anonymous,
             "path_style": source.uses_path_style,
-            "max_attempts": 1,  # `S3Source` has its own; boto3's would multiply with them
+            "max_attempts": 1,  # `S3Source` retries; boto3's attempts would multiply
         }
         fields = {name: cls.model_fields[name] for name in values}
         defaults: dict[str, Any] = {
             name: (field.annotation, Field(default=values[name], description=field.description))
             for name, field in fields.items()
         }
-        its: type[Self] = create_model(
+        source_class: type[Self] = create_model(
             cls.__name__, __base__=cls, __module__=cls.__module__, **defaults
         )
-        return its(source=source)
+        return source_class(source=source)
 
-    def get_client(self) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
-        """Return a boto3 client for the source's bucket, the same for all runs of this process."""
+    def get_client(self) -> Any:  # noqa: ANN401 - boto3 has no type for clients
+        """Return a boto3 client, which all runs of this process share."""
         values = {
             "endpoint_url": self.endpoint_url or "",
             "region": self.region_name or "",
@@ -70,14 +67,11 @@ class S3SourceResource(S3Resource):
         return _client(self.source.model_copy(update=values), self.max_attempts)
 
     def get_object_to_set_on_execution_context(self) -> Self:
-        """Return the resource where Dagster's own returns a client, whose error would then come
-        before the step begins.
-        """
+        """Return the resource itself, so that a client's error is raised within the step."""
         return self
 
 
-# a client is safe in threads and renews its credentials; making one reads 2 MB of JSON, a third of
-# a second
+# Clients are thread-safe and renew their credentials. Creating one takes a third of a second.
 @cache
 def _client(source: SourceSettings, attempts: int) -> Any:  # noqa: ANN401
     return build_client(source, attempts=attempts)

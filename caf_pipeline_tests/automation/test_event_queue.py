@@ -1,6 +1,4 @@
-"""New objects by S3's events: lost, doubled, late, out of order or a stranger's, they change
-nothing of what is archived.
-"""
+"""New objects by S3's events, which may be lost, duplicated, late, out of order, or foreign."""
 
 import json
 import time
@@ -8,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import quote_plus, unquote_to_bytes
 
-import boto3
 import pytest
 
 from caf_pipeline.automation import new_objects_tick
@@ -19,133 +16,28 @@ from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger import notices as ledger_notices
 from caf_pipeline.ledger.engine import Lock
 from caf_pipeline.ledger.records import Skip
-from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
 from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
-from caf_pipeline.steps.notices import drain_queue, scan_noticed
+from caf_pipeline.steps.notices import drain_queue, look_at_noticed
+from caf_pipeline_tests.support.event_queue import SENSOR, Queue
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.pipeline_runs import SOURCE
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
-from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
-SENSOR = "new_objects_my_source"
 INVENTORY = "my_source__s3_inventory"
 ODD_KEYS = ["a b", "a+b", "a%2Fb", "a%20b", "é", "100 %", 'q"\\', "\U00010000?&=", "%%%"]
 
 
-class Queue:
-    """A queue on the S3 server, to which the bucket sends its events."""
-
-    def __init__(self, pipeline):
-        self.bucket = pipeline.bucket
-        keys = {
-            "aws_access_key_id": KEY_ID,
-            "aws_secret_access_key": SECRET,
-            "region_name": "us-east-1",
-        }
-        self.client = boto3.client("sqs", endpoint_url=pipeline.bucket.endpoint, **keys)
-        self.url = self.client.create_queue(QueueName=pipeline.bucket.name)["QueueUrl"]
-        its = pipeline.settings.sources[SOURCE].model_copy(update={"queue": self.url, "prefix": ""})
-        self.pipeline = replace(
-            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})
-        )
-        self.context = self.pipeline.run_context()
-        self.queue = open_queue(self.pipeline.settings, SOURCE)
-
-    def notify(self) -> None:
-        """Let the bucket send its events from now on."""
-        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])[
-            "Attributes"
-        ]["QueueArn"]
-        wanted = {
-            "QueueConfigurations": [
-                {"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}
-            ]
-        }
-        self.bucket.client.put_bucket_notification_configuration(
-            Bucket=self.bucket.name, NotificationConfiguration=wanted
-        )
-
-    def notify_by_eventbridge(self) -> None:
-        """Let the bucket send all of its events to EventBridge from now on, and a rule those of
-        three kinds to the queue.
-        """
-        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])[
-            "Attributes"
-        ]["QueueArn"]
-        keys = {
-            "aws_access_key_id": KEY_ID,
-            "aws_secret_access_key": SECRET,
-            "region_name": "us-east-1",
-        }
-        events = boto3.client("events", endpoint_url=self.bucket.endpoint, **keys)
-        kinds = ["Object Created", "Object Deleted", "Object Restore Completed"]
-        pattern = {
-            "source": ["aws.s3"],
-            "detail-type": kinds,
-            "detail": {"bucket": {"name": [self.bucket.name]}},
-        }
-        events.put_rule(Name=self.bucket.name, EventPattern=json.dumps(pattern))
-        events.put_targets(Rule=self.bucket.name, Targets=[{"Id": "queue", "Arn": arn}])
-        wanted = {"EventBridgeConfiguration": {}}
-        self.bucket.client.put_bucket_notification_configuration(
-            Bucket=self.bucket.name, NotificationConfiguration=wanted
-        )
-
-    def send(
-        self,
-        *keys: str,
-        name: str = "ObjectCreated:Put",
-        sequencer: str | None = None,
-        bucket: str | None = None,
-    ) -> None:
-        for key in keys:
-            its = {"key": key} | ({"sequencer": sequencer} if sequencer else {})
-            record = {
-                "eventName": name,
-                "s3": {"bucket": {"name": bucket or self.bucket.name}, "object": its},
-            }
-            self.send_text(json.dumps({"Records": [record]}))
-
-    def send_text(self, text: str) -> None:
-        self.client.send_message(QueueUrl=self.url, MessageBody=text)
-
-    def left(self) -> int:
-        """How many messages there are, those included that somebody has received."""
-        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        return sum(
-            int(one)
-            for one in self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)[
-                "Attributes"
-            ].values()
-        )
-
-    def noticed(self) -> list[bytes]:
-        return list(self.context.ledger.notices.noticed_keys(SOURCE, b"", 1000))
-
-    def tick(self, cursor: str | None = None):
-        return evaluate_tick(self.pipeline, SENSOR, cursor)
-
-    def drain(self) -> None:
-        drain_queue(self.context, self.queue, enough=lambda: False)
-
-    def plan(self, request=None) -> None:
-        options = {"run_config": dict(request.run_config)} if request else {}
-        assert self.pipeline.execute("plan_my_source", **options).success
-
-
 def by_eventbridge(its, kind="Object Created", **changes):
-    """Return an event as EventBridge sends it; the example in "EventBridge event message structure"
-    of the S3 User Guide.
-    """
+    """Return the example of "EventBridge event message structure" in the S3 User Guide."""
     detail = {
         "version": "0",
         "bucket": {"name": "b"},
@@ -172,7 +64,7 @@ def queue(pipeline):
 
 
 @pytest.mark.thorough
-def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_has_it(queue):
+def test_put_objects_are_planned_with_their_part_of_the_bucket(queue):
     queue.bucket.put("aaa/before-the-queue", b"1")
     queue.plan()
     queue.notify()
@@ -196,13 +88,11 @@ def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_h
     queue.plan(request)
     assert queue.context.ledger.lookup.locate(SOURCE, "new/c").status == "gone"
     tick = queue.tick()
-    assert (tick.run_requests, tick.skip_message) == (
-        [],
-        "Nothing new: no event names a key that is to be looked for.",
-    )
+    assert tick.run_requests == []
+    assert tick.skip_message.startswith("Nothing new:")
 
 
-def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
+def test_eventbridge_events_have_plain_keys(queue):
     queue.notify_by_eventbridge()
     for key in ODD_KEYS:
         queue.bucket.put(key, b"1")
@@ -215,13 +105,15 @@ def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
     assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == len(ODD_KEYS) - 1
 
 
-def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lists_one(
-    pipeline, unruly_s3
-):
+def test_a_tick_with_events_lists_many_pages(pipeline, unruly_s3):
     unruly_s3.page_keys = 2
-    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+    source = pipeline.settings.sources[SOURCE].model_copy(
+        update={"endpoint_url": unruly_s3.endpoint}
+    )
     queue = Queue(
-        replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        replace(
+            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+        )
     )
     for number in range(9):
         queue.bucket.put(f"k{number}")
@@ -230,12 +122,12 @@ def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lis
     assert request.run_config["ops"][INVENTORY]["config"]["until"] == "k7"
 
 
-def test_what_events_name_is_taken_from_the_queue_at_each_look_and_planned_once_in_an_interval(
-    pipeline, monkeypatch
-):
-    its = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
+def test_each_tick_drains_the_queue_and_plans_once_per_interval(pipeline, monkeypatch):
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
     queue = Queue(
-        replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        replace(
+            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+        )
     )
     for key in ("a", "b"):
         queue.bucket.put(key)
@@ -244,12 +136,12 @@ def test_what_events_name_is_taken_from_the_queue_at_each_look_and_planned_once_
         if key == "a":
             queue.plan(tick.run_requests[0])
     assert (queue.left(), queue.noticed(), tick.run_requests) == (0, [b"b"], [])
-    assert tick.skip_message.startswith("The latest plan began less than 300 seconds ago")
+    assert "300 seconds" in tick.skip_message
     monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() + 300))
     assert len(queue.tick().run_requests) == 1
 
 
-def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
+def test_duplicate_and_late_events_plan_nothing_twice(queue):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.plan(queue.tick().run_requests[0])
@@ -257,7 +149,7 @@ def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
     queue.send("k", name="ObjectRemoved:Delete", sequencer="09")
     tick = queue.tick()
     assert tick.run_requests == []
-    assert tick.skip_message.endswith("2 messages taken from the queue.")
+    assert "2 messages taken" in tick.skip_message
     assert queue.noticed() == []
     assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
 
@@ -273,9 +165,7 @@ def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
         "without a sequencer",
     ],
 )
-def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_older(
-    queue, sequencer, stays
-):
+def test_an_event_during_a_listing_stays_unless_it_is_older(queue, sequencer, stays):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
@@ -287,7 +177,7 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
 
 
 @pytest.mark.thorough
-def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not_since_its_first_event(  # noqa: E501
+def test_a_busy_key_waits_since_its_last_listing(
     queue,
 ):
     queue.bucket.put("k", b"1")
@@ -305,9 +195,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
 
 
 @pytest.mark.thorough
-def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_comes_again(
-    queue, monkeypatch
-):
+def test_a_killed_drain_loses_no_message(queue, monkeypatch):
     monkeypatch.setattr(s3_queue, "HIDDEN_SECONDS", 0)
     queue.bucket.put("k", b"1")
     queue.send("k")
@@ -327,7 +215,7 @@ def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_co
 
 
 @pytest.mark.thorough
-def test_what_no_event_told_of_is_caught_by_the_daily_inventory(queue):
+def test_the_daily_inventory_finds_objects_without_events(queue):
     queue.bucket.put("told", b"1")
     queue.bucket.put("dropped", b"2")
     queue.send("told")
@@ -342,7 +230,7 @@ def test_what_no_event_told_of_is_caught_by_the_daily_inventory(queue):
 
 
 @pytest.mark.thorough
-def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypatch):
+def test_foreign_messages_are_set_apart(queue, monkeypatch):
     queue.send_text(json.dumps({"Event": "s3:TestEvent", "Bucket": queue.bucket.name}))
     queue.send_text("{ no JSON")
     queue.send("k", bucket="another-bucket")
@@ -354,12 +242,12 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     assert queue.left() == 0
     assert queue.noticed() == [b"good"]
     apart = queue.context.ledger.notices.messages_set_apart(SOURCE)
-    assert {one.reason for one in apart} == {
-        "it is not JSON",
-        f"it has an event of another bucket than '{queue.bucket.name}'",
-        "it has an event without 'bucket'",
-    }
-    assert b"{ no JSON" in [one.body for one in apart]
+    reasons = sorted(row.reason for row in apart)
+    assert len(set(reasons)) == 3
+    assert any("JSON" in reason for reason in reasons)
+    assert any(f"'{queue.bucket.name}'" in reason for reason in reasons)
+    assert any("'bucket'" in reason for reason in reasons)
+    assert b"{ no JSON" in [item.body for item in apart]
     assert queue.context.ledger.notices.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
 
     monkeypatch.setattr(ledger_notices, "MOST_SET_APART", 4)
@@ -367,10 +255,9 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
         queue.send_text(text)
     queue.plan(tick.run_requests[0])
     tick = queue.tick()
-    assert (
-        "4 messages of the queue set apart: `caf queue my-source` shows why. 1 message left in the "
-        "queue" in tick.skip_message
-    )
+    assert "4 messages" in tick.skip_message
+    assert "my-source`" in tick.skip_message
+    assert "1 message left" in tick.skip_message
     assert queue.left() == 1
     again = QueueMessage(apart[0].message_id, "", apart[0].body, (), apart[0].reason)
     other = replace(again, message_id="other")
@@ -394,26 +281,26 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
         "[" * 10**5,
     ]
     + [
-        json.dumps(said)
-        for its in ({}, {"key": 1}, {"key": "x" * 1025}, None)
-        for said in (
-            {"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]},
-            by_eventbridge(its),
+        json.dumps(output)
+        for source in ({}, {"key": 1}, {"key": "x" * 1025}, None)
+        for output in (
+            {"Records": [{"s3": {"bucket": {"name": "b"}, "object": source}}]},
+            by_eventbridge(source),
         )
     ],
 )
-def test_no_message_whatever_it_holds_is_taken_for_an_event_or_raises(body):
+def test_any_message_is_parsed_without_an_exception(body):
     events, wrong = events_of(body, "b")
     assert list(events) == []
     assert wrong
 
 
 @pytest.mark.parametrize("key", [*ODD_KEYS, "\0", "ü" * 512])
-def test_a_key_is_the_same_whether_s3_encodes_it_or_eventbridge_does_not(key):
-    own = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": quote_plus(key)}}}]}
-    for said in (own, by_eventbridge({"key": key})):
-        wrapped = {"Type": "Notification", "TopicArn": "t", "Message": json.dumps(said)}
-        for body in (said, wrapped):
+def test_s3_and_eventbridge_events_give_the_same_key(key):
+    original = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": quote_plus(key)}}}]}
+    for output in (original, by_eventbridge({"key": key})):
+        wrapped = {"Type": "Notification", "TopicArn": "t", "Message": json.dumps(output)}
+        for body in (output, wrapped):
             assert events_of(json.dumps(body), "b") == ([ObjectEvent(key.encode(), "")], "")
 
 
@@ -433,15 +320,15 @@ def test_a_key_is_the_same_whether_s3_encodes_it_or_eventbridge_does_not(key):
         ("ObjectTagging:Delete", "Object Tags Deleted"),
     ],
 )
-def test_an_event_of_any_kind_names_its_key_and_one_tells_of_a_restored_copy(own, bridged):
-    its = {"key": "k", "sequencer": "617f08299329d189"}
+def test_each_event_names_its_key_and_restores_are_marked(own, bridged):
+    source = {"key": "k", "sequencer": "617f08299329d189"}
     expected = (
         [ObjectEvent(b"k", "617F08299329D189", restored=own == "ObjectRestore:Completed")],
         "",
     )
-    record = {"eventName": own, "s3": {"bucket": {"name": "b"}, "object": its}}
+    record = {"eventName": own, "s3": {"bucket": {"name": "b"}, "object": source}}
     assert events_of(json.dumps({"Records": [record]}), "b") == expected
-    assert events_of(json.dumps(by_eventbridge(its, bridged)), "b") == expected
+    assert events_of(json.dumps(by_eventbridge(source, bridged)), "b") == expected
 
 
 @pytest.mark.parametrize(
@@ -465,7 +352,7 @@ def test_an_event_of_any_kind_names_its_key_and_one_tells_of_a_restored_copy(own
         ({"bucket": "b", "key": "k"}, "the target of a rule must have no input transformer"),
     ],
 )
-def test_a_message_of_eventbridge_that_is_no_event_of_the_bucket_says_why(said, why):
+def test_a_foreign_eventbridge_message_has_a_reason(said, why):
     events, wrong = events_of(json.dumps(said), "b")
     assert list(events) == []
     assert wrong.endswith(why)
@@ -474,18 +361,18 @@ def test_a_message_of_eventbridge_that_is_no_event_of_the_bucket_says_why(said, 
 @pytest.mark.parametrize(
     "bucket", ["arn:aws:s3:eu-west-1:111122223333:accesspoint/ap", "ap-x1y2z3-s3alias"]
 )
-def test_a_source_that_reads_by_an_access_point_takes_events_though_they_name_the_bucket(bucket):
+def test_an_access_point_source_takes_events_of_its_bucket(bucket):
     queue = open_event_queue(
         SOURCE,
         SourceSettings(bucket=bucket, queue="https://sqs.eu-west-1.amazonaws.com/1/q", region="x"),
     )
     record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}
-    for said in ({"Records": [record]}, by_eventbridge({"key": "k"})):
-        assert events_of(json.dumps(said), queue.bucket) == ([ObjectEvent(b"k", "")], "")
+    for output in ({"Records": [record]}, by_eventbridge({"key": "k"})):
+        assert events_of(json.dumps(output), queue.bucket) == ([ObjectEvent(b"k", "")], "")
     assert events_of(json.dumps({"Event": "s3:TestEvent", "Bucket": "b"}), queue.bucket) == ((), "")
 
 
-def test_a_message_that_came_by_way_of_sns_says_what_it_holds():
+def test_an_sns_message_is_unwrapped():
     event = json.dumps({"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}]})
     wrapped = [
         json.dumps({"Type": "Notification", "TopicArn": "t", "Message": held})
@@ -497,7 +384,7 @@ def test_a_message_that_came_by_way_of_sns_says_what_it_holds():
     )
 
 
-def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():
+def test_keys_are_form_decoded_and_odd_sequencers_ignored():
     record = {
         "s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2B%FF%00", "sequencer": "no hex"}}
     }
@@ -508,39 +395,40 @@ def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():
 
 
 @pytest.mark.thorough
-def test_a_queue_that_is_gone_fails_the_tick_and_one_that_hangs_ends_it_with_its_name(queue):
+def test_a_missing_queue_fails_and_a_hanging_queue_skips(queue):
     queue.client.delete_queue(QueueUrl=queue.url)
-    with pytest.raises(SourceError, match="there is no queue"):
+    with pytest.raises(SourceError, match="no queue"):
         queue.tick()
     with silent_server() as server:
-        its = queue.pipeline.settings.sources[SOURCE].model_copy(
+        source = queue.pipeline.settings.sources[SOURCE].model_copy(
             update={"queue": f"{server.url}/1/q"}
         )
         silent = replace(
             queue.pipeline,
-            settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}),
+            settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: source}}),
         )
         tick = evaluate_tick(silent, SENSOR, tick_seconds=10)
-    assert f"queue {server.url}/1/q, or the ledger, did not answer within 10 s" in tick.skip_message
+    assert f"queue {server.url}/1/q" in tick.skip_message
+    assert "within 10 s" in tick.skip_message
 
 
-def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue_is_told_of(queue):
+def test_noticed_keys_are_planned_without_the_queue(queue):
     queue.bucket.put("k", b"1")
     queue.send("k")
     queue.drain()
     queue.client.delete_queue(QueueUrl=queue.url)
     (request,) = queue.tick().run_requests
     queue.plan(request)
-    with pytest.raises(SourceError, match="there is no queue"):
+    with pytest.raises(SourceError, match="no queue"):
         queue.tick()
 
     def found():
         (progress,) = queue.context.ledger.progress.of([SOURCE])
-        its = queue.pipeline.settings.sources[SOURCE]
+        source = queue.pipeline.settings.sources[SOURCE]
         return [
-            one.kind
-            for one in find_conditions(
-                progress, its, AlertSettings(), paused=False, on_jackal=False
+            item.kind
+            for item in find_conditions(
+                progress, source, AlertSettings(), paused=False, on_jackal=False
             )
         ]
 
@@ -569,7 +457,7 @@ def test_the_queue_is_read_while_a_plan_is_registered(queue):
     assert queue.noticed() == [b"k"]
 
 
-def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
+def test_an_object_restored_from_cold_storage_is_planned(queue):
     queue.bucket.put("cold", b"1")
     queue.bucket.put("denied", b"2")
     queue.plan()
@@ -592,17 +480,15 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
 
 
 @pytest.mark.parametrize("still_there", [True, False])
-def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_planned_after_it(
-    tmp_path, ledger, still_there
-):
+def test_an_object_restored_during_packing_is_planned_later(tmp_path, ledger, still_there):
     source = MemorySource(
         {"a": b"1" * 100, "b": b"2" * 100}, unavailable={"a": (SkipReason.COLD_STORAGE, 0)}
     )
     context = a_run_context(tmp_path, source, ledger)
 
     def look():
-        found = scan_noticed(context, after=b"", max_pages=20, enough=lambda: False)
-        return found and found.to_plan
+        result = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: False)
+        return result and result.to_plan
 
     (chunk,) = plan(context).chunks
     archive_chunk(
@@ -622,9 +508,7 @@ def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_pl
     assert look() is None  # a copy that is gone again is not asked for again and again
 
 
-def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(
-    tmp_path, ledger
-):
+def test_noticed_keys_are_listed_in_bounded_parts(tmp_path, ledger):
     objects = MemorySource({f"k{number:04}": b"x" for number in range(2_500)})
     context = a_run_context(tmp_path, objects, ledger)
     named = ["k0000", "k0999", "k1500", "k2499", "k9"]
@@ -633,8 +517,8 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
     )
 
     def look(after, max_pages):
-        found = scan_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
-        return found and (found.to_plan, found.until)
+        result = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
+        return result and (result.to_plan, result.until)
 
     assert look(b"", 1) == (
         True,
@@ -658,7 +542,7 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
 @pytest.mark.parametrize(
     "key", ["k", "k ", "\x01", "a/", "ü", "\ue000", "\U00010000", "x" * 1024, "ü" * 512]
 )
-def test_a_listing_that_begins_just_before_a_key_has_the_key_and_leaves_out_what_comes_before(key):
+def test_a_listing_that_begins_before_a_key_includes_it(key):
     before = just_before(key.encode())
     assert before < key.encode()
     assert len(before.decode()) <= 1024

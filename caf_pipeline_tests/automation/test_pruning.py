@@ -1,4 +1,4 @@
-"""What is removed of old runs, and all that stays, with both of Dagster's storages."""
+"""Pruning of old runs, with both of Dagster's storages."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,7 +66,7 @@ def failing():
 
 @pytest.fixture(params=["SQLite", "Postgres"])
 def instance(request, home_settings, empty_database_url, monkeypatch):
-    """Dagster's instance, with one or the other storage."""
+    """A Dagster instance with each storage."""
     if request.param == "Postgres":
         monkeypatch.setenv(URL_VARIABLE, empty_database_url)
     with open_instance(home_settings) as instance:
@@ -88,7 +88,7 @@ def types(instance, run_id) -> list:
 
 
 def all_that_is_shown(instance):
-    """What pages, sensors and checks are made of."""
+    """Return everything that pages, sensors and checks need."""
     asset_key, check = AssetKey("stored"), AssetCheckKey(AssetKey("stored"), "stored_is_right")
     latest = instance.get_latest_materialization_event(asset_key)
     return (
@@ -98,8 +98,8 @@ def all_that_is_shown(instance):
         instance.get_dynamic_partitions("chunks"),
         instance.event_log_storage.get_asset_check_partition_info([check]),
         [
-            (one.dagster_run.run_id, one.dagster_run.status, one.end_time)
-            for one in instance.get_run_records()
+            (item.dagster_run.run_id, item.dagster_run.status, item.end_time)
+            for item in instance.get_run_records()
         ],
         [
             len(instance.fetch_run_status_changes(kind, limit=10).records)
@@ -108,13 +108,13 @@ def all_that_is_shown(instance):
     )
 
 
-def test_steps_and_lines_of_old_runs_go_and_all_that_is_shown_stays(instance):
+def test_pruning_removes_steps_and_keeps_what_pages_show(instance):
     run_id = run(instance)
     before, shown = types(instance, run_id), all_that_is_shown(instance)
     runs, events = prune(instance, datetime.now(UTC) + LATER)
     after = types(instance, run_id)
     assert (runs, events) == (1, len(before) - len(after))
-    assert after == [each for each in before if each not in REMOVED]
+    assert after == [item for item in before if item not in REMOVED]
     assert len(after) < len(before) / 2
     assert DagsterEventType.ASSET_MATERIALIZATION in after
     assert DagsterEventType.ASSET_CHECK_EVALUATION in after
@@ -158,7 +158,7 @@ def test_what_runs_of_other_projects_printed_stays(home_settings):
         assert Path(instance.compute_log_manager.get_captured_local_path(key, "out")).exists()
 
 
-def test_a_source_that_is_added_later_is_pruned_from_its_first_run(instance):
+def test_a_new_source_is_pruned_from_its_first_run(instance):
     later = run(instance, {SOURCE_TAG: "b"})
     until = datetime.now(UTC) + LATER
     prune(instance, until)
@@ -204,8 +204,8 @@ def test_runs_that_ended_since_or_go_on_are_left_alone(instance):
     assert types(instance, recent) != before[0]
 
 
-def test_runs_that_were_pruned_are_not_looked_at_again(instance, monkeypatch):
-    monkeypatch.setattr(pruning, "_RUNS_AT_ONCE", 2)
+def test_pruned_runs_are_not_read_again(instance, monkeypatch):
+    monkeypatch.setattr(pruning, "_RUNS_PER_PAGE", 2)
     ended = [
         failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id
         for _ in range(3)

@@ -1,6 +1,4 @@
-"""The sensors: what is new is planned, what has work to do is launched, and nothing is launched
-twice.
-"""
+"""Sensors plan new objects and launch chunks with work, and launch nothing twice."""
 
 import time
 from dataclasses import replace
@@ -9,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 from dagster import (
     AssetKey,
-    DagsterEvent,
-    DagsterEventType,
     DagsterRun,
     DagsterRunStatus,
     RetryPolicy,
@@ -21,9 +17,6 @@ from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
     PartitionBackfill,
-    RegisteredCodeLocationOrigin,
-    RemoteJobOrigin,
-    RemoteRepositoryOrigin,
 )
 from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
@@ -31,19 +24,18 @@ from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
+from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-SOURCE = "my-source"
-ARCHIVE = "archive_my_source"
-
 
 @pytest.fixture
 def tick(pipeline):
-    """Evaluate a sensor as a tick does: (run requests, why none, cursor)."""
+    """Evaluate a sensor; return (run requests, skip reason, cursor)."""
 
     def evaluate(name: str, cursor: str | None = None):
         data = evaluate_tick(pipeline, name, cursor)
@@ -52,30 +44,8 @@ def tick(pipeline):
     return evaluate
 
 
-def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
-    repository = RemoteRepositoryOrigin(
-        RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__"
-    )
-    run = pipeline.instance.create_run_for_job(
-        pipeline.defs.resolve_job_def(job),
-        status=status,
-        tags=tags,
-        remote_job_origin=RemoteJobOrigin(repository, job),
-    )
-    return run.run_id
-
-
-def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
-    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
-    if begun:
-        pipeline.instance.report_dagster_event(
-            DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id
-        )
-    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
-
-
 def backfill_of_the_job(pipeline, chunks: list[str]) -> None:
-    """Leave what `dagster job backfill` leaves, before it submits a run."""
+    """Create what `dagster job backfill` creates before it submits a run."""
     pipeline.instance.add_backfill(
         PartitionBackfill(
             "a",
@@ -111,186 +81,132 @@ def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch)
     assert request.run_config
 
 
-class Looks:
-    """Looks of the sensor for new objects at a bucket of which S3 lists two keys a page.
-
-    `asked`: what was asked of S3.
-    """
-
-    def __init__(self, pipeline, unruly_s3) -> None:
-        unruly_s3.page_keys = 2
-        self.asked: list[str] = []
-        unruly_s3.order(self._note, kind=None)
-        self.pipeline, self.cursor = pipeline, None
-        self.set(endpoint_url=unruly_s3.endpoint)
-
-    def _note(self, asked, answer):
-        self.asked.append(
-            asked.kind
-            if asked.kind != "other"
-            else "versioning"
-            if "versioning" in asked.query
-            else "bucket"
-        )
-        return answer
-
-    def set(self, **changes) -> None:
-        its = self.pipeline.settings.sources[SOURCE].model_copy(update=changes)
-        self.pipeline = replace(
-            self.pipeline,
-            settings=self.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}),
-        )
-
-    def put(self, keys: str) -> None:
-        for key in keys.split():
-            self.pipeline.bucket.put(key)
-
-    def look(self):
-        """Evaluate the next tick; return the part that it asks to plan, None where it asks for
-        none.
-        """
-        tick = evaluate_tick(self.pipeline, "new_objects_my_source", self.cursor)
-        self.cursor = tick.cursor
-        if not tick.run_requests:
-            return None
-        (request,) = tick.run_requests
-        return request.run_config["ops"]["my_source__s3_inventory"]["config"]
-
-    def plan(self, part) -> int:
-        """Execute a plan of a part; return how many objects are claimed then."""
-        config = {"ops": {"my_source__s3_inventory": {"config": part}}}
-        assert self.pipeline.execute("plan_my_source", run_config=config).success
-        return self.pipeline.ledger.chunks.account(SOURCE).claimed_objects
-
-
 @pytest.fixture
-def looks(pipeline, unruly_s3):
-    return Looks(pipeline, unruly_s3)
+def ticks(pipeline, unruly_s3):
+    return NewObjectsTicks(pipeline, unruly_s3)
 
 
 @pytest.mark.parametrize("on_aws", [False, True])
-def test_a_look_asks_for_one_page_and_whether_the_bucket_keeps_versions_and_on_aws_for_its_region(
-    looks, monkeypatch, on_aws
-):
+def test_a_tick_lists_one_page_and_checks_versioning(ticks, monkeypatch, on_aws):
     monkeypatch.setattr("caf_pipeline.source.s3.source.is_aws", lambda client: on_aws)
-    looks.put("a b c d e")
+    ticks.put("a b c d e")
     for _ in range(3):
-        looks.look()
-        assert looks.asked == ["bucket"] * on_aws + ["versioning", "listing"]
-        looks.asked.clear()
+        ticks.next_part()
+        assert ticks.requests == ["bucket"] * on_aws + ["versioning", "listing"]
+        ticks.requests.clear()
 
 
-def test_one_new_object_is_planned_by_the_look_that_sees_it_and_only_with_its_page(looks):
-    looks.put("a b c e g h")
-    looks.plan({})
-    assert looks.look() is None
-    assert looks.cursor == '{"after": "b"}'
-    looks.put("f")
-    assert looks.look() is None
-    assert looks.look() == {"after": "e", "until": "g"}
-    assert looks.cursor == '{"after": "g"}'
-    assert looks.look() is None
-    assert looks.cursor == '{"after": ""}'
+def test_a_new_object_is_planned_with_its_page(ticks):
+    ticks.put("a b c e g h")
+    ticks.plan({})
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": "b"}'
+    ticks.put("f")
+    assert ticks.next_part() is None
+    assert ticks.next_part() == {"after": "e", "until": "g"}
+    assert ticks.cursor == '{"after": "g"}'
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": ""}'
 
 
-def test_what_arrives_on_several_pages_is_one_plan_with_the_first_page_that_is_not_wholly_new(
-    looks,
+def test_several_new_pages_are_one_plan(
+    ticks,
 ):
-    looks.put("a b y z")
-    looks.plan({})
-    looks.put("n0 n1 n2 n3 n4")
-    assert [looks.look() for _ in range(3)] == [None] * 3
-    part = looks.look()
+    ticks.put("a b y z")
+    ticks.plan({})
+    ticks.put("n0 n1 n2 n3 n4")
+    assert [ticks.next_part() for _ in range(3)] == [None] * 3
+    part = ticks.next_part()
     assert part == {"after": "b", "until": "y"}
-    assert looks.plan(part) == 9
-    assert looks.look() is None
-    assert looks.cursor == '{"after": ""}'
+    assert ticks.plan(part) == 9
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": ""}'
 
 
-def test_what_arrives_at_the_end_of_a_bucket_is_one_plan_when_a_look_comes_there(looks):
-    looks.put("a b c d")
-    assert looks.look() is None
-    part = looks.look()
+def test_new_pages_at_the_end_are_one_plan(ticks):
+    ticks.put("a b c d")
+    assert ticks.next_part() is None
+    part = ticks.next_part()
     assert part == {"after": ""}
-    assert looks.cursor == '{"after": ""}'
-    assert looks.plan(part) == 4
+    assert ticks.cursor == '{"after": ""}'
+    assert ticks.plan(part) == 4
 
-    looks.put("e f g h")
-    assert [looks.look() for _ in range(3)] == [None] * 3
-    looks.pipeline.bucket.delete("g")  # so that no page comes any more
-    looks.pipeline.bucket.delete("h")
-    assert looks.look() == {"after": "d"}
+    ticks.put("e f g h")
+    assert [ticks.next_part() for _ in range(3)] == [None] * 3
+    ticks.pipeline.bucket.delete("g")  # so that no page comes any more
+    ticks.pipeline.bucket.delete("h")
+    assert ticks.next_part() == {"after": "d"}
 
 
-def test_a_part_that_is_wholly_new_ends_at_its_limit_of_pages(looks, monkeypatch):
+def test_a_new_part_ends_at_its_page_limit(ticks, monkeypatch):
     monkeypatch.setattr(new_objects_tick, "PART_PAGES", 3)
-    looks.put("a b c d e f g h")
-    assert [looks.look() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
-    assert looks.look() == {"after": "f"}
+    ticks.put("a b c d e f g h")
+    assert [ticks.next_part() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
+    assert ticks.next_part() == {"after": "f"}
 
-    looks.set(watch_pages=4)  # what is asked for at each look is never more than one plan
-    looks.put("i")
-    assert looks.look() == {"after": "", "until": "h"}
-
-
-def test_a_part_that_is_wholly_new_waits_for_another_plan_of_the_source_and_is_planned_then(looks):
-    looks.put("a b c d e")
-    assert looks.look() is None
-    part = looks.cursor
-    run = start_run(looks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
-    assert looks.look() is None
-    assert looks.cursor == part
-    looks.pipeline.instance.delete_run(run)
-    assert [looks.look(), looks.look()] == [None, {"after": ""}]
+    ticks.set(watch_pages=4)  # what is asked for at each look is never more than one plan
+    ticks.put("i")
+    assert ticks.next_part() == {"after": "", "until": "h"}
 
 
-def test_a_look_that_is_cut_short_goes_on_with_its_part(looks, monkeypatch):
-    looks.set(watch_pages=10)
-    looks.put("a b c d e")
-    monkeypatch.setattr(new_objects_tick, "ENOUGH", 2)  # as if half of the time had passed
-    assert [looks.look(), looks.look(), looks.look()] == [None, None, {"after": ""}]
+def test_a_new_part_waits_for_another_plan(ticks):
+    ticks.put("a b c d e")
+    assert ticks.next_part() is None
+    part = ticks.cursor
+    run = start_run(ticks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
+    assert ticks.next_part() is None
+    assert ticks.cursor == part
+    ticks.pipeline.instance.delete_run(run)
+    assert [ticks.next_part(), ticks.next_part()] == [None, {"after": ""}]
 
 
-def test_a_cursor_that_is_put_back_into_a_part_that_was_planned_plans_nothing_twice(looks):
-    looks.put("a b c d e")
-    looks.look()
-    rewound = looks.cursor
-    looks.look()
-    assert looks.plan(looks.look()) == 5
-    looks.cursor = rewound
-    assert looks.plan(looks.look()) == 5
-    assert looks.look() is None
-    assert looks.cursor == '{"after": ""}'
+def test_an_interrupted_listing_continues_its_part(ticks, monkeypatch):
+    ticks.set(watch_pages=10)
+    ticks.put("a b c d e")
+    monkeypatch.setattr(new_objects_tick, "MIN_TIME_LEFT", 2)  # as if half of the time had passed
+    assert [ticks.next_part(), ticks.next_part(), ticks.next_part()] == [None, None, {"after": ""}]
 
 
-def test_what_trickles_in_is_one_plan_each_interval_while_the_looks_go_round(looks, monkeypatch):
-    looks.put("a b d e g h")
-    looks.plan({})
-    looks.set(watch_interval_seconds=300)
-    looks.put("c")
-    assert [looks.look(), looks.look()] == [None, None]
-    assert looks.cursor == '{"after": "d", "since": "b", "pages": 1}'
-    looks.put("f")
-    assert [looks.look() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
-    assert looks.cursor == '{"after": "f", "since": "b", "pages": 2}'
+def test_a_reset_cursor_plans_nothing_twice(ticks):
+    ticks.put("a b c d e")
+    ticks.next_part()
+    rewound = ticks.cursor
+    ticks.next_part()
+    assert ticks.plan(ticks.next_part()) == 5
+    ticks.cursor = rewound
+    assert ticks.plan(ticks.next_part()) == 5
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": ""}'
+
+
+def test_slow_arrivals_are_one_plan_per_interval(ticks, monkeypatch):
+    ticks.put("a b d e g h")
+    ticks.plan({})
+    ticks.set(watch_interval_seconds=300)
+    ticks.put("c")
+    assert [ticks.next_part(), ticks.next_part()] == [None, None]
+    assert ticks.cursor == '{"after": "d", "since": "b", "pages": 1}'
+    ticks.put("f")
+    assert [ticks.next_part() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
+    assert ticks.cursor == '{"after": "f", "since": "b", "pages": 2}'
     monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() + 300))
-    assert looks.look() == {"after": "b"}
-    assert looks.cursor == '{"after": ""}'
+    assert ticks.next_part() == {"after": "b"}
+    assert ticks.cursor == '{"after": ""}'
 
 
-def test_a_plan_of_a_time_to_come_which_a_wrong_clock_wrote_holds_up_no_other(looks, monkeypatch):
-    looks.put("a")
-    looks.plan({})
-    looks.set(watch_interval_seconds=300)
-    looks.put("b")
+def test_a_plan_from_the_future_delays_no_other(ticks, monkeypatch):
+    ticks.put("a")
+    ticks.plan({})
+    ticks.set(watch_interval_seconds=300)
+    ticks.put("b")
     monkeypatch.setattr(
         new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() - 86_400)
     )
-    assert looks.look() == {"after": ""}
+    assert ticks.next_part() == {"after": ""}
 
 
 @pytest.mark.thorough
-def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipeline, tick):
+def test_a_source_with_reports_plans_its_listing(pipeline, tick):
     settings = pipeline.settings.sources[SOURCE].model_copy(
         update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"}
     )
@@ -304,7 +220,7 @@ def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipelin
     assert pipeline.execute("plan_my_source", run_config=dict(request.run_config)).success
 
 
-def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tick):
+def test_a_chunk_is_relaunched_after_dying_in_its_last_step(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.load_locations)
@@ -322,12 +238,11 @@ def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, st
     pipeline.put(1)
     run_id = start_run(pipeline, "plan_my_source", status)
     requests, why, _ = tick("new_objects_my_source")
-    assert (requests, why) == ([], f"Run {run_id} is planning this source already.")
+    assert requests == []
+    assert f"Run {run_id} is planning" in why
 
 
-def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_plan_for_a_day_only(
-    pipeline, tick, monkeypatch
-):
+def test_an_unsubmitted_plan_blocks_its_source_for_a_day(pipeline, tick, monkeypatch):
     pipeline.put(1)
     plan = "plan_my_source"
     run_id = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: SOURCE})
@@ -370,7 +285,7 @@ def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_pla
         every=3,
     ),
 )
-def test_a_cursor_that_was_written_by_hand_and_is_none_counts_as_empty(pipeline, tick, cursor):
+def test_an_invalid_cursor_counts_as_empty(pipeline, tick, cursor):
     pipeline.put(1)
     (request,), _, _ = tick("new_objects_my_source", cursor)
     assert request.run_config["ops"]["my_source__s3_inventory"]["config"]["after"] == ""
@@ -380,13 +295,13 @@ def test_a_cursor_that_was_written_by_hand_and_is_none_counts_as_empty(pipeline,
     assert "0 conditions in 1 source" in tick("watch_sources", cursor)[1]
 
 
-def test_a_bucket_that_is_gone_fails_the_tick_with_its_sentence(pipeline, tick):
+def test_a_missing_bucket_fails_the_tick(pipeline, tick):
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
-    with pytest.raises(BucketMissing, match="there is no bucket"):
+    with pytest.raises(BucketMissing, match="no bucket"):
         tick("new_objects_my_source")
 
 
-def test_planned_chunks_are_launched_side_by_side_up_to_the_limit(pipeline, tick):
+def test_planned_chunks_are_launched_up_to_the_limit(pipeline, tick):
     pipeline.put(60)
     chunks = pipeline.plan()
     assert len(chunks) > 4
@@ -403,20 +318,20 @@ def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
     (chunk,) = pipeline.plan()
     start_run(pipeline, ARCHIVE, status, **{"dagster/partition": chunk})
     requests, why, _ = tick("launch_chunks")
-    assert (requests, why) == ([], "1 under way, 0 waiting, 0 parked now, none to launch.")
+    assert requests == []
+    assert why.startswith("1 under way, 0 waiting")
 
 
-def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
+def test_a_chunk_of_a_backfill_is_not_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     backfill_of_the_job(pipeline, [chunk])
     requests, why, _ = tick("launch_chunks")
-    assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+    assert requests == []
+    assert why.startswith("0 under way, 1 waiting")
 
 
-def test_new_chunks_are_launched_beside_a_job_backfill_however_many_runs_it_queues_and_come_before_them(  # noqa: E501
-    pipeline, tick
-):
+def test_new_chunks_are_launched_before_a_job_backfill(pipeline, tick):
     pipeline.put(60)
     *planned, new = pipeline.plan()
     backfill_of_the_job(pipeline, planned)
@@ -440,9 +355,7 @@ def test_new_chunks_are_launched_beside_a_job_backfill_however_many_runs_it_queu
     )  # whose runs may be the backfill's
 
 
-def test_a_chunk_that_failed_in_a_job_backfill_is_launched_before_the_rest_of_it_has_ended(
-    pipeline, tick
-):
+def test_a_failed_chunk_of_a_backfill_is_launched(pipeline, tick):
     pipeline.put(60)
     failed, *others = pipeline.plan()
     backfill_of_the_job(pipeline, [failed, *others])
@@ -456,7 +369,7 @@ def test_a_chunk_that_failed_in_a_job_backfill_is_launched_before_the_rest_of_it
     assert request.partition_key == failed
 
 
-def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick, monkeypatch):
+def test_a_lost_retry_does_not_keep_a_backfill_open(pipeline, tick, monkeypatch):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     backfill_of_the_job(pipeline, [chunk])
@@ -515,7 +428,7 @@ def test_lost_retries_of_another_project_are_left_alone(pipeline, tick, monkeypa
     assert retries == {"theirs": "true", "ours": "false", "their job": "true"}
 
 
-def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, tick, monkeypatch):
+def test_a_failed_chunk_waits_before_its_next_launch(pipeline, tick, monkeypatch):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     fail_run(pipeline, chunk)
@@ -523,7 +436,8 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
         launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS
     )  # longer than this test takes
     requests, why, _ = tick("launch_chunks")
-    assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+    assert requests == []
+    assert why.startswith("0 under way, 1 waiting")
     with (
         monkeypatch.context() as patched
     ):  # the clock was a day ahead when the run failed, and was set right
@@ -536,9 +450,7 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_again(
-    pipeline, tick, monkeypatch
-):
+def test_a_chunk_is_parked_after_too_many_failures(pipeline, tick, monkeypatch):
     from caf_pipeline.steps.chunk_steps import unpark
 
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
@@ -560,7 +472,7 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     assert [request.partition_key for request in requests] == [chunk]
 
 
-def test_a_run_that_another_one_held_back_is_no_success_between_failures(pipeline):
+def test_a_held_run_does_not_reset_the_failures(pipeline):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
     fail_run(pipeline, chunk)
@@ -572,12 +484,14 @@ def test_a_run_that_another_one_held_back_is_no_success_between_failures(pipelin
 
 
 @pytest.mark.thorough
-def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(
-    pipeline, monkeypatch, unruly_s3
-):
-    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
+    source = pipeline.settings.sources[SOURCE].model_copy(
+        update={"endpoint_url": unruly_s3.endpoint}
+    )
     packing = pipeline.settings.packing.model_copy(update={"request_attempts": 1})
-    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: its}, "packing": packing})
+    settings = pipeline.settings.model_copy(
+        update={"sources": {SOURCE: source}, "packing": packing}
+    )
     pipeline = replace(pipeline, settings=settings)
     monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda *_: 0.0)
     pipeline.put(2)
@@ -587,7 +501,7 @@ def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_d
         assert not pipeline.execute(ARCHIVE, partition_key=chunk).success
     runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
     assert len(runs) == settings.runs.attempts + 1
-    assert launching._pause_seconds(runs) == 32 * 60  # the pause grows all the same
+    assert launching.pause_seconds(len(runs)) == 32 * 60  # outages lengthen the pause, too
     assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith(
         "0 under way, 1 waiting, 0 parked now"
     )
@@ -607,7 +521,7 @@ def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_d
     assert pipeline.ledger.chunks.account(SOURCE).skipped == {}
 
 
-def test_a_chunk_that_dagster_does_not_know_is_registered_and_launched(pipeline, tick):
+def test_a_chunk_without_partition_is_registered_and_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
@@ -625,9 +539,7 @@ def test_located_chunks_are_not_launched(pipeline, tick):
 
 
 @pytest.mark.thorough
-def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(
-    pipeline, tick
-):
+def test_completeness_is_checked_once_after_the_last_chunk(pipeline, tick):
     pipeline.put(12)
     first, second = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=first).success
@@ -642,9 +554,7 @@ def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_compl
 
 
 @pytest.mark.thorough
-def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(
-    pipeline, tick
-):
+def test_an_incomplete_source_is_checked_after_another_located_chunk(pipeline, tick):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
     pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete

@@ -1,9 +1,6 @@
-"""No tick takes long: servers that hang end it with its reason, and what it asks does not grow with
-what there is.
-"""
+"""Ticks are short: hanging servers end them, and their cost does not grow with the chunks."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
@@ -11,7 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from caf_pipeline.automation import launch_tick, launching
-from caf_pipeline.automation.launch_tick import MOST_LAUNCHED, refused_chunks
+from caf_pipeline.automation.launch_tick import MAX_LAUNCHED, refused_chunks
 from caf_pipeline.automation.launching import PAGE
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
@@ -24,10 +21,11 @@ from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
-from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
+from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run, with_settings, with_source
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
@@ -53,17 +51,8 @@ PLANNED = """
 """
 
 
-def with_settings(pipeline, **changes):
-    return replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
-
-
-def with_source(pipeline, **changes):
-    its = pipeline.settings.sources[SOURCE].model_copy(update=changes)
-    return with_settings(pipeline, sources={SOURCE: its})
-
-
 def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") -> None:
-    """Write a plan of so many chunks into the ledger, as far as a look at it goes."""
+    """Write planned chunks to the ledger, with the columns that a tick reads."""
     with connected(pipeline.ledger.database) as connection:
         connection.execute(
             (
@@ -79,7 +68,7 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
 
 
 def report_incomplete(pipeline, source: str) -> None:
-    """Let the check `source_is_complete` of a source have failed."""
+    """Record a failed check `source_is_complete`."""
     failed = AssetCheckEvaluation(
         asset_key=AssetKey([source, "s3_inventory"]),
         check_name="source_is_complete",
@@ -92,9 +81,7 @@ def report_incomplete(pipeline, source: str) -> None:
 
 @pytest.fixture
 def statements(pipeline, monkeypatch):
-    """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a
-    thread that tells of waits.
-    """
+    """Collect all SQL statements of a tick, except those of the thread that reports waits."""
     monkeypatch.setattr(RunWaits, "record", lambda *_: None)
     sent: list[str] = []
 
@@ -116,9 +103,7 @@ def statements(pipeline, monkeypatch):
 
 @pytest.fixture
 def on_silent_jackal(pipeline, network):
-    """A planned chunk that is to be stored on Jackal, whose only node accepts connections and never
-    answers.
-    """
+    """A planned chunk for Jackal, whose only node accepts connections and never answers."""
     pipeline.put(1)
     pipeline.plan()
     with silent_server() as server:
@@ -127,19 +112,17 @@ def on_silent_jackal(pipeline, network):
 
 
 @pytest.mark.thorough
-def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on_silent_jackal):
+def test_a_hanging_chain_skips_the_tick_and_is_named(on_silent_jackal):
     pipeline, server = on_silent_jackal
     tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=TICK_SECONDS)
     assert tick.run_requests == []
-    assert tick.skip_message == (
-        "0 under way, 0 waiting, 0 parked now, none to launch. No chunk is launched: the chain at "
-        f"{server.url}, or a provider"
-        f" that it lists, did not answer within {TICK_SECONDS} s. The next look asks again."
-    )
+    assert tick.run_requests == []
+    assert server.url in tick.skip_message
+    assert f"within {TICK_SECONDS} s" in tick.skip_message
 
 
 @pytest.mark.thorough
-def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_silent_jackal):
+def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     pipeline, _ = on_silent_jackal
     plan_chunks(pipeline, SOURCE, 1)
     done = with_settings(
@@ -155,43 +138,37 @@ def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_s
 @pytest.mark.parametrize(
     "cursor", ['{"after": "key-7"}', '{"after": "key-7", "since": "key-3", "pages": 2}']
 )
-def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pipeline, cursor):
+def test_a_hanging_bucket_skips_the_tick_and_keeps_the_cursor(pipeline, cursor):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
         tick = evaluate_tick(silent, "new_objects_my_source", cursor, tick_seconds=TICK_SECONDS)
         bucket = pipeline.bucket.name
         assert tick.run_requests == []
-        assert tick.skip_message == (
-            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within "
-            f"{TICK_SECONDS} s. Nothing is planned by"
-            " this look; the next one begins at the same key."
-        )
+        assert tick.skip_message.startswith(f"bucket '{bucket}' at {server.url}")
+        assert f"within {TICK_SECONDS} s" in tick.skip_message
         assert tick.cursor in (None, cursor)
         assert server.asked
 
 
 @pytest.mark.thorough
-def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is_open(pipeline):
+def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
         evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
-        asked = len(server.asked)
+        requests = len(server.asked)
         tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
-        assert (
-            "has not answered an earlier question yet. Nothing is planned by this look"
-            in tick.skip_message
-        )
-        assert len(server.asked) == asked
+        assert "earlier question" in tick.skip_message
+        assert len(server.asked) == requests
 
 
 @pytest.mark.thorough
-def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
+def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = inventories.scan_for_new(
+    state = inventories.look_for_new(
         pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True
     )
-    assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
+    assert (state.new_objects, state.next_after) == (1000, b"k-0999")
 
 
 # --- much of everything
@@ -199,7 +176,7 @@ def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
 
 
 @pytest.mark.thorough
-def test_a_look_sends_as_many_statements_beside_20_000_chunks_as_beside_ten(pipeline, statements):
+def test_a_tick_is_constant_in_the_number_of_chunks(pipeline, statements):
     plan_chunks(pipeline, SOURCE, 10)
     evaluate_tick(pipeline, "launch_chunks")  # what a process does once
     statements.clear()
@@ -215,12 +192,14 @@ def test_a_look_sends_as_many_statements_beside_20_000_chunks_as_beside_ten(pipe
     requests = evaluate_tick(pipeline, "launch_chunks").run_requests
     assert [request.partition_key for request in requests] == names[:4]  # the oldest first
     assert len(statements) == len(few)
-    keys = [one for one in statements if "dynamic_partitions" in one and "SELECT" in one]
+    keys = [item for item in statements if "dynamic_partitions" in item and "SELECT" in item]
     assert keys
-    assert all("partition IN" in one or "partition =" in one for one in keys)  # never all of them
+    assert all(
+        "partition IN" in item or "partition =" in item for item in keys
+    )  # never all of them
 
 
-def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(pipeline):
+def test_launchable_and_last_located_chunks_come_from_an_index(pipeline):
     plan_chunks(pipeline, SOURCE, 20_000, state="located")
     plan_chunks(pipeline, SOURCE, 20_000)
     facts = {"sources": [SOURCE], "after": [0], "limit": PAGE, "prefix": chunk_lease("")}
@@ -239,48 +218,48 @@ def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(
             )
             plan = "\n".join(explained.scalars())
             assert index in plan, plan
-            assert "Seq Scan on caf_files" not in plan
+            assert "Seq Scan" not in plan
 
 
 @pytest.fixture
 def of_100_sources(pipeline):
-    its = pipeline.settings.sources[SOURCE]
-    pipeline = with_settings(pipeline, sources={f"s{number:02}": its for number in range(100)})
+    source_settings = pipeline.settings.sources[SOURCE]
+    pipeline = with_settings(
+        pipeline, sources={f"s{number:02}": source_settings for number in range(100)}
+    )
     for source in pipeline.settings.sources:
         plan_chunks(pipeline, source, 6)
     return pipeline
 
 
 @pytest.mark.thorough
-def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(of_100_sources):
+def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
     pipeline = of_100_sources
     sensors = [
-        one.name
-        for one in build_defs(pipeline.settings).sensors
-        if isinstance(one, SensorDefinition)
+        item.name
+        for item in build_defs(pipeline.settings).sensors
+        if isinstance(item, SensorDefinition)
     ]
     assert [name for name in sensors if "launch" in name] == ["launch_chunks"]
     tick = evaluate_tick(pipeline, "launch_chunks")
     launched = [request.partition_key for request in tick.run_requests]
-    assert len(launched) == MOST_LAUNCHED
+    assert len(launched) == MAX_LAUNCHED
     assert {request.job_name for request in tick.run_requests} == {
         f"archive_s{number:02}" for number in range(25)
     }
 
 
 @pytest.mark.thorough
-def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(
-    of_100_sources, monkeypatch
-):
+def test_the_next_tick_continues_with_the_remaining_sources(of_100_sources, monkeypatch):
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:
-        patched.setattr(launch_tick, "ENOUGH", 2)  # as if half of the time had passed
+        patched.setattr(launch_tick, "MIN_TIME_LEFT", 2)  # as if half of the time had passed
         tick = evaluate_tick(of_100_sources, "launch_chunks", begins)
     assert tick.run_requests == []
     assert json.loads(tick.cursor) == json.loads(begins)
 
 
-def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, monkeypatch):
+def test_chunks_after_a_waiting_page_are_launched_next(pipeline, monkeypatch):
     page = 5
     for module in (launching, launch_tick):
         monkeypatch.setattr(module, "PAGE", page)
@@ -292,10 +271,8 @@ def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, mo
     for chunk in names[:page]:
         fail_run(pipeline, chunk)
     tick = evaluate_tick(pipeline, "launch_chunks")
-    assert (tick.run_requests, tick.skip_message) == (
-        [],
-        f"0 under way, {page} waiting, 0 parked now, none to launch.",
-    )
+    assert tick.run_requests == []
+    assert tick.skip_message.startswith(f"0 under way, {page} waiting")
     tick = evaluate_tick(pipeline, "launch_chunks", tick.cursor)
     assert [request.partition_key for request in tick.run_requests] == names[page:]
     assert json.loads(tick.cursor) == {"after": {}, "source": ""}
@@ -313,7 +290,7 @@ def test_a_chunk_that_something_works_on_is_not_launched(pipeline):
         assert [request.partition_key for request in requests] == [second]
 
 
-def test_a_source_with_another_address_is_left_out_and_the_others_are_launched(pipeline):
+def test_a_source_with_a_changed_address_is_left_out(pipeline):
     other = SourceSettings(bucket="other", public=True)
     pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
     for source in pipeline.settings.sources:
@@ -323,10 +300,9 @@ def test_a_source_with_another_address_is_left_out_and_the_others_are_launched(p
     (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
     assert request.job_name == "archive_my_source"
     pipeline = with_settings(pipeline, sources={"other": moved})
-    assert (
-        "it is aws/other/ in the ledger, and aws/moved/ in the settings"
-        in evaluate_tick(pipeline, "launch_chunks").skip_message
-    )
+    message = evaluate_tick(pipeline, "launch_chunks").skip_message
+    assert "aws/other/" in message
+    assert "aws/moved/" in message
 
 
 def test_a_sensor_that_is_on_by_hand_launches_every_source(pipeline):
@@ -371,12 +347,12 @@ def test_no_more_chunks_are_launched_than_staging_has_room_for(pipeline):
     assert requested(pipeline) == [first, third]  # which has its room already
 
 
-def test_chunks_that_the_store_refuses_are_in_the_way_of_no_other(pipeline, monkeypatch):
+def test_refused_chunks_do_not_block_others(pipeline, monkeypatch):
     other = SourceSettings(bucket="other", public=False)
     pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
     plan_chunks(pipeline, "other", 3)
     plan_chunks(pipeline, SOURCE, 1)
-    monkeypatch.setattr(launch_tick, "MOST_LAUNCHED", 2)
+    monkeypatch.setattr(launch_tick, "MAX_LAUNCHED", 2)
 
     def refuse_private(_, unposted, *, public, waiting_bytes):
         return (set(), "") if public else ({chunk.name for chunk in unposted}, "Not public.")
@@ -387,7 +363,7 @@ def test_chunks_that_the_store_refuses_are_in_the_way_of_no_other(pipeline, monk
 
 
 class NarrowStore:
-    """Takes up to `room` bytes; what is larger than `largest` no provider takes."""
+    """A store with `room` bytes, whose providers accept files up to `largest` bytes."""
 
     def __init__(self, room: int, largest: int = 10**9, *, error: Exception | None = None) -> None:
         self.room, self.largest, self.error = room, largest, error
@@ -443,8 +419,6 @@ def chunks_of(*sizes: int) -> list[LaunchableChunk]:
         ),
     ],
 )
-def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(
-    store, waiting, refused, why, asked
-):
-    found = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
-    assert (found, store.asked) == ((refused, why), asked)
+def test_smaller_chunks_go_if_the_store_lacks_room(store, waiting, refused, why, asked):
+    result = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
+    assert (result, store.asked) == ((refused, why), asked)

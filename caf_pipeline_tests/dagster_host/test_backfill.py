@@ -1,6 +1,4 @@
-"""`caf backfill`: which chunks it submits, that it only looks on afterwards, and what it says where
-nothing would happen.
-"""
+"""`caf backfill`: which chunks it submits, how it follows them, and when it refuses."""
 
 import io
 import json
@@ -16,16 +14,16 @@ from rich.console import Console
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
-from caf_pipeline.dagster_host.backfill import Selection, backfill_command, choose
+from caf_pipeline.dagster_host.backfill import Selection, backfill_command, select
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.postgres import connected
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -33,7 +31,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 @pytest.fixture
 def planned(pipeline):
-    """A source of several planned chunks."""
+    """A source with several planned chunks."""
     pipeline.put(25)
     assert len(pipeline.plan()) == 5
     return pipeline
@@ -48,7 +46,7 @@ def heartbeat(pipeline, seconds_ago: float = 0) -> None:
 def chosen(pipeline, **wanted) -> list[str]:
     return [
         chunk.name
-        for chunk in choose(pipeline.instance, pipeline.ledger, SOURCE, Selection(**wanted)).chunks
+        for chunk in select(pipeline.instance, pipeline.ledger, SOURCE, Selection(**wanted)).chunks
     ]
 
 
@@ -69,8 +67,8 @@ def submit(pipeline) -> str:
 # ---------------------------------------------------------------------------------------
 
 
-def test_where_no_dagster_ever_ran_it_says_so_and_makes_nothing(pipeline_settings):
-    with pytest.raises(NoDaemon, match="no Dagster daemon runs here"):
+def test_backfill_without_a_dagster_home_creates_nothing(pipeline_settings):
+    with pytest.raises(NoDaemon, match="no Dagster daemon"):
         backfill_command(SOURCE, settings=pipeline_settings, wanted={})
     assert not dagster_home(pipeline_settings).exists()
 
@@ -79,7 +77,7 @@ def test_where_no_dagster_ever_ran_it_says_so_and_makes_nothing(pipeline_setting
 def test_without_a_live_daemon_nothing_is_submitted(planned, seconds_ago):
     if seconds_ago:
         heartbeat(planned, seconds_ago)
-    with pytest.raises(NoDaemon, match="so that a backfill would not begin") as refused:
+    with pytest.raises(NoDaemon, match="would not start") as refused:
         backfill_command(SOURCE, settings=planned.settings, wanted={})
     assert refused.value.exit_code == 16
     assert str(dagster_home(planned.settings)) in refused.value.hint
@@ -87,7 +85,7 @@ def test_without_a_live_daemon_nothing_is_submitted(planned, seconds_ago):
 
 
 def test_an_unknown_source_is_refused(planned):
-    with pytest.raises(SettingsError, match="there is no source 'other'"):
+    with pytest.raises(SettingsError, match="'other'"):
         backfill_command("other", settings=planned.settings, wanted={})
 
 
@@ -106,7 +104,7 @@ def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
 # ------------------------------------------------------------------------------------------
 
 
-def test_all_chunks_with_work_are_chosen_or_those_of_a_plan_or_from_one_to_another(planned):
+def test_selection_by_plan_and_by_range(planned):
     names = planned.chunks()
     assert chosen(planned) == names
     assert chosen(planned, first=names[1], last=names[3]) == names[1:4]
@@ -122,23 +120,23 @@ def test_wrong_ends_and_unknown_plans_are_refused(planned):
     names = planned.chunks()
     with pytest.raises(UsageError, match="comes after"):
         chosen(planned, first=names[3], last=names[1])
-    with pytest.raises(NotLocated, match="has no plan 'ffff'"):
+    with pytest.raises(NotLocated, match="'ffff'"):
         chosen(planned, plan="ffff")
     with pytest.raises(NotLocated):
         chosen(planned, first="my-source-00000000-00001")
     planned.put(3, prefix="later")
     later = sorted(set(planned.plan()) - set(names))
-    with pytest.raises(UsageError, match=f"{later[0]} is a chunk of plan .*, not of"):
+    with pytest.raises(UsageError, match=f"{later[0]} .* plan"):
         chosen(planned, plan=planned.ledger.chunks.get(names[0]).plan, last=later[0])
 
 
-def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
+def test_held_and_parked_chunks_are_left_out(planned):
     queued, leased, parked, *others = planned.chunks()
     start_run(planned, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": queued})
     chunk_steps.park(planned.run_context(), parked, "an operator's turn")
     with planned.run_context().lease(chunk_lease(leased)):
-        found = choose(planned.instance, planned.ledger, SOURCE, Selection())
-        assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (
+        result = select(planned.instance, planned.ledger, SOURCE, Selection())
+        assert ([chunk.name for chunk in result.chunks], result.held, result.parked) == (
             others,
             [queued, leased],
             1,
@@ -146,9 +144,7 @@ def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
 
 
 @pytest.mark.thorough
-def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(
-    planned, monkeypatch
-):
+def test_failed_selects_failed_and_unparks_parked_chunks(planned, monkeypatch):
     _, failed, parked, *_ = planned.chunks()
     fail_run(planned, failed)
     chunk_steps.park(planned.run_context(), parked, "failed too often")
@@ -163,14 +159,12 @@ def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(
     }
 
 
-def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(
-    planned, monkeypatch, capsys
-):
+def test_withdrawn_and_empty_chunks_do_not_count_as_archived(planned, monkeypatch, capsys):
     withdrawn, empty, located, *others = planned.chunks()
     heartbeat(planned)
-    its = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
+    source = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
     with connected(planned.ledger.database) as connection:
-        claimed = connection.execute(its, {"name": empty}).scalars()
+        claimed = connection.execute(source, {"name": empty}).scalars()
 
     def follow(*_):
         chunk_steps.withdraw(planned.run_context(), withdrawn, reason="too large")
@@ -182,11 +176,11 @@ def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(
 
     monkeypatch.setattr(backfill, "follow", follow)
     assert backfill_command(SOURCE, settings=planned.settings, wanted={}, json=True) == 12
-    said = capsys.readouterr()
-    assert json.loads(said.out)["left"] == [withdrawn, empty]
-    assert f"{withdrawn} is withdrawn: too large" in said.err
-    assert f"{empty} is empty" in said.err
-    assert "3 of 5 chunks done" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["left"] == [withdrawn, empty]
+    assert f"{withdrawn} is withdrawn: too large" in output.err
+    assert f"{empty} is empty" in output.err
+    assert "3 of 5 chunks done" in output.err
 
 
 @pytest.mark.thorough
@@ -208,34 +202,36 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     assert not planned.instance.has_dynamic_partition("my-source_chunks", names[0])
 
 
-def test_a_backfill_that_is_followed_again_is_counted_from_its_beginning(planned, monkeypatch):
+def test_following_a_backfill_again_counts_from_its_beginning(planned, monkeypatch):
     backfill_id, printed = submit(planned), io.StringIO()
-    ended = {"failed": 0, "canceled": 0}
-    counts = iter([{"well": 8, "going": 5, **ended}, {"well": 13, "going": 0, **ended}])
+    counts = iter([8, 0, 0, 5, 13, 0, 0, 0])  # succeeded, failed, canceled, unfinished; twice
 
-    def ends_after_the_first_look(instance, _):
+    def count(instance, *_):
         instance.update_backfill(
             instance.get_backfill(backfill_id).with_status(BulkActionStatus.COMPLETED_SUCCESS)
         )
         return next(counts)
 
-    monkeypatch.setattr(backfill, "_runs", ends_after_the_first_look)
-    monkeypatch.setattr(backfill, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(type(planned.instance), "get_runs_count", count)
+    monkeypatch.setattr(backfill, "POLL_SECONDS", 0)
     assert (
         backfill.follow(planned.instance, backfill_id, 5, Console(file=printed, width=200))
         == "COMPLETED_SUCCESS"
     )
     first, last = (line for line in printed.getvalue().splitlines() if line.startswith("backfill"))
-    assert first.endswith("runs of 8 of 13 chunks ended well, 5 runs queued or going")
-    assert "runs of 13 of 13 chunks ended well" in last
+    assert "8 of 13 chunks" in first
+    assert "5 runs queued" in first
+    assert "13 of 13 chunks" in last
 
 
 def test_a_backfill_without_live_runs_has_no_time_left():
     counts = {"well": 2, "failed": 1, "canceled": 0, "going": 0}
-    assert backfill._progress(counts, 3, 2, 60).endswith("1 run failed, 0 runs queued or going")
+    line = backfill.describe_progress(counts, 3, 2, 60)
+    assert "1 run failed, 0 runs queued" in line
+    assert " left" not in line
 
 
-def test_of_a_backfill_that_was_canceled_it_says_how_many_runs_were(planned):
+def test_a_canceled_backfill_counts_its_canceled_runs(planned):
     backfill_id, printed = submit(planned), io.StringIO()
     chunks = planned.chunks()
     for chunk, status in zip(
@@ -251,19 +247,15 @@ def test_of_a_backfill_that_was_canceled_it_says_how_many_runs_were(planned):
         backfill.follow(planned.instance, backfill_id, 4, Console(file=printed, width=200))
         == "CANCELED"
     )
-    assert (
-        "runs of 1 of 5 chunks ended well, 2 runs canceled, 0 runs queued or going"
-        in printed.getvalue()
-    )
+    assert "1 of 5 chunks" in printed.getvalue()
+    assert "2 runs canceled" in printed.getvalue()
 
 
 @pytest.mark.thorough
-def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_followed(
-    planned, monkeypatch
-):
+def test_an_unfinished_backfill_is_followed_and_not_submitted_twice(planned, monkeypatch):
     backfill_id = submit(planned)
-    found = choose(planned.instance, planned.ledger, SOURCE, Selection())
-    assert (found.chunks, found.backfills) == ([], {backfill_id: planned.chunks()})
+    result = select(planned.instance, planned.ledger, SOURCE, Selection())
+    assert (result.chunks, result.backfills) == ([], {backfill_id: planned.chunks()})
     heartbeat(planned)
     followed = []
     monkeypatch.setattr(
@@ -274,7 +266,7 @@ def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_foll
     assert len(planned.instance.get_backfills()) == 1
 
 
-def test_what_failed_in_a_backfill_that_goes_on_is_not_left_to_it(planned):
+def test_a_failed_chunk_of_a_backfill_is_submitted_again(planned):
     backfill_id = submit(planned)
     failed, retried, *others = planned.chunks()
     for chunk, status in (
@@ -285,8 +277,8 @@ def test_what_failed_in_a_backfill_that_goes_on_is_not_left_to_it(planned):
         start_run(
             planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id}
         )
-    found = choose(planned.instance, planned.ledger, SOURCE, Selection())
-    assert ([chunk.name for chunk in found.chunks], found.backfills) == (
+    result = select(planned.instance, planned.ledger, SOURCE, Selection())
+    assert ([chunk.name for chunk in result.chunks], result.backfills) == (
         [failed],
         {backfill_id: [retried, *others]},
     )
@@ -298,7 +290,7 @@ def test_what_failed_in_a_backfill_that_goes_on_is_not_left_to_it(planned):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("submitted", [False, True])
-def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(
+def test_an_interrupted_submit_reports_whether_the_backfill_exists(
     planned, monkeypatch, capsys, submitted
 ):
     heartbeat(planned)
@@ -312,16 +304,14 @@ def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(
     monkeypatch.setattr(type(planned.instance), "add_backfill", interrupted)
     with pytest.raises(KeyboardInterrupt):
         backfill_command(SOURCE, settings=planned.settings, wanted={})
-    assert ("goes on in Dagster's daemon" in capsys.readouterr().err) is submitted
+    assert ("goes on" in capsys.readouterr().err) is submitted
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings(
     "ignore:Function `AssetSelection.sources` is deprecated"
 )  # Dagster's own call
-def test_an_interrupted_command_leaves_the_backfill_to_the_daemon_and_follows_it_again(
-    pipeline, tmp_path
-):
+def test_the_daemon_continues_an_interrupted_backfill_command(pipeline, tmp_path):
     pipeline.put(7)
     assert len(pipeline.plan()) == 2
     environment = settings_of(pipeline, tmp_path)
@@ -343,17 +333,17 @@ def test_an_interrupted_command_leaves_the_backfill_to_the_daemon_and_follows_it
         wait_for(lambda: pipeline.instance.get_backfills() or first.poll() is not None)
         (submitted,) = pipeline.instance.get_backfills()
         first.send_signal(signal.SIGINT)
-        _, said = first.communicate()
-        assert first.returncode == 130, said.decode()
-        assert f"backfill {submitted.backfill_id} goes on in Dagster's daemon" in said.decode()
+        _, output = first.communicate()
+        assert first.returncode == 130, output.decode()
+        assert f"backfill {submitted.backfill_id} goes on" in output.decode()
 
         second = caf()
-        _, said = second.communicate()
-        assert second.returncode == 0, said.decode()
-        assert "2 of 2 chunks done" in said.decode()
+        _, output = second.communicate()
+        assert second.returncode == 0, output.decode()
+        assert "2 of 2 chunks done" in output.decode()
     assert pipeline.chunks(ChunkState.LOCATED) == pipeline.chunks()
-    (found,) = pipeline.instance.get_backfills()
-    assert found.status is BulkActionStatus.COMPLETED_SUCCESS
+    (result,) = pipeline.instance.get_backfills()
+    assert result.status is BulkActionStatus.COMPLETED_SUCCESS
     runs = pipeline.instance.get_runs(RunsFilter(tags={BACKFILL_TAG: submitted.backfill_id}))
     assert len(runs) == 2
     assert {run.tags[PRIORITY_TAG] for run in runs} == {"-1"}

@@ -1,6 +1,4 @@
-"""Runs that Celery's workers execute, on machines of their own: what becomes of them when one of
-these is gone.
-"""
+"""Runs on Celery workers, each on its own machine, when a machine is lost."""
 
 import os
 import shutil
@@ -33,9 +31,7 @@ from caf_pipeline_tests.support.redis_server import running_redis
 
 _ALLOWED = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 NAMESPACE = ["unshare", *_ALLOWED, "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""A machine as far as processes are concerned: none is seen from outside it, and all end with the
-first.
-"""
+"""A machine in its own process namespace: all its processes end with the first."""
 
 BROKER = "CAF_CELERY_BROKER"
 BACKFILL = "a-backfill"
@@ -50,7 +46,7 @@ def world(new_world):
 
 @pytest.fixture
 def environment(world, tmp_path, empty_database_url, monkeypatch):
-    """What all machines have: the example's dagster.yaml, impatient, Postgres, and a broker."""
+    """What all machines share: the example's dagster.yaml, Postgres, and a broker."""
     if (
         shutil.which("unshare") is None
         or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode
@@ -88,7 +84,7 @@ def environment(world, tmp_path, empty_database_url, monkeypatch):
 def worker(
     name: str, folder: Path, environment: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A machine with a worker that executes one run at a time."""
+    """Start a machine with a worker that executes one run at a time."""
     command = [
         *NAMESPACE,
         sys.executable,
@@ -118,9 +114,7 @@ def was_lost(instance, run):
 
 
 @pytest.mark.thorough
-def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_every_chunk_is_paid_once(  # noqa: E501
-    world, environment, database, tmp_path
-):
+def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, database, tmp_path):
     chunks = world.plan()
     assert len(chunks) > 2
     Ledger(database).controls.set(
@@ -128,7 +122,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
     )  # each run stops where it would fetch or send next
     with (
         DagsterInstance.get() as instance,
-        worker("one", tmp_path, environment) as one,
+        worker("one", tmp_path, environment) as item,
         worker("two", tmp_path, environment),
         daemon("caf_pipeline.definitions", tmp_path, **environment),
     ):
@@ -139,7 +133,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
                 return {wait.run for wait in context.ledger.waits.list() if wait.wait.chunk}
 
         wait_for(lambda: len(waiting()) == 2)
-        one.kill()
+        item.kill()
         Ledger(database).controls.set("paused", None)
         wait_for_backfill(instance, BACKFILL)
         runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": BACKFILL}))
@@ -163,9 +157,7 @@ def health(broker, *, lost_seconds=0, **tags):
     return launcher.check_run_worker_health(DagsterRun("a_job", tags=tags)).status
 
 
-def test_a_run_is_lost_only_when_its_task_was_missed_for_a_while_at_a_broker_that_answers(
-    tmp_path, monkeypatch
-):
+def test_a_run_is_lost_after_its_task_was_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(celery_launcher, "ANSWER_SECONDS", 0.1)
     task = {"dagster-celery/task_id": "a-task"}
     with running_redis(tmp_path) as broker:
@@ -182,6 +174,6 @@ def test_a_worker_without_our_celery_launcher_says_what_to_copy(tmp_path, monkey
     (tmp_path / "caf.toml").write_text('home = "home"\n')
     monkeypatch.chdir(tmp_path)
     assert celery_worker.main([]) == SettingsError.exit_code
-    said = capsys.readouterr().err
-    assert "copy deploy/celery/dagster.yaml there" in said
-    assert str(tmp_path / "home" / "dagster") in said
+    output = capsys.readouterr().err
+    assert "deploy/celery/dagster.yaml" in output
+    assert str(tmp_path / "home" / "dagster") in output

@@ -1,4 +1,4 @@
-"""The output of a run's steps is kept and shown, and no program is started for it."""
+"""The output of steps is stored and shown, without starting a program."""
 
 import os
 import re
@@ -24,22 +24,25 @@ with logs.capture_logs(key):
     os.system("echo by another program")
 assert started == []
 assert logs.is_capture_complete(key)
-kept = [logs.get_log_data_for_type(key, kind, 0, None)[0] for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)]
-assert [sorted(each.decode().splitlines()) for each in kept] == [["by Python", "by another program"], ["an error"]]
-"""  # noqa: E501
+kinds = (ComputeIOType.STDOUT, ComputeIOType.STDERR)
+logged = [logs.get_log_data_for_type(key, kind, 0, None)[0] for kind in kinds]
+output, errors = (sorted(text.decode().splitlines()) for text in logged)
+assert output == ["by Python", "by another program"]
+assert errors == ["an error"]
+"""
 
 
 @pytest.fixture
-def said(tmp_path):
+def process(tmp_path):
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True
     )
 
 
 @pytest.mark.thorough
-def test_what_a_step_says_is_kept_and_shown(said):
-    assert sorted(said.stdout.splitlines()) == ["by Python", "by another program"]
-    assert "an error" in said.stderr
+def test_the_output_of_a_step_is_stored_and_shown(process):
+    assert sorted(process.stdout.splitlines()) == ["by Python", "by another program"]
+    assert "an error" in process.stderr
 
 
 def test_our_instance_keeps_output_in_this_way(monkeypatch, tmp_path):
@@ -72,9 +75,7 @@ with DagsterInstance.get() as instance:
 
 
 @pytest.mark.thorough
-def test_output_is_kept_in_s3_as_the_documentation_says_and_no_key_is_in_the_file(
-    tmp_path, new_bucket
-):
+def test_compute_logs_in_s3_work_as_documented(tmp_path, new_bucket):
     page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(compute_logs:.*?)```", page, re.DOTALL)
     shown = yaml.safe_load(block)
@@ -97,7 +98,7 @@ def test_output_is_kept_in_s3_as_the_documentation_says_and_no_key_is_in_the_fil
         [sys.executable, "-c", S3_SCRIPT], env=environment, capture_output=True, check=True
     )
     listed = new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
-    (out,) = [each["Key"] for each in listed if each["Key"].endswith(".out")]
+    (out,) = [item["Key"] for item in listed if item["Key"].endswith(".out")]
     assert re.fullmatch(r"caf-pipeline/storage/[0-9a-f-]{36}/compute_logs/\w+\.out", out)
     assert (
         b"said by a step"

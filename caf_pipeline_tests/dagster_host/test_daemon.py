@@ -1,7 +1,4 @@
-"""What only a real daemon shows: crashed runs found and retried, backfills that end.
-
-Slow: a daemon takes 10 s to come up.
-"""
+"""Behaviour that needs a real daemon: backfills, run monitoring, sensors, freshness."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,25 +9,23 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, REPORT_TAG, S3_POOL
-from caf_pipeline_tests.automation.test_alerting import reported_checks
-from caf_pipeline_tests.automation.test_event_queue import Queue
 from caf_pipeline_tests.support.dagster_daemon import (
     daemon,
     impatient_home,
     settings_of,
     wait_for_backfill,
 )
+from caf_pipeline_tests.support.event_queue import Queue
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.pipeline_runs import reported_checks
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
 @pytest.mark.thorough
-def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_and_ends_well(
-    home_settings, tmp_path
-):
+def test_a_run_of_a_dead_machine_is_retried_completely(home_settings, tmp_path):
     home = impatient_home(home_settings)
     begun = tmp_path / "begun"
     with DagsterInstance.from_config(str(home)) as instance:
@@ -81,16 +76,14 @@ def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline,
     runs = pipeline.instance.get_runs(RunsFilter(tags={"dagster/backfill": "a-backfill"}))
     assert len(runs) == len(chunks)  # the sensor that launches chunks has left them to the backfill
     log = pipeline.instance.all_logs(runs[0].run_id)
-    assert any("Executing steps in process" in (entry.user_message or "") for entry in log)
+    assert any("steps in process" in (entry.user_message or "") for entry in log)
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings(
     "ignore:Function `AssetSelection.sources` is deprecated"
 )  # Dagster's own call
-def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_killed_in_between(
-    pipeline, tmp_path
-):
+def test_new_objects_are_archived_despite_a_killed_daemon(pipeline, tmp_path):
     queue = Queue(pipeline)
     queue.notify()
     environment = settings_of(pipeline, tmp_path)
@@ -118,9 +111,7 @@ def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_kil
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")
-def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_killed_as_soon_as_it_is_noticed(  # noqa: E501
-    pipeline, tmp_path
-):
+def test_a_new_report_is_planned_once_despite_a_killed_daemon(pipeline, tmp_path):
     reports = ReportWriter(
         pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
     )
@@ -149,7 +140,7 @@ def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_k
 
 
 def freshness(pipeline) -> dict[str, str]:
-    """What the freshness daemon has found of the source's assets."""
+    """Return the freshness states of the source's assets."""
     keys = [AssetKey(["my-source", name]) for name in ASSETS]
-    found = pipeline.instance.get_freshness_state_records(keys)
-    return {key.path[1]: record.freshness_state.value for key, record in found.items()}
+    result = pipeline.instance.get_freshness_state_records(keys)
+    return {key.path[1]: record.freshness_state.value for key, record in result.items()}

@@ -1,4 +1,4 @@
-"""Dagster's private modules: one place imports them, and it fails when they move."""
+"""Dagster's private modules are imported in one place, which fails when they change."""
 
 import ast
 import importlib.metadata
@@ -32,7 +32,7 @@ def private_imports(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     if "dagster" not in text:  # to parse all takes seconds
         return []
-    found = []
+    result = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -40,10 +40,10 @@ def private_imports(path: Path) -> list[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found += [
+        result += [
             name for name in names if re.match(r"dagster\w*(\.\w+)*\._|dagster_shared\b", name)
         ]
-    return found
+    return result
 
 
 def test_private_names_are_imported_in_one_place_each():
@@ -55,7 +55,7 @@ def test_private_names_are_imported_in_one_place_each():
     assert len(names) == len(set(names))
 
 
-def test_they_were_read_in_the_version_that_is_pinned_and_installed():
+def test_private_names_were_read_in_the_installed_version():
     pins = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "dependencies"
     ]
@@ -83,7 +83,7 @@ def test_what_our_classes_use_of_the_class_they_extend_exists():
     assert callable(PostgresEventLogStorage._allocate_concurrency_slots)
 
 
-def test_what_comments_say_of_a_version_of_dagster_was_read_in_this_one():
+def test_comments_name_the_current_version_of_dagster():
     named = {
         (path.name, version)
         for path in MODULES
@@ -92,7 +92,7 @@ def test_what_comments_say_of_a_version_of_dagster_was_read_in_this_one():
     assert {version for _, version in named} == {dagster_private.READ_IN}, sorted(named)
 
 
-@pytest.mark.parametrize("logger", logging_filters._LEFT_OUT)
-def test_a_logger_whose_lines_are_left_out_is_still_one_of_dagsters_modules(logger):
+@pytest.mark.parametrize("logger", logging_filters._DROPPED)
+def test_a_filtered_logger_exists_in_dagster(logger):
     daemon = logger.startswith("dagster.daemon.")  # named after a class, not a module
     assert daemon or importlib.util.find_spec(logger)

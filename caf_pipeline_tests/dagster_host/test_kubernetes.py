@@ -1,6 +1,4 @@
-"""Runs as pods: the Jobs that the real launcher asks Kubernetes for, by a server that stands for
-Kubernetes'.
-"""
+"""Runs as pods: the Jobs that the real launcher requests from a fake Kubernetes API."""
 
 import json
 import os
@@ -39,9 +37,7 @@ VERSIONS = ("1.27", "1.37")
 
 
 def validate(described):
-    """Compare an object with Kubernetes' own schemas, strictly: a field that is not theirs is an
-    error.
-    """
+    """Validate an object by Kubernetes' own schemas; an unknown field is an error."""
     schemas = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed (.ci/run installs it)"
     )
@@ -55,7 +51,7 @@ def manifests():
 
 @contextmanager
 def cluster() -> Iterator[tuple[str, list[dict]]]:
-    """Kubernetes as far as a launcher asks it: takes Jobs, and has none that it is asked for."""
+    """A fake Kubernetes API that accepts Jobs, and has none when a launcher asks for one."""
     jobs: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -78,7 +74,7 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
             self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
 
         def log_message(self, *_):
-            """Say nothing."""
+            """Print nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -92,9 +88,7 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
 
 @pytest.fixture
 def on_kubernetes(pipeline, tmp_path, monkeypatch):
-    """The pipeline with the example's dagster.yaml, outside of the cluster; and the Jobs that it
-    asked for.
-    """
+    """The pipeline with the example's dagster.yaml, and the Jobs that it requested."""
     monkeypatch.setenv("POD_NAMESPACE", "archive")
     described = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
     with cluster() as (address, jobs):
@@ -117,9 +111,7 @@ def on_kubernetes(pipeline, tmp_path, monkeypatch):
 
 
 def run_of(pipeline, **tags):
-    """A run as the code server asks for it; without the origin that a run has only of a code
-    server.
-    """
+    """Create a run with the origin that a code server adds."""
     code = CodePointer.from_module("caf_pipeline.definitions", "defs", None)
     origin = JobPythonOrigin(
         ARCHIVE,
@@ -131,18 +123,18 @@ def run_of(pipeline, **tags):
 
 
 def test_manifests_are_what_kubernetes_takes():
-    for one in manifests():
-        validate(one)
+    for item in manifests():
+        validate(item)
 
 
 def test_the_schemas_would_find_a_slip():
-    (claim,) = [one for one in manifests() if one["kind"] == "PersistentVolumeClaim"]
+    (claim,) = [item for item in manifests() if item["kind"] == "PersistentVolumeClaim"]
     claim["spec"]["accessMode"] = claim["spec"].pop("accessModes")
     with pytest.raises(Exception, match="accessMode"):
         validate(claim)
 
 
-def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests_make(
+def test_a_chunks_pod_has_a_disk_of_its_size(
     on_kubernetes,
 ):
     pipeline, jobs = on_kubernetes
@@ -172,21 +164,19 @@ def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests
     mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes[mounted["/staging"]]["emptyDir"] == {}
-    named = {(one["kind"], one["metadata"]["name"]) for one in manifests()}
+    named = {(item["kind"], item["metadata"]["name"]) for item in manifests()}
     assert (
         "PersistentVolumeClaim",
         volumes[mounted["/data"]]["persistentVolumeClaim"]["claimName"],
     ) in named
     assert ("ServiceAccount", pod["serviceAccountName"]) in named
     assert ("ConfigMap", "caf-pipeline-environment") in named
-    env_from = [next(iter(one.values()))["name"] for one in container["envFrom"]]
+    env_from = [next(iter(item.values()))["name"] for item in container["envFrom"]]
     assert env_from == ["caf-pipeline-environment", "caf-pipeline-dagster", "caf-pipeline-keys"]
 
 
 @pytest.mark.thorough
-def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothing(
-    on_kubernetes, tmp_path, monkeypatch
-):
+def test_the_command_of_a_pod_archives_the_chunk(on_kubernetes, tmp_path, monkeypatch):
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
@@ -213,14 +203,14 @@ def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothin
     assert pipeline.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_where_staging_is_shared_or_runs_are_no_pods_no_disk_is_asked_for(on_kubernetes, pipeline):
+def test_no_disk_is_requested_for_shared_staging(on_kubernetes, pipeline):
     on_kubernetes, _ = on_kubernetes
     assert pod_tags(on_kubernetes.instance, on_kubernetes.settings, 7)
     assert not pod_tags(on_kubernetes.instance, pipeline.settings, 7)
     assert not pod_tags(pipeline.instance, on_kubernetes.settings, 7)
 
 
-def test_a_run_of_caf_run_is_not_looked_for_among_pods(on_kubernetes):
+def test_a_run_of_caf_run_needs_no_pod(on_kubernetes):
     pipeline, _ = on_kubernetes
     health = pipeline.instance.run_launcher.check_run_worker_health
     assert health(run_of(pipeline, **{"caf/command": "caf run"})).status is WorkerStatus.RUNNING
@@ -229,11 +219,11 @@ def test_a_run_of_caf_run_is_not_looked_for_among_pods(on_kubernetes):
     )  # its Job is gone: monitoring ends it
 
 
-def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_path, monkeypatch):
+def test_only_the_code_server_gets_keys(tmp_path, monkeypatch):
     deployments = {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]
-        for one in manifests()
-        if one["kind"] == "Deployment"
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]
+        for item in manifests()
+        if item["kind"] == "Deployment"
     }
     secrets = {
         name: [
@@ -249,7 +239,9 @@ def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_pa
         "caf-pipeline-webserver": ["caf-pipeline-dagster"],
     }
     (environment,) = [
-        one["data"] for one in manifests() if one["metadata"]["name"] == "caf-pipeline-environment"
+        item["data"]
+        for item in manifests()
+        if item["metadata"]["name"] == "caf-pipeline-environment"
     ]
     (tmp_path / "caf.toml").write_text(
         '[sources.photos]\nbucket = "photos"\n[store]\nkind = "directory"\n'
@@ -264,12 +256,12 @@ def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_pa
 
 
 def test_its_dagster_yaml_is_ours_but_for_what_kubernetes_needs():
-    ours, its = (
+    mine, source = (
         yaml.safe_load(path.read_text())
         for path in (ROOT / "dagster.yaml", KUBERNETES / "dagster.yaml")
     )
-    assert list(ours) == list(its)
-    assert {name for name in ours if ours[name] != its[name]} == {
+    assert list(mine) == list(source)
+    assert {name for name in mine if mine[name] != source[name]} == {
         "run_launcher",
         "run_monitoring",
         "concurrency",

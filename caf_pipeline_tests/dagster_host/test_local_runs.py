@@ -1,6 +1,4 @@
-"""Runs in a process of their own that is killed or interrupted: nothing stays STARTED, no slot
-stays taken, no retry.
-"""
+"""A killed or interrupted run does not stay STARTED, frees its slot, and is not retried."""
 
 import json
 import os
@@ -31,7 +29,7 @@ def begun(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sleeping(instance: DagsterInstance, begun: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the middle of an op that holds a slot of the pool."""
+    """A process within an op that holds a slot of the pool."""
     instance.event_log_storage.set_concurrency_slots(S3_POOL, 1)
     process = subprocess.Popen(
         [sys.executable, "-m", "caf_pipeline_tests.support.sleeper", str(begun)],
@@ -56,7 +54,7 @@ def changed_mark(run: DagsterRun, **changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_a_killed_run_is_failed_and_its_slot_freed_by_the_next_start(instance, sleeping):
+def test_the_next_start_fails_a_killed_run(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
@@ -78,9 +76,7 @@ def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(
-    instance, sleeping, begun
-):
+def test_ctrl_c_ends_a_run_without_a_retry(instance, sleeping, begun):
     sleeping.send_signal(signal.SIGINT)
     sleeping.wait(PATIENCE_SECONDS)
     assert instance.get_runs()[0].status is DagsterRunStatus.CANCELED
@@ -98,7 +94,7 @@ def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
 
 
 @pytest.mark.thorough
-def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instance, sleeping):
+def test_a_reused_pid_is_not_the_runs_process(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
@@ -107,7 +103,7 @@ def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instan
 
 
 @pytest.mark.thorough
-def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sleeping):
+def test_a_run_with_an_inherited_process_tag_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()

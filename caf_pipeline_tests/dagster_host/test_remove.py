@@ -1,6 +1,4 @@
-"""`caf remove`: what it removes in the ledger, in folders and in Dagster, what it keeps, and that
-the name is free afterwards.
-"""
+"""`caf remove`: what it removes and keeps, and that the name can be used again."""
 
 import os
 import shutil
@@ -19,8 +17,8 @@ from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 
@@ -29,7 +27,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 @pytest.fixture
 def removing(pipeline):
-    """Remove the source; the lines that the user confirms are kept in `removing.lines`."""
+    """Remove the source; `removing.lines` has the lines that the user confirms."""
 
     def command(source: str = SOURCE) -> int:
         return remove_command(
@@ -56,7 +54,7 @@ def packed(pipeline):
 
 
 def left_of(pipeline) -> list[str]:
-    """Return what the source has in folders and partitions."""
+    """Return the source's folders and partitions."""
     home = pipeline.settings.home
     folders = [home / name / SOURCE for name in ("plans", "inventories", "located")]
     staged = (home / "staging").glob(f"{SOURCE}-*")
@@ -85,17 +83,15 @@ def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, caps
     assert packed.chunks(ChunkState.LOCATED) == again
 
 
-def test_old_failed_runs_give_up_no_chunk_that_is_planned_again(packed, removing):
+def test_old_failures_do_not_park_a_replanned_chunk(packed, removing):
     failed = packed.chunks()[2]
     assert len(failed_runs(runs_of(packed.instance, [failed])[failed])) == 5
     removing()
     assert failed_runs(runs_of(packed.instance, [failed])[failed]) == []
 
 
-@pytest.mark.parametrize("killed_in", ["remove_leftovers", "_remove_partitions"])
-def test_a_removal_that_was_killed_is_completed_by_the_next(
-    packed, removing, monkeypatch, killed_in
-):
+@pytest.mark.parametrize("killed_in", ["remove_leftovers", "runs_of"])
+def test_the_next_removal_completes_a_killed_one(packed, removing, monkeypatch, killed_in):
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -106,7 +102,7 @@ def test_a_removal_that_was_killed_is_completed_by_the_next(
     assert packed.ledger.lookup.sources() == []
     assert left_of(packed)
     assert removing() == 0
-    assert "no longer has it" in removing.lines[0]
+    assert "no longer" in removing.lines[0]
     assert left_of(packed) == []
     with pytest.raises(NotLocated):
         removing()
@@ -195,7 +191,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
-    """Plan the bucket's root, and correct the settings to a prefix afterwards."""
+    """Plan the bucket's root, then set a prefix."""
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:

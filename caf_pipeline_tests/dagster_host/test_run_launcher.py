@@ -1,4 +1,4 @@
-"""The launcher's health check: a dead run is found dead, a live one is left alone."""
+"""The launcher's health check finds dead runs and leaves live runs alone."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def a_job() -> None:
 
 @pytest.fixture
 def health(instance):
-    """The status that run monitoring gets for a started run with these tags."""
+    """Return the status of a started run with these tags for run monitoring."""
 
     def ask(tags: dict[str, str]) -> WorkerStatus:
         run = instance.create_run_for_job(
@@ -62,16 +62,14 @@ def test_a_run_whose_code_server_is_gone_is_not_found(health, tmp_path):
     )
 
 
-def test_a_run_of_another_machine_that_has_no_code_server_is_left_alone(health):
+def test_a_run_without_a_code_server_is_left_alone(health):
     assert (
         health(process_tags(replace(dead_process(), boot_id="another machine")))
         is WorkerStatus.RUNNING
     )
 
 
-def test_a_run_of_caf_run_that_is_executed_again_is_none_of_caf_run_and_may_be_retried(
-    instance, monkeypatch
-):
+def test_a_reexecuted_run_of_caf_run_may_be_retried(instance, monkeypatch):
     monkeypatch.setattr(DefaultRunLauncher, "launch_run", lambda *_: None)
     inherited = {"caf/command": "caf run", "caf/held_by": "another run", "dagster/max_retries": "0"}
     run = instance.create_run_for_job(a_job, run_id=RUN, tags=inherited)

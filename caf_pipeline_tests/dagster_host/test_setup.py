@@ -1,4 +1,4 @@
-"""`caf setup`: what it makes once, what it leaves alone, and which limits a machine comes to."""
+"""`caf setup`: what it creates and leaves alone, and the limits for a machine."""
 
 import json
 
@@ -6,7 +6,6 @@ import pytest
 from dagster import DagsterInstance
 from pydantic import SecretStr
 
-from caf_pipeline.dagster_host import setup
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.setup import Machine, computed_limits, setup_command, this_machine
 from caf_pipeline.dagster_host.source_runs import open_instance
@@ -20,17 +19,19 @@ LARGE = Machine(cores=16, memory_bytes=64 * GIB, staging_bytes=10_000 * GIB)
 
 
 def limits_of(instance: DagsterInstance) -> dict[str, int]:
-    return {one.name: one.limit for one in instance.event_log_storage.get_pool_limits()}
+    return {item.name: item.limit for item in instance.event_log_storage.get_pool_limits()}
 
 
 def done(capsys, settings, **options):
-    """Set up; return what it says of the home, and the change and limit of each pool."""
+    """Run setup; return the change of the home, and the change and limit of each pool."""
     assert setup_command(settings=settings, json=True, **options) == 0
-    said = json.loads(capsys.readouterr().out)
-    return said["change"], {one["pool"]: (one["change"], one["limit"]) for one in said["pools"]}
+    output = json.loads(capsys.readouterr().out)
+    return output["change"], {
+        item["pool"]: (item["change"], item["limit"]) for item in output["pools"]
+    }
 
 
-def test_a_new_home_is_made_with_limits_and_done_again_nothing_changes(home_settings, capsys):
+def test_setup_is_idempotent(home_settings, capsys):
     settings = home_settings.model_copy(update={"packing": PackingSettings(staging_limit=60 * GIB)})
     expected = {
         pool: limit
@@ -50,35 +51,30 @@ def test_a_new_home_is_made_with_limits_and_done_again_nothing_changes(home_sett
         {pool: ("unchanged", limit) for pool, limit in expected.items()},
     )
     assert setup_command(settings=settings) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"left {dagster_home(settings)} as it is"
-    assert said[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == f"left {dagster_home(settings)} unchanged"
+    assert output[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
 
 
 @pytest.mark.parametrize(
     ("cpu", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
 )
-def test_the_limits_of_a_container_count_and_not_those_of_the_machine_that_it_is_on(
-    home_settings, tmp_path, monkeypatch, cpu, cores
-):
-    whole = this_machine(home_settings)
-    monkeypatch.setattr(setup, "CGROUP", tmp_path)
-    assert this_machine(home_settings) == whole
+def test_the_limits_of_a_container_count(home_settings, tmp_path, cpu, cores):
+    whole = this_machine(home_settings, cgroup=tmp_path)
+    assert whole == this_machine(home_settings)
     (tmp_path / "cpu.max").write_text(f"{cpu}\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert this_machine(home_settings).memory_bytes == whole.memory_bytes
+    assert this_machine(home_settings, cgroup=tmp_path).memory_bytes == whole.memory_bytes
     (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
-    found = this_machine(home_settings)
-    assert (found.memory_bytes, found.cores) == (1 << 20, cores or whole.cores)
+    limited = this_machine(home_settings, cgroup=tmp_path)
+    assert (limited.memory_bytes, limited.cores) == (1 << 20, cores or whole.cores)
 
 
-def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_are_reset(
-    instance, home_settings, capsys
-):
-    own = dagster_home(home_settings) / "dagster.yaml"
-    text = own.read_text()
-    own.unlink()
-    own.write_text(text.replace("max_concurrent_runs: 8", "max_concurrent_runs: 1"))
+def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_settings, capsys):
+    original = dagster_home(home_settings) / "dagster.yaml"
+    text = original.read_text()
+    original.unlink()
+    original.write_text(text.replace("max_concurrent_runs: 8", "max_concurrent_runs: 1"))
     instance.event_log_storage.set_concurrency_slots(S3_POOL, 3)
     instance.event_log_storage.initialize_concurrency_limit_to_default(
         UPLOAD_POOL
@@ -86,10 +82,9 @@ def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_
     assert done(capsys, home_settings) == ("kept", {S3_POOL: ("kept", 3), UPLOAD_POOL: ("set", 1)})
     assert limits_of(instance) == {S3_POOL: 3, UPLOAD_POOL: 1}
     assert setup_command(settings=home_settings) == 0
-    assert (
-        "left pool s3 at 3, as it was set before; this machine comes to 1 (1 run at a time by "
-        "dagster.yaml)" in capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "left pool s3 at 3" in out
+    assert "1 (1 concurrent run" in out
     would = done(capsys, home_settings, reset=True, dry_run=True)
     assert limits_of(instance)[S3_POOL] == 3
     assert (
@@ -98,7 +93,7 @@ def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_
         == ("kept", {S3_POOL: ("set", 1), UPLOAD_POOL: ("unchanged", 1)})
     )
     assert limits_of(instance)[S3_POOL] == 1
-    assert not own.is_symlink()
+    assert not original.is_symlink()
 
 
 @pytest.mark.parametrize(
@@ -113,13 +108,13 @@ def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_
         (Machine(1, GIB // 4, GIB), 8, (1, 1)),
     ],
 )
-def test_the_scarcest_of_runs_cores_memory_and_staging_sets_a_limit(machine, runs, limits):
-    found = computed_limits(machine, Settings(), runs)
-    assert (found[S3_POOL][0], found[UPLOAD_POOL][0]) == limits
+def test_the_scarcest_resource_sets_the_limit(machine, runs, limits):
+    result = computed_limits(machine, Settings(), runs)
+    assert (result[S3_POOL][0], result[UPLOAD_POOL][0]) == limits
 
 
 @pytest.mark.parametrize(("mib", "limit"), [(0, 4), (1_000, 4), (500, 3), (300, 1), (20, 1)])
-def test_no_more_is_sent_at_a_time_than_the_bandwidth_sends_before_providers_hang_up(mib, limit):
+def test_bandwidth_limits_concurrent_uploads(mib, limit):
     jackal = JackalSettings(
         bandwidth=mib << 20, copies=3, upload_seconds=600, mnemonic=SecretStr("")
     )
@@ -127,5 +122,5 @@ def test_no_more_is_sent_at_a_time_than_the_bandwidth_sends_before_providers_han
         "small": SourceSettings(bucket="b", target_size=GIB),
         "large": SourceSettings(bucket="b", target_size=30 * GIB),
     }
-    found = computed_limits(LARGE, Settings(jackal=jackal, sources=sources), 8)
-    assert (found[S3_POOL][0], found[UPLOAD_POOL][0]) == (8, limit)
+    result = computed_limits(LARGE, Settings(jackal=jackal, sources=sources), 8)
+    assert (result[S3_POOL][0], result[UPLOAD_POOL][0]) == (8, limit)

@@ -1,4 +1,4 @@
-"""Ctrl-C is seen whoever's handler took it."""
+"""Ctrl-C is noticed, whichever handler receives it."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_an_interrupt_that_dagster_held_back_and_dropped_is_seen():
             watch.raise_seen()
 
 
-def test_without_an_interrupt_nothing_is_raised_and_one_is_raised_once():
+def test_an_interrupt_is_raised_once():
     with InterruptWatch() as watch:
         watch.raise_seen()
         with capture_interrupts():
@@ -56,9 +56,7 @@ def test_the_descriptor_that_was_set_before_is_set_again():
     ("error", "said"),
     [(DagsterExecutionInterruptedError, 0), (KeyboardInterrupt, 0), (ValueError, 1)],
 )
-def test_of_an_interrupt_in_a_callback_of_the_collector_no_traceback_is_printed(
-    monkeypatch, error, said
-):
+def test_an_interrupt_in_the_collector_prints_no_traceback(monkeypatch, error, said):
     tracebacks = []
     monkeypatch.setattr(sys, "unraisablehook", tracebacks.append)
 
@@ -66,7 +64,7 @@ def test_of_an_interrupt_in_a_callback_of_the_collector_no_traceback_is_printed(
         raise error
 
     with InterruptWatch():
-        reference = weakref.ref(one := type("One", (), {})(), collected)
-        del one
+        reference = weakref.ref(item := type("One", (), {})(), collected)
+        del item
         assert reference() is None
     assert len(tracebacks) == said

@@ -1,4 +1,4 @@
-"""Where Dagster keeps its own state: one folder, SQLite or Postgres by the environment."""
+"""Dagster's own storage: SQLite, Postgres, and DAGSTER_HOME."""
 
 import subprocess
 import sys
@@ -40,14 +40,14 @@ def test_without_a_url_it_is_sqlite_in_dagster_home(home_settings, instance):
     assert (home_settings.home / "dagster" / "history").is_dir()
 
 
-def test_for_each_file_of_sqlite_one_engine_is_made_and_one_connection_kept(instance):
-    sqlite_storage._kept_engine.cache_clear()
+def test_each_sqlite_file_has_one_engine_and_connection(instance):
+    sqlite_storage._cached_engine.cache_clear()
     opened = []
     with listening(Pool, "connect", lambda connection, record: opened.append(connection)):
         for _ in range(3):
             a_job.execute_in_process(instance=instance)
     assert len(opened) < 20  # and of statements there are hundreds
-    made = sqlite_storage._kept_engine.cache_info()
+    made = sqlite_storage._cached_engine.cache_info()
     assert made.misses <= 6  # three runs, their index, the runs, the schedules
     assert made.hits > 10 * made.misses
 
@@ -89,15 +89,15 @@ def listening(target, name, heard):
         event.remove(target, name, heard)
 
 
-def test_files_of_sqlite_are_such_that_a_power_cut_damages_none(instance, monkeypatch):
+def test_sqlite_files_survive_a_power_cut(instance, monkeypatch):
     monkeypatch.setattr(sqlite_storage, "SYNCHRONOUS", "NORMAL")
-    sqlite_storage._kept_engine.cache_clear()
+    sqlite_storage._cached_engine.cache_clear()
     with instance.event_log_storage.index_connection() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 1
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
     with instance.run_storage.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-    sqlite_storage._kept_engine.cache_clear()
+    sqlite_storage._cached_engine.cache_clear()
 
 
 @pytest.mark.thorough
@@ -112,7 +112,7 @@ def test_with_a_url_it_is_postgres(empty_database_url, home_settings, monkeypatc
     assert not (home_settings.home / "dagster" / "history").exists()
 
 
-def test_on_postgres_runs_that_meet_a_pool_at_once_and_a_changed_default_fail_no_run(
+def test_concurrent_runs_on_postgres_share_a_pool_limit(
     empty_database_url, home_settings, monkeypatch
 ):
     monkeypatch.setenv(URL_VARIABLE, empty_database_url)
@@ -158,10 +158,10 @@ def test_a_url_of_something_else_is_refused_without_repeating_it(url):
     assert "secret" not in str(refused.value)
 
 
-def test_a_database_that_is_away_is_one_sentence(home_settings, monkeypatch):
+def test_an_unreachable_database_is_a_settings_error(home_settings, monkeypatch):
     monkeypatch.setenv(URL_VARIABLE, "postgresql://u:secret@127.0.0.1:1/d")
     with (
-        pytest.raises(SettingsError, match="database cannot be used") as refused,
+        pytest.raises(SettingsError, match="database cannot") as refused,
         open_instance(home_settings),
     ):
         pass
@@ -179,7 +179,7 @@ def test_the_home_has_our_files_and_is_told_to_children(home_settings):
     assert prepare_dagster_home(home_settings) == folder
 
 
-def test_a_link_that_points_elsewhere_is_mended_and_an_operators_own_file_stays(home_settings):
+def test_a_wrong_link_is_replaced_and_an_own_file_stays(home_settings):
     link = prepare_dagster_home(home_settings) / "dagster.yaml"
     link.unlink()
     link.symlink_to("/nowhere")
@@ -192,11 +192,9 @@ def test_a_link_that_points_elsewhere_is_mended_and_an_operators_own_file_stays(
     assert not link.is_symlink()
 
 
-def test_a_link_to_an_operators_own_file_stays_and_one_to_another_copy_of_this_software_is_mended(
-    home_settings, tmp_path
-):
+def test_a_link_to_another_copy_is_replaced(home_settings, tmp_path):
     link = prepare_dagster_home(home_settings) / "dagster.yaml"
-    ours = link.readlink()
+    mine = link.readlink()
     for folder, stays in (
         (tmp_path / "etc", True),
         (tmp_path / "old", False),
@@ -209,12 +207,12 @@ def test_a_link_to_an_operators_own_file_stays_and_one_to_another_copy_of_this_s
         link.unlink()
         link.symlink_to(folder / "dagster.yaml")
         prepare_dagster_home(home_settings)
-        assert link.readlink() == (folder / "dagster.yaml" if stays else ours)
+        assert link.readlink() == (folder / "dagster.yaml" if stays else mine)
 
 
-def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_home_that_cannot_be_created_is_a_settings_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="cannot be made"):
+    with pytest.raises(SettingsError, match="cannot be created"):
         prepare_dagster_home(Settings(home=tmp_path / "file"))
 
 

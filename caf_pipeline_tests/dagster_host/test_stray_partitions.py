@@ -1,4 +1,4 @@
-"""Partitions that no plan made, where Dagster keeps its state in a database."""
+"""Partitions without a chunk, if Dagster's state is in a database."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""What a run waits for is seen on the terminal, in its log, on the asset's page and by other
-processes; Ctrl-C while it waits.
-"""
+"""Waits of a run are shown on the terminal, in its log, on its asset, and to other processes."""
 
 import io
 import json
@@ -45,13 +43,13 @@ PAUSED = "for the end of a pause (network maintenance); 'caf resume' ends it"
 
 
 def until(holds, what="it"):
-    """Wait for something that another thread or process brings about."""
+    """Wait for a condition that another thread or process fulfils."""
     while not holds():
         time.sleep(0.05)
 
 
 class Running:
-    """`caf run` in a thread of this process."""
+    """Run `caf run` in a thread of this process."""
 
     def __init__(self, settings):
         self.printed = io.StringIO()
@@ -71,25 +69,25 @@ class Running:
 
 
 @pytest.mark.thorough
-def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeypatch):
+def test_a_paused_run_reports_its_wait_everywhere(pipeline, monkeypatch):
     monkeypatch.setattr(run_log, "OBSERVED_SECONDS", 0.0)
     pipeline.put(2)
     pipeline.ledger.controls.set("paused", "network maintenance")
     run = Running(pipeline.settings)
     try:
         until(pipeline.ledger.waits.list)
-        (seen,) = pipeline.ledger.waits.list()
-        assert seen.wait.what == "the end of a pause (network maintenance)"
+        (state,) = pipeline.ledger.waits.list()
+        assert "network maintenance" in state.wait.what
         assert PAUSED in run.printed.getvalue()
         (plan,) = pipeline.instance.get_runs()
-        assert seen.run == plan.run_id
+        assert state.run == plan.run_id
         log = [entry.user_message for entry in pipeline.instance.all_logs(plan.run_id)]
         assert any(PAUSED in line for line in log)
         observed = pipeline.instance.fetch_observations(
             AssetKey([SOURCE, "s3_inventory"]), limit=5
         ).records
         assert [record.asset_observation.metadata["waits_for"].value for record in observed] == [
-            seen.wait.what
+            state.wait.what
         ]
     finally:
         pipeline.ledger.controls.set("paused", None)
@@ -116,17 +114,17 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def lines_until(process, words):
-    """Read what a process says up to a line that has these words; return all of it."""
-    said = []
+    """Read a process's output up to a line with these words; return all of it."""
+    output = []
     for line in process.stderr:
-        said.append(line.decode())
-        if words in said[-1]:
-            return said
-    raise AssertionError("".join(said))
+        output.append(line.decode())
+        if words in output[-1]:
+            return output
+    raise AssertionError("".join(output))
 
 
 @pytest.mark.thorough
-def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_one_sentence(caf):
+def test_status_shows_a_paused_run_that_ctrl_c_ends(caf):
     assert caf("pause", "network maintenance").status == 0
     process = caf.start("run")
     lines_until(process, PAUSED)
@@ -142,10 +140,7 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     assert PAUSED in shown
     assert [wait["ends_by"] for wait in machine["waiting"]] == ["'caf resume' ends it"]
     assert process.returncode == 130, rest
-    assert (
-        rest.decode().splitlines()[-1]
-        == "caf: interrupted; the same command goes on where it stopped"
-    )
+    assert rest.decode().splitlines()[-1].startswith("caf: interrupted")
     assert b"Traceback" not in rest
     assert json.loads(caf("status", "--json").out.splitlines()[0])["waiting"] == []
 
@@ -172,24 +167,22 @@ LOADED = [
     "caf_pipeline.dagster_host.progress_bar",
     "botocore.httpsession",
 ]
-"""Modules that a run loads, in this order: the moment at which one is loaded is the same on every
-machine.
-"""
+"""Modules that a run loads, in this order; each marks the same moment on every machine."""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("loaded", sampled(LOADED, every=6))
-def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
+def test_ctrl_c_at_any_moment_is_status_130(caf, loaded):
     process = caf.start("run", PYTHONPROFILEIMPORTTIME="1")  # which says on stderr what is loaded
     assert any(line.decode().rpartition("|")[2].strip() == loaded for line in process.stderr)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, err
-    assert err.decode().count("caf: interrupted; the same command goes on where it stopped") == 1
+    assert err.decode().count("caf: interrupted") == 1
     assert b"Traceback" not in err
 
 
-def test_ctrl_c_in_the_first_line_of_the_command_line_is_told_as_everywhere():
+def test_ctrl_c_during_startup_is_status_130():
     script = (
         "import caf_pipeline.cli as cli\n"
         "def interrupted():\n    atexit.register(print, 'closed what was opened')\n    raise "
@@ -202,36 +195,32 @@ def test_ctrl_c_in_the_first_line_of_the_command_line_is_told_as_everywhere():
         text=True,
         check=False,
     )
-    assert done.stdout == "closed what was opened\n"
-    assert (done.returncode, done.stderr) == (
-        130,
-        "caf: interrupted; the same command goes on where it stopped\n",
-    )
+    assert done.stdout.startswith("closed")
+    assert done.returncode == 130
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("caf: interrupted")
 
 
 # --- servers that do not answer
 # ---------------------------------------------------------------------------------------
 
 
-def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
+def test_a_wait_for_s3_names_its_address(monkeypatch):
     monkeypatch.setattr(s3_errors, "UNANSWERED_SECONDS", 0.0)
-    said = []
-    waits = Waits(Announcer(said.append))
+    output = []
+    waits = Waits(Announcer(output.append))
     source = open_s3_source("src", settings_for("http://127.0.0.1:9", "b"), attempts=2, waits=waits)
     with pytest.raises(SourceUnreachable):
         list(source.list_pages())
-    first, last = said
-    assert (
-        "for an answer of bucket 'b' at http://127.0.0.1:9, which is asked again and again; "
-        in first
-    )
-    assert first.endswith("an answer ends it, or 2 attempts without one")
+    first, last = output
+    assert "bucket 'b' at http://127.0.0.1:9" in first
+    assert "2 attempts" in first
     assert last.startswith("waited ")
 
 
-def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
+def test_a_wait_for_the_chain_names_its_address(monkeypatch):
     monkeypatch.setattr(nodes_module, "UNANSWERED_SECONDS", 0.0)
-    said = []
+    output = []
     chain = Chain(
         Nodes(
             ["http://127.0.0.1:9"],
@@ -239,24 +228,19 @@ def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(
             seen_height=lambda: 0,
             see_height=lambda height: None,
             attempts=2,
-            waits=Waits(Announcer(said.append)),
+            waits=Waits(Announcer(output.append)),
         )
     )
     with pytest.raises(ChainUnreachable), chain:
         chain.height()
-    assert (
-        "for an answer of the chain at http://127.0.0.1:9, which is asked again and again; "
-        in said[0]
-    )
+    assert "http://127.0.0.1:9" in output[0]
 
 
-def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(
-    tmp_path, ledger, network, monkeypatch
-):
+def test_waits_for_a_block_and_a_proof_are_reported(tmp_path, ledger, network, monkeypatch):
     monkeypatch.setattr(posting, "BRIEF_SECONDS", 0.0)
     monkeypatch.setattr(upload, "BRIEF_SECONDS", 0.0)
-    said = []
-    waits = Waits(Announcer(said.append))
+    output = []
+    waits = Waits(Announcer(output.append))
     network.grant(ADDRESS, SPACE)
     context = a_run_context(
         tmp_path,
@@ -267,11 +251,5 @@ def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(
     )
     archive_everything(context)
     context.store.close()
-    assert any(
-        " for a block with transaction " in line and "; that block ends it, or block " in line
-        for line in said
-    )
-    assert any(
-        " to prove the file to the chain; it ends when the chain lists the provider" in line
-        for line in said
-    )
+    assert any("a block with transaction" in line for line in output)
+    assert any("prove the file" in line for line in output)

@@ -1,6 +1,4 @@
-"""Chunks that are archived several at a time, by real processes that are really interrupted and
-killed.
-"""
+"""Concurrent workers, with real processes that are interrupted and killed."""
 
 import contextlib
 import io
@@ -18,7 +16,7 @@ from rich.console import Console
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_source
-from caf_pipeline.dagster_host.workers import WORTH_BYTES, Workers, workers_worth
+from caf_pipeline.dagster_host.workers import CONCURRENT_MIN_BYTES, Workers, best_worker_count
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.errors import (
     ChunkTooLarge,
@@ -50,7 +48,7 @@ KEYS = {
 
 @pytest.fixture
 def run(pipeline):
-    """Run the command with two chunks at a time; what it prints is kept in `run.printed`."""
+    """Run the command with two workers; `run.printed` has its output."""
 
     def command(**options):
         command.printed = io.StringIO()
@@ -90,7 +88,7 @@ def test_of_two_chunks_at_a_time_one_is_packed(pipeline, run):
 
 
 def _packing_time(instance, chunk):
-    """Return when packing a chunk began, and when it was sealed."""
+    """Return when packing a chunk began, and when the chunk was sealed."""
     (run,) = instance.get_runs(RunsFilter(tags={PARTITION_TAG: chunk}))
     steps = {
         step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)
@@ -107,14 +105,12 @@ def test_a_failed_chunk_lets_the_others_go_on(pipeline, run, database):
     assert list(summary.failed) == [first]
     assert summary.exit_status == 12
     assert pipeline.chunks(ChunkState.LOCATED) == others
-    assert f"chunk {first} failed: the plan of chunk {first}" in run.printed.getvalue()
+    assert f"chunk {first} failed: " in run.printed.getvalue()
     assert "hint: the folder" in run.printed.getvalue()
 
 
 @pytest.mark.thorough
-def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(
-    pipeline, run, database
-):
+def test_three_equal_permanent_errors_stop_all_workers(pipeline, run, database):
     pipeline.put(48)
     chunks = pipeline.plan()
     _spoil(database, *chunks)
@@ -134,7 +130,7 @@ def _spoil(database, *chunks):
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_a_live_run_holds_is_left_to_it(pipeline, run):
+def test_workers_leave_a_held_chunk_alone(pipeline, run):
     pipeline.put(12)
     first, second = pipeline.plan()
     with pipeline.ledger.leases.hold(f"chunk/{first}", this_process("other-run")):
@@ -145,7 +141,7 @@ def test_a_chunk_that_a_live_run_holds_is_left_to_it(pipeline, run):
 
 
 @pytest.mark.thorough
-def test_where_staging_has_room_for_one_chunk_one_follows_the_other(pipeline, run):
+def test_chunks_are_sequential_if_staging_has_room_for_one(pipeline, run):
     pipeline.put(36)
     pipeline.plan()
     most = max(chunk.expected_size_bytes for chunk in pipeline.ledger.chunks.list(SOURCE))
@@ -156,12 +152,12 @@ def test_where_staging_has_room_for_one_chunk_one_follows_the_other(pipeline, ru
         workers=3,
     )
     assert (summary.objects, summary.failed, summary.exit_status) == (36, {}, 0)
-    assert "from now on one chunk after the other" in run.printed.getvalue()
+    assert "after the other" in run.printed.getvalue()
 
 
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket):
-    """A command line whose source makes some five chunks."""
+    """A command line for a source with five chunks."""
     for number in range(OBJECTS):
         new_bucket.put(f"key-{number:03}", os.urandom(3_000))
     caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
@@ -171,7 +167,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 @pytest.fixture
 def command(caf, ledger, database):
-    """A command with two workers, held up by a pause in the middle of two chunks."""
+    """A command with two workers, paused while both have a chunk."""
     process = caf.start("run", "--source", "src", "--workers", "2")
     try:
         wait_for(
@@ -179,7 +175,7 @@ def command(caf, ledger, database):
             process,
         )
         Ledger(database).controls.set("paused", "a test")
-        wait_for(lambda: any(one.wait.chunk for one in ledger.waits.list()), process)
+        wait_for(lambda: any(item.wait.chunk for item in ledger.waits.list()), process)
         yield process
     finally:
         process.kill()
@@ -187,14 +183,14 @@ def command(caf, ledger, database):
 
 
 def our_workers(pid=None):
-    """Return the workers of a process, of this one by default."""
+    """Return the worker processes of a process; default: this one."""
     return [
         child for child in psutil.Process(pid).children() if "caf_pipeline.entry" in child.cmdline()
     ]
 
 
 def is_alive(process):
-    """Whether a process runs; one that was not yet waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -208,9 +204,7 @@ def finished_by_the_next(caf, ledger, database):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(
-    caf, command, ledger, database
-):
+def test_ctrl_c_ends_the_workers_and_the_next_resumes(caf, command, ledger, database):
     workers = our_workers(command.pid)
     assert len(workers) == 2
     command.send_signal(signal.SIGINT)
@@ -223,9 +217,7 @@ def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(
 
 
 @pytest.mark.thorough
-def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(
-    caf, command, ledger, database
-):
+def test_workers_end_with_a_killed_command(caf, command, ledger, database):
     workers = our_workers(command.pid)
     command.kill()
     command.wait()
@@ -235,13 +227,13 @@ def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(
 
 @pytest.mark.thorough
 def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, database):
-    (waiting, *_) = [one.wait.chunk for one in ledger.waits.list() if one.wait.chunk]
+    (waiting, *_) = [item.wait.chunk for item in ledger.waits.list() if item.wait.chunk]
     (lease,) = [lease for lease in ledger.leases.list() if lease.name == chunk_lease(waiting)]
     psutil.Process(lease.holder.pid).kill()
     Ledger(database).controls.set("paused", None)
     _, err = command.communicate(timeout=PATIENCE_SECONDS)
     assert command.returncode == 12
-    assert f"the process that archived chunk {waiting} was killed by SIGKILL".encode() in err
+    assert f"chunk {waiting} was killed".encode() in err
     assert {
         chunk.name for chunk in ledger.chunks.list() if chunk.state is not ChunkState.LOCATED
     } == {waiting}
@@ -249,7 +241,7 @@ def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, dat
 
 
 @pytest.mark.thorough
-def test_an_error_that_no_chunk_can_be_archived_with_is_raised_and_no_worker_is_left(pipeline):
+def test_a_general_error_is_raised_and_ends_all_workers(pipeline):
     settings = pipeline.settings.model_copy(
         update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")}
     )
@@ -260,20 +252,20 @@ def test_an_error_that_no_chunk_can_be_archived_with_is_raised_and_no_worker_is_
 
 
 class _Deaf:
-    """Takes what a worker tells, and does nothing with it."""
+    """Ignores all messages of a worker."""
 
     def __getattr__(self, name):
         return lambda *_, **__: None
 
 
-def test_processes_are_worth_their_start_where_much_is_left_beside_the_largest_chunk():
+def test_two_workers_are_used_only_for_large_plans():
     def chunks(*sizes):
         return [a_chunk(f"src-1-{number}", object_bytes=size) for number, size in enumerate(sizes)]
 
-    assert workers_worth(chunks(WORTH_BYTES, WORTH_BYTES)) == 2
-    assert workers_worth(chunks(WORTH_BYTES - 1, WORTH_BYTES)) == 1
-    assert workers_worth(chunks(30 * WORTH_BYTES)) == 1
-    assert workers_worth([]) == 1
+    assert best_worker_count(chunks(CONCURRENT_MIN_BYTES, CONCURRENT_MIN_BYTES)) == 2
+    assert best_worker_count(chunks(CONCURRENT_MIN_BYTES - 1, CONCURRENT_MIN_BYTES)) == 1
+    assert best_worker_count(chunks(30 * CONCURRENT_MIN_BYTES)) == 1
+    assert best_worker_count([]) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own
-instance.
-"""
+"""Assets and checks with a real S3 server, Postgres, a folder store and a Dagster instance."""
 
 import re
 import shutil
@@ -12,7 +10,7 @@ from dagster import AssetCheckSeverity, AssetKey, DagsterEventType, Definitions
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import asset_checks
-from caf_pipeline.defs.assets import InventoryTerms
+from caf_pipeline.defs.assets import InventoryConfig
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.errors import UsageError
@@ -53,14 +51,14 @@ def materialized(pipeline, result) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pipeline):
+def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
     pipeline.put(30)
     result = pipeline.execute(PLAN)
     assert materialized(pipeline, result) == ["s3_inventory", "chunk_plan"]
     (check,) = [
-        each
-        for each in result.get_asset_check_evaluations()
-        if each.check_name == "plan_accounts_for_inventory"
+        item
+        for item in result.get_asset_check_evaluations()
+        if item.check_name == "plan_accounts_for_inventory"
     ]
     assert check.passed
     assert check.metadata["claimed"].value == 30
@@ -69,7 +67,7 @@ def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pip
 
 
 @pytest.mark.thorough
-def test_the_plans_page_shows_what_it_comes_to_and_how_it_differs_from_the_last(pipeline):
+def test_the_plan_shows_its_totals_and_changes(pipeline):
     pipeline.put(30)
     shown = (
         pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
@@ -112,10 +110,7 @@ def test_the_plans_page_says_what_waits_and_until_when(pipeline):
     mine.put(2)
     result = mine.execute(PLAN)
     shown = result.asset_materializations_for_node("my_source__chunk_plan")[0].metadata
-    assert (shown["plan"].value, shown["waiting_objects"].value) == (
-        "what is new waits for more",
-        2,
-    )
+    assert shown["waiting_objects"].value == 2
     assert (
         shown["waiting_until"].value == mine.ledger.chunks.account(SOURCE).waiting.until.timestamp()
     )
@@ -184,7 +179,7 @@ def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(pipeline):
+def test_a_held_chunk_succeeds_without_a_materialization(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     other = pipeline.run_context("another run")
@@ -195,7 +190,7 @@ def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(
     assert pipeline.instance.get_run_by_id(result.run_id).tags["caf/held_by"] == "another run"
 
 
-def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, database):
+def test_a_chunk_with_missing_objects_is_not_stored(pipeline, database):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
     assert pipeline.execute(
@@ -239,7 +234,7 @@ def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
         assert resolver.get_status(key(name), chunk) is StaleStatus.FRESH
 
 
-def test_a_partition_that_was_lost_is_registered_by_the_next_plan(pipeline):
+def test_a_lost_partition_is_added_by_the_next_plan(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
@@ -260,7 +255,7 @@ def test_a_window_takes_only_that_part_of_the_listing(pipeline):
 
 @pytest.fixture
 def reported(pipeline):
-    """The pipeline with the setting `inventory`, and what writes reports there."""
+    """The pipeline with inventory reports."""
     reports = ReportWriter(
         pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
     )
@@ -270,18 +265,18 @@ def reported(pipeline):
 
 
 def inventory_page(pipeline, **config):
-    """Execute a plan with this config of the inventory; return what the inventory's page shows."""
+    """Execute a plan; return the metadata of the inventory."""
     result = pipeline.execute(
         PLAN, run_config={"ops": {"my_source__s3_inventory": {"config": config}}}
     )
     return result, {
         name: value.value
-        for one in result.asset_materializations_for_node("my_source__s3_inventory")
-        for name, value in one.metadata.items()
+        for item in result.asset_materializations_for_node("my_source__s3_inventory")
+        for name, value in item.metadata.items()
     }
 
 
-def test_the_inventorys_page_shows_which_report_was_taken_and_how_old_it_was(reported):
+def test_the_inventory_shows_its_report_and_its_age(reported):
     pipeline, reports = reported
     pipeline.put(3)
     moment = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2, hours=3)
@@ -305,7 +300,7 @@ def test_a_report_that_is_old_is_warned_about(reported):
 
 
 @pytest.mark.thorough
-def test_a_source_with_reports_is_listed_where_a_run_asks_for_it_or_takes_a_part(reported):
+def test_list_bucket_or_a_window_overrides_reports(reported):
     pipeline, reports = reported
     pipeline.put(3)
     reports.write(rows=[])
@@ -324,7 +319,7 @@ def test_a_report_is_not_taken_in_part(reported, config):
     pipeline, _ = reported
     result, _ = inventory_page(pipeline, report="2026-11-21", **config)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
-    assert "a report is taken as a whole" in failure.step_failure_data.user_failure_data.description
+    assert "'report'" in failure.step_failure_data.user_failure_data.description
 
 
 @pytest.mark.parametrize(
@@ -332,22 +327,19 @@ def test_a_report_is_not_taken_in_part(reported, config):
     [
         ({"after": "%zz"}, "'after' is not percent-encoded: '%zz'"),
         ({"until": "100%"}, "'until' is not percent-encoded: '100%'"),
-        ({"after": "b", "until": "a"}, "'until' is 'a', which is not greater than 'after', 'b'"),
-        (
-            {"after": "a", "until": "%61"},
-            "'until' is '%61', which is not greater than 'after', 'a'",
-        ),
-        ({"until": ""}, "'until' is '', which is not greater than 'after', ''"),
+        ({"after": "b", "until": "a"}, "'a'"),
+        ({"after": "a", "until": "%61"}, "'%61'"),
+        ({"until": ""}, "''"),
     ],
 )
-def test_a_window_that_is_none_is_refused_before_anything_is_listed(config, said):
+def test_an_invalid_window_is_refused(config, said):
     with pytest.raises(UsageError, match=re.escape(said)):
-        InventoryTerms(**config).window()
+        InventoryConfig(**config).window()
 
 
-def test_a_window_is_of_the_bytes_that_its_keys_are_written_for():
-    assert InventoryTerms().window() == (b"", None)
-    assert InventoryTerms(after="a+%25", until="%c3%A4").window() == (b"a+%", "ä".encode())
+def test_a_window_decodes_percent_encoded_keys():
+    assert InventoryConfig().window() == (b"", None)
+    assert InventoryConfig(after="a+%25", until="%c3%A4").window() == (b"a+%", "ä".encode())
 
 
 def test_the_source_is_complete_only_when_everything_is_located(pipeline):
@@ -394,7 +386,7 @@ def test_a_chunk_is_archived_though_its_inventory_is_gone(pipeline):
     assert counts(pipeline) == (0, 1)
 
 
-def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
+def test_a_damaged_chunk_makes_the_source_incomplete(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk)
@@ -406,7 +398,7 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
         assert ("1 chunk damaged: " in (check.description or "")) is not passed
 
 
-def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
+def test_a_run_of_a_damaged_chunk_fails_with_a_hint(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk)
@@ -427,7 +419,7 @@ def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
         (chunk_steps.load_batch, "stored_chunk", "is packing, and not sealed yet"),
     ],
 )
-def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, until, asset, said):
+def test_a_later_asset_of_a_planned_chunk_is_not_materialized(pipeline, until, asset, said):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk, until=until)
@@ -441,16 +433,11 @@ def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, un
 @pytest.mark.parametrize(
     ("partition", "said"),
     [
-        ("foo", "partition 'foo' is not the id of a chunk"),
-        (
-            "other-1a2b3c4d-00001",
-            "partition 'other-1a2b3c4d-00001' is a chunk of source 'other', and not of 'my-source'",
-        ),
+        ("foo", "partition 'foo'"),
+        ("other-1a2b3c4d-00001", "source 'other', not of 'my-source'"),
     ],
 )
-def test_a_partition_that_is_no_chunk_of_the_source_fails_once_and_says_so(
-    pipeline, partition, said
-):
+def test_a_partition_of_no_chunk_fails_without_retry(pipeline, partition, said):
     pipeline.instance.add_dynamic_partitions("my-source_chunks", [partition])
     result = pipeline.execute(ARCHIVE, partition_key=partition)
     (failed,) = [event for event in result.all_events if event.is_step_failure]
@@ -462,7 +449,7 @@ def test_a_partition_that_is_no_chunk_of_the_source_fails_once_and_says_so(
     ]
 
 
-def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_packed_again(pipeline):
+def test_a_step_without_s3_fails_permanently_if_packing_is_needed(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.post_file)
@@ -475,7 +462,7 @@ def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_pac
         if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
     ]
     (failed,) = [event for event in result.all_events if event.is_step_failure]
-    assert "does not read the bucket" in failed.step_failure_data.user_failure_data.description
+    assert "bucket of 'my-source'" in failed.step_failure_data.user_failure_data.description
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     assert pipeline.ledger.chunks.get(chunk).state is ChunkState.LOCATED
 
@@ -483,15 +470,15 @@ def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_pac
 def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
     pipeline.put(1)
     inventories.take_inventory(pipeline.run_context())
-    found = asset_checks._plan_accounts(pipeline.run_context(), "")
-    assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
+    result = asset_checks._plan_accounts(pipeline.run_context(), "")
+    assert (result.passed, result.severity) == (False, AssetCheckSeverity.WARN)
     pipeline.plan()
     pipeline.put(2, prefix="new")
     inventories.take_inventory(pipeline.run_context())
     assert asset_checks._plan_accounts(pipeline.run_context(), "").passed
 
 
-def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fails_its_checks(
+def test_missing_and_unlocated_chunks_fail_their_checks(
     pipeline,
 ):
     pipeline.put(1)
@@ -502,15 +489,13 @@ def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fai
     assert asset_checks._chunk_reads_back(context, chunk).passed
     shutil.rmtree(context.store.folder / "chunks")
     assert not asset_checks._chunk_reads_back(context, chunk).passed
-    found = asset_checks._chunk_accounts(context, chunk)
-    assert not found.passed
-    assert "cannot be read" in found.description
+    result = asset_checks._chunk_accounts(context, chunk)
+    assert not result.passed
+    assert "cannot be read" in result.description
 
 
 @pytest.mark.parametrize("left", ["the one before", "none"])
-def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_the_last_one(
-    pipeline, left
-):
+def test_completeness_needs_the_last_inventory_on_this_machine(pipeline, left):
     before = inventories.take_inventory(pipeline.run_context())
     if left == "none":
         before.path.unlink()
@@ -523,12 +508,11 @@ def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_t
     planning.cut_plan(context, inventories.take_inventory(context))
     (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
     assert not check.passed
-    assert check.description.startswith("The last whole inventory, of 20")
-    assert check.description.endswith(" is not on this machine.")
+    assert "this machine" in check.description
 
 
 @pytest.mark.thorough
-def test_each_plan_ends_with_the_question_whether_the_source_is_complete(pipeline):
+def test_each_plan_checks_completeness(pipeline):
     pipeline.put(1)
     assert checks(pipeline.execute(PLAN)) == {
         "plan_accounts_for_inventory": True,
@@ -541,7 +525,7 @@ def test_each_plan_ends_with_the_question_whether_the_source_is_complete(pipelin
     }
 
 
-def test_a_bucket_that_is_missing_fails_the_inventory_with_its_hint(pipeline):
+def test_a_missing_bucket_fails_the_inventory_with_a_hint(pipeline):
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
     result = pipeline.execute(PLAN)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
@@ -558,7 +542,7 @@ def test_sources_of_any_legal_name_can_be_loaded(pipeline_settings, source):
     Definitions.validate_loadable(build_defs(settings))
 
 
-def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
+def test_an_empty_inventory_shows_a_warning(pipeline):
     (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node(
         "my_source__s3_inventory"
     )
@@ -574,7 +558,7 @@ def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
 
 
 @pytest.mark.thorough
-def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_are_asked_for(
+def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
     pipeline,
 ):
     pipeline.bucket.keep_versions()
@@ -588,18 +572,14 @@ def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_a
         check.metadata["versions"].value,
         check.metadata["older_versions"].value,
     ) == (True, "current", 1)
-    assert check.description == "The source's setting 'versions' leaves out 1 older version."
+    assert "1 older version" in check.description
     source = pipeline.settings.sources[SOURCE].model_copy(update={"versions": "all"})
     everything = replace(
         pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
     )
     (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
     assert not check.passed
-    assert (
-        check.description
-        == "The latest whole inventory has current versions only, and the setting 'versions' is "
-        "'all'."
-    )
+    assert "'versions' is 'all'" in check.description
     _, shown = inventory_page(everything)
     assert {
         name: shown[name]
@@ -611,8 +591,8 @@ def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_a
         "delete_markers": 0,
         "deleted_keys": 0,
     }
-    for one in everything.chunks(ChunkState.PLANNED):
-        everything.execute(ARCHIVE, partition_key=one)
+    for item in everything.chunks(ChunkState.PLANNED):
+        everything.execute(ARCHIVE, partition_key=item)
     (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
     assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (
         True,

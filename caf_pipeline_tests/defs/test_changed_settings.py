@@ -1,13 +1,12 @@
-"""Settings of a source that change while its sensor is in the middle of a round: no object is
-missed without a word.
-"""
+"""Settings that change while the sensor lists the bucket: no object is missed."""
 
 import pytest
 
 from caf_pipeline.errors import LedgerError
-from caf_pipeline_tests.automation.test_event_queue import Queue
-from caf_pipeline_tests.automation.test_sensors import SOURCE, Looks
+from caf_pipeline_tests.support.event_queue import Queue
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
+from caf_pipeline_tests.support.pipeline_runs import SOURCE
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -16,79 +15,75 @@ pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture
-def looks(pipeline, unruly_s3):
-    """Looks, of which the last has left a part of the bucket that is wholly new, goes on behind it,
-    and is not planned yet.
-    """
-    looks = Looks(pipeline, unruly_s3)
-    looks.put("a1 a2 c d")
-    looks.plan({})
-    looks.put("a0 m0 m1 m2 m3 m4 m5 z")
-    while "since" not in (looks.cursor or ""):
-        looks.look()
-    return looks
+def ticks(pipeline, unruly_s3):
+    """Ticks whose cursor has a part with new objects that is not planned yet."""
+    ticks = NewObjectsTicks(pipeline, unruly_s3)
+    ticks.put("a1 a2 c d")
+    ticks.plan({})
+    ticks.put("a0 m0 m1 m2 m3 m4 m5 z")
+    while "since" not in (ticks.cursor or ""):
+        ticks.next_part()
+    return ticks
 
 
-def claimed_after_a_round(looks) -> int:
-    """Look on until a round has nothing new, and plan what is asked for; return how many objects
-    are claimed then.
-    """
+def claimed_after_a_round(ticks) -> int:
+    """Tick until a whole cycle has nothing new, planning each part; return the claimed objects."""
     looked = 0
     while looked < 12:
-        part = looks.look()
+        part = ticks.next_part()
         looked = 0 if part else looked + 1
         if part:
-            looks.plan(part)
-    return looks.pipeline.ledger.chunks.account(SOURCE).claimed_objects
+            ticks.plan(part)
+    return ticks.pipeline.ledger.chunks.account(SOURCE).claimed_objects
 
 
-def test_what_filters_no_longer_leave_out_is_planned(looks):
-    looks.set(include=("z", "m3"))
-    assert claimed_after_a_round(looks) == 6
-    looks.set(include=(), exclude=("m1",))
-    assert claimed_after_a_round(looks) == 11
-    looks.set(exclude=())
-    assert claimed_after_a_round(looks) == 12
+def test_what_filters_no_longer_leave_out_is_planned(ticks):
+    ticks.set(include=("z", "m3"))
+    assert claimed_after_a_round(ticks) == 6
+    ticks.set(include=(), exclude=("m1",))
+    assert claimed_after_a_round(ticks) == 11
+    ticks.set(exclude=())
+    assert claimed_after_a_round(ticks) == 12
 
 
-def test_reports_in_place_of_listings_and_back(looks):
-    bucket = looks.pipeline.bucket
+def test_reports_in_place_of_listings_and_back(ticks):
+    bucket = ticks.pipeline.bucket
     reports = ReportWriter(bucket.client, bucket.name, make_bucket(bucket.endpoint).name)
-    looks.set(inventory=reports.folder)
-    assert claimed_after_a_round(looks) == 12
-    looks.put("n0 n1 n2 n3 n4")
-    looks.look()
-    looks.set(inventory="")
-    assert claimed_after_a_round(looks) == 17
+    ticks.set(inventory=reports.folder)
+    assert claimed_after_a_round(ticks) == 12
+    ticks.put("n0 n1 n2 n3 n4")
+    ticks.next_part()
+    ticks.set(inventory="")
+    assert claimed_after_a_round(ticks) == 17
 
 
-def test_all_versions_in_place_of_the_current_ones_and_back(looks):
-    client, name = looks.pipeline.bucket.client, looks.pipeline.bucket.name
+def test_all_versions_in_place_of_the_current_ones_and_back(ticks):
+    client, name = ticks.pipeline.bucket.client, ticks.pipeline.bucket.name
     client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
-    looks.put("b m1 m1")
-    looks.set(versions="all")
-    assert claimed_after_a_round(looks) == 15  # a version "null" of m1, and two with an id
-    looks.set(versions="current")
-    looks.put("b x0 x1")
-    assert claimed_after_a_round(looks) == 18
+    ticks.put("b m1 m1")
+    ticks.set(versions="all")
+    assert claimed_after_a_round(ticks) == 15  # a version "null" of m1, and two with an id
+    ticks.set(versions="current")
+    ticks.put("b x0 x1")
+    assert claimed_after_a_round(ticks) == 18
 
 
-def test_what_a_round_saw_is_planned_where_the_source_has_a_queue_from_now_on(looks):
-    queue = Queue(looks.pipeline)
-    looks.set(queue=queue.url)
-    part = looks.look()
+def test_pages_listed_before_a_queue_is_set_are_planned(ticks):
+    queue = Queue(ticks.pipeline)
+    ticks.set(queue=queue.url)
+    part = ticks.next_part()
     assert part == {"after": "m0", "until": "m2"}
-    assert looks.plan(part) == 6
-    assert looks.look() is None
-    assert looks.cursor == '{"after": "m2"}'
+    assert ticks.plan(part) == 6
+    assert ticks.next_part() is None
+    assert ticks.cursor == '{"after": "m2"}'
 
 
-def test_another_prefix_or_bucket_fails_each_tick_until_it_is_set_back(looks):
-    cursor, bucket = looks.cursor, looks.pipeline.bucket
+def test_a_changed_bucket_or_prefix_fails_each_tick(ticks):
+    cursor, bucket = ticks.cursor, ticks.pipeline.bucket
     for changed in ({"prefix": "m"}, {"bucket": make_bucket(bucket.endpoint).name}):
-        looks.set(**changed)
-        with pytest.raises(LedgerError, match="in the ledger, and"):
-            looks.look()
-        looks.set(prefix="", bucket=bucket.name)
-    assert looks.cursor == cursor
-    assert claimed_after_a_round(looks) == 12
+        ticks.set(**changed)
+        with pytest.raises(LedgerError, match="in the ledger"):
+            ticks.next_part()
+        ticks.set(prefix="", bucket=bucket.name)
+    assert ticks.cursor == cursor
+    assert claimed_after_a_round(ticks) == 12

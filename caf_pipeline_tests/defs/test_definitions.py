@@ -1,4 +1,4 @@
-"""What Dagster's tools load, in a process of its own as they load it."""
+"""Dagster's tools load the definitions in a process of their own."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_each_source_has_its_own_group_of_the_same_assets():
 
 
 @pytest.mark.parametrize("on_jackal", [True, False])
-def test_a_proven_chunk_is_described_by_what_its_store_can_show(on_jackal):
+def test_the_proof_check_describes_its_store(on_jackal):
     specs = {
         spec.name: spec
         for check in source_checks("a", on_jackal=on_jackal)

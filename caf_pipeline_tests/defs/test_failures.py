@@ -1,4 +1,4 @@
-"""How a step's failure is told to Dagster, and which retry sees it."""
+"""Failures of steps: what Dagster shows, and which retry applies."""
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RetryPolicy, job, op
@@ -25,17 +25,15 @@ def ephemeral():
 def execute(
     instance, error: Exception
 ) -> tuple[list[CafError], DagsterRunStatus, dict[str, object]]:
-    """Execute an op that raises `error`; return the errors told, the run's status and the failure's
-    metadata.
-    """
-    told: list[CafError] = []
+    """Execute an op that raises `error`; return the errors, the run's status and the metadata."""
+    reports: list[CafError] = []
 
     def fail() -> None:
         raise error
 
     @op(retry_policy=TWICE)
     def failing(context):
-        attempt(context, fail, told.append)
+        attempt(context, fail, reports.append)
 
     @job
     def a_job():
@@ -53,25 +51,25 @@ def execute(
         if failure
         for name, value in failure.metadata.items()
     }
-    return told, instance.get_run_by_id(result.run_id).status, shown
+    return reports, instance.get_run_by_id(result.run_id).status, shown
 
 
-def test_a_transient_error_is_retried_as_often_as_the_policy_says(ephemeral):
-    told, status, _ = execute(ephemeral, LedgerUnreachable("the database is away"))
-    assert (len(told), status) == (3, DagsterRunStatus.FAILURE)
+def test_a_transient_error_is_retried_by_the_policy(ephemeral):
+    reports, status, _ = execute(ephemeral, LedgerUnreachable("the database is away"))
+    assert (len(reports), status) == (3, DagsterRunStatus.FAILURE)
 
 
 def test_a_permanent_error_is_not_retried(ephemeral):
-    told, status, _ = execute(ephemeral, SourceDenied("no entry"))
-    assert (len(told), status) == (1, DagsterRunStatus.FAILURE)
+    reports, status, _ = execute(ephemeral, SourceDenied("no entry"))
+    assert (len(reports), status) == (1, DagsterRunStatus.FAILURE)
 
 
 def test_the_failure_shows_kind_exit_code_and_hint(ephemeral):
-    _, _, shown = execute(ephemeral, SourceDenied("no entry", hint="ask for the keys"))
-    assert shown == {"error": "SourceDenied", "exit_code": 5, "hint": "ask for the keys"}
+    _, _, shown = execute(ephemeral, SourceDenied("denied", hint="request access"))
+    assert shown == {"error": "SourceDenied", "exit_code": 5, "hint": "request access"}
 
 
-def test_a_run_is_marked_as_ended_by_an_outage_only_where_its_last_error_is_one(ephemeral):
+def test_only_a_last_error_by_outage_marks_the_run(ephemeral):
     execute(ephemeral, StoreUnreachable("no answer"))
     execute(ephemeral, SourceDenied("no entry"))
     denied, unreachable = ephemeral.get_runs()
@@ -80,6 +78,6 @@ def test_a_run_is_marked_as_ended_by_an_outage_only_where_its_last_error_is_one(
 
 
 def test_held_by_another_run_is_an_outcome_and_no_failure(ephemeral):
-    told, status, _ = execute(ephemeral, HeldByOther("held", holder="run-7"))
-    assert (told, status) == ([], DagsterRunStatus.SUCCESS)
+    reports, status, _ = execute(ephemeral, HeldByOther("held", holder="run-7"))
+    assert (reports, status) == ([], DagsterRunStatus.SUCCESS)
     assert ephemeral.get_runs()[0].tags["caf/held_by"] == "run-7"

@@ -1,7 +1,4 @@
-"""What the UI's first pages show of a `caf run`, asked of a real webserver as the UI asks it.
-
-Slow: a code server loads first.
-"""
+"""The first pages of the UI after a `caf run`, queried from a real webserver."""
 
 import io
 from pathlib import Path
@@ -19,15 +16,17 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
 
-# As the timeline of the UI asks (`CompletedRunTimelineQuery`): it leaves out a run that has no
-# repository of its own.
+# Like the timeline's query in the UI (`CompletedRunTimelineQuery`), which omits a run without a
+# repository.
 TIMELINE = """
 query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
-    id jobName status hasReExecutePermission repositoryOrigin { repositoryName repositoryLocationName }
-} } } }"""  # noqa: E501
+    id jobName status hasReExecutePermission
+    repositoryOrigin { repositoryName repositoryLocationName }
+} } } }"""
 JOBS = """
-{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename ... on RepositoryLocation {
-    repositories { name pipelines { name } } } } } } } }"""  # noqa: E501
+{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError {
+    __typename ... on RepositoryLocation { repositories { name pipelines { name } } }
+} } } } }"""
 RUN_AGAIN = """
 mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $parameters) {
     __typename ... on LaunchRunSuccess { run { id } } ... on PythonError { message } } }"""
@@ -35,20 +34,18 @@ mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionPar
 
 @pytest.fixture
 def ui(pipeline, tmp_path, monkeypatch):
-    """The webserver on the pipeline's instance; its code server loads the pipeline's settings from
-    a caf.toml.
-    """
-    settings, its = pipeline.settings, pipeline.settings.sources[SOURCE]
+    """A webserver whose code server loads the pipeline's settings from a caf.toml."""
+    settings, source = pipeline.settings, pipeline.settings.sources[SOURCE]
     (tmp_path / "caf.toml").write_text(
         f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = '
         f'"{settings.store.folder}"\n[sources.my-source]\n'
-        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = '
-        f"{int(its.target_size)}\npublic = true\n"
+        f'bucket = "{source.bucket}"\nendpoint_url = "{source.endpoint_url}"\ntarget_size = '
+        f"{int(source.target_size)}\npublic = true\n"
     )
     monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "caf.toml"))
     monkeypatch.setenv("CAF_DATABASE_URL", settings.database_url.get_secret_value())
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", its.access_key_id.get_secret_value())
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", its.secret_access_key.get_secret_value())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", source.access_key_id.get_secret_value())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", source.secret_access_key.get_secret_value())
     with webserver(pipeline.instance) as server:
         yield server
 
@@ -58,7 +55,7 @@ def run_all(pipeline) -> None:
 
 
 @pytest.mark.thorough
-def test_a_caf_run_is_in_the_timeline_and_each_of_its_runs_can_be_executed_again(pipeline, ui):
+def test_the_ui_shows_and_reexecutes_runs_of_caf_run(pipeline, ui):
     pipeline.put(3)
     run_all(pipeline)
     (entry,) = ui.ask(JOBS)["workspaceOrError"]["locationEntries"]
@@ -95,13 +92,13 @@ ENTRIES = "metadataEntries { label ... on IntMetadataEntry { intValue } \
     ... on TableMetadataEntry { table { schema { columns { name } } records } } \
     ... on TableSchemaMetadataEntry { schema { columns { name type constraints { nullable } } } } }"
 ASSETS = f"""
-{{ assetNodes {{ assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }} }} }}"""  # noqa: E501
+{{ assetNodes {{
+    assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }}
+}} }}"""
 
 
 @pytest.mark.thorough
-def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(
-    pipeline, ui, database
-):
+def test_assets_show_rows_columns_uri_and_sizes(pipeline, ui, database):
     pipeline.put(3)
     run_all(pipeline)
     always, made = {}, {}

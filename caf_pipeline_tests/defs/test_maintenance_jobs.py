@@ -1,6 +1,4 @@
-"""Jobs and checks that look after what is stored: every look stands at its chunk's partition,
-damage is shown and mended.
-"""
+"""Jobs and checks of stored chunks: results in their partitions, damage, repairs."""
 
 from dataclasses import replace
 
@@ -41,9 +39,7 @@ PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionR
 
 @pytest.fixture
 def archived(pipeline):
-    """A source of some chunks in a folder, all located: by the steps of a run, since a run of each
-    takes seconds.
-    """
+    """A source with several located chunks in a folder, archived without runs to save time."""
     pipeline.put(30)
     for chunk in pipeline.plan():
         archive_chunk(pipeline.run_context(), chunk)
@@ -52,7 +48,7 @@ def archived(pipeline):
 
 @pytest.fixture
 def on_jackal(pipeline, network):
-    """The pipeline, with its store on a Jackal network."""
+    """The pipeline on a Jackal network."""
     store, jackal = StoreSettings(kind="jackal"), jackal_settings(network)
     return replace(
         pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal})
@@ -65,13 +61,13 @@ def with_jackal(pipeline, **changes):
 
 
 def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
-    """What the UI shows of the check for each partition."""
+    """Return what the UI shows of the check for each partition."""
     infos = pipeline.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
     return {info.partition_key: info.latest_execution_status for info in infos}
 
 
 def stored_file(pipeline, chunk: str):
-    """The file of a chunk in the folder store."""
+    """Return the file of a chunk in the folder store."""
     return (
         pipeline.settings.store.folder
         / "chunks"
@@ -80,7 +76,7 @@ def stored_file(pipeline, chunk: str):
 
 
 def lose(pipeline, chunk: str) -> None:
-    """Let the folder store lose the end of a chunk."""
+    """Truncate a chunk's file in the folder store."""
     stored_file(pipeline, chunk).write_bytes(b"cut off")
 
 
@@ -89,7 +85,7 @@ def lose(pipeline, chunk: str) -> None:
 
 
 @pytest.mark.thorough
-def test_one_run_proves_many_chunks_and_each_result_stands_at_its_own_partition(archived):
+def test_one_run_proves_many_chunks_each_in_its_partition(archived):
     result = archived.execute(PROVE)
     assert result.success
     assert shown(archived) == dict.fromkeys(archived.chunks(), PASSED)
@@ -113,7 +109,7 @@ def test_a_result_is_tied_to_the_partitions_latest_materialization(pipeline):
 
 
 @pytest.mark.thorough
-def test_a_run_looks_at_no_more_than_the_setting_says_and_the_next_goes_on(archived):
+def test_a_prove_run_is_limited_and_the_next_continues(archived):
     bounded = with_jackal(archived, prove_per_run=3)
     bounded.execute(PROVE)
     assert len(shown(archived)) == 3
@@ -121,7 +117,7 @@ def test_a_run_looks_at_no_more_than_the_setting_says_and_the_next_goes_on(archi
     assert set(shown(archived)) == set(archived.chunks())
 
 
-def test_wrong_bytes_fail_the_check_of_that_partition_and_mark_the_chunk(archived):
+def test_wrong_bytes_fail_the_check_and_mark_the_chunk(archived):
     first, *others = archived.chunks()
     file = stored_file(archived, first)
     file.write_bytes(bytes(byte ^ 0xFF for byte in file.read_bytes()))
@@ -178,7 +174,7 @@ def test_damaged_chunks_are_repaired_and_their_partitions_shown_as_sound(archive
 
 
 @pytest.mark.thorough
-def test_a_run_repairs_no_more_than_it_is_told(archived):
+def test_a_run_repairs_at_most_its_limit(archived):
     for chunk in archived.chunks():
         lose(archived, chunk)
     archived.execute(PROVE)
@@ -188,21 +184,18 @@ def test_a_run_repairs_no_more_than_it_is_told(archived):
     assert len(archived.chunks(ChunkState.DAMAGED)) == len(archived.chunks()) - 1
 
 
-def test_a_limit_that_lets_no_chunk_be_repaired_is_refused_in_one_sentence(pipeline):
+def test_a_repair_limit_of_zero_is_refused(pipeline):
     config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 0}}}}
     (failed,) = [
         event
         for event in pipeline.execute(REPAIR, run_config=config).all_events
         if event.is_step_failure
     ]
-    assert (
-        failed.step_failure_data.user_failure_data.description
-        == "'limit' is 0: a run repairs one chunk at least"
-    )
+    assert failed.step_failure_data.user_failure_data.description.startswith("'limit' is 0")
 
 
 @pytest.mark.thorough
-def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archived):
+def test_held_and_unrepairable_chunks_do_not_stop_repairs(archived):
     first, second, *_ = archived.chunks()
     for chunk in (first, second):
         lose(archived, chunk)
@@ -257,10 +250,11 @@ def test_space_that_ends_soon_is_an_error(on_jackal, network):
     network.grant(wallet.address, 10**9, days=5)
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
     assert (check.passed, check.severity.value) == (False, "ERROR")
-    assert "in 5.0 days: caf jackal buy --bytes 1000000000 --days 60" in check.description
+    assert "5.0 days" in check.description
+    assert "--bytes 1000000000 --days 60" in check.description
 
 
-def test_a_near_end_is_an_error_while_the_chain_is_away(on_jackal, network, monkeypatch):
+def test_a_near_end_is_an_error_without_the_chain(on_jackal, network, monkeypatch):
     wallet = new_wallet()
     mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     network.grant(wallet.address, 10**9, days=5)
@@ -275,7 +269,7 @@ def test_a_near_end_is_an_error_while_the_chain_is_away(on_jackal, network, monk
     assert "no node answers" in check.description
 
 
-def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal, network):
+def test_an_earlier_end_is_an_error_until_bought_back(on_jackal, network):
     wallet = new_wallet()
     mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     network.grant(wallet.address, 2 * 10**9, days=365)
@@ -284,17 +278,15 @@ def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal
     for _ in range(2):
         check = lasting(mine)
         assert (check.passed, check.severity.value) == (False, "ERROR")
-        assert "caf jackal buy --bytes 2000000000 --days 365" in check.description
+        assert "--bytes 2000000000 --days 365" in check.description
     network.grant(wallet.address, 2 * 10**9, days=366)
     assert lasting(mine).passed
 
 
 def test_a_wallet_without_space_is_a_warning(on_jackal):
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
-    assert (check.passed, check.description) == (
-        False,
-        "No space was bought yet: caf jackal buy --bytes 1000000000 --days 60.",
-    )
+    assert not check.passed
+    assert "--bytes 1000000000 --days 60" in check.description
 
 
 def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypatch):
@@ -309,7 +301,8 @@ def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypat
     monkeypatch.setattr(Chain, "confirmed_plan", lambda chain, _: (None, chain.now()))
     check = lasting(mine)
     assert (check.passed, check.severity.value) == (False, "ERROR")
-    assert "1 chunk stored: caf jackal buy --bytes 1000000000" in check.description
+    assert "1 chunk stored" in check.description
+    assert "--bytes 1000000000" in check.description
 
 
 def test_a_pending_purchase_explains_an_earlier_end(on_jackal, network):
@@ -341,7 +334,7 @@ def test_what_is_planned_must_fit_the_space(on_jackal, network):
 
 
 @pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks"])
-def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pipeline, name):
+def test_a_paused_tick_launches_nothing_and_shows_the_reason(pipeline, name):
     pipeline.put(3)
     pipeline.plan()
     pipeline.put(1, prefix="new")
@@ -352,7 +345,7 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
 
 
 def started(kind: str = "jackal", **its) -> dict[str, bool]:
-    """Which sensors and schedules are on by default."""
+    """Return which sensors and schedules are on by default."""
     defs = build_defs(
         Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)})
     )
@@ -381,7 +374,7 @@ def test_an_automatic_source_is_planned_and_archived_by_itself():
     assert not started(automatic=True, watch_interval_seconds=0)["new_objects_a"]
 
 
-def test_no_second_run_of_the_watch_begins_beside_one_that_takes_longer_than_an_hour(on_jackal):
+def test_an_hourly_schedule_skips_while_a_run_is_under_way(on_jackal):
     schedule = on_jackal.defs.resolve_schedule_def("prove_my_source_hourly")
     context = build_schedule_context(on_jackal.instance)
     assert len(schedule.evaluate_tick(context).run_requests) == 1
@@ -405,9 +398,7 @@ def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
         event.step_output_data.metadata for event in result.all_events if event.is_successful_output
     ]
     assert (output["suspected"].value, output["listed_in_bulk"].value) == (0, 0)
-    assert output["bulk_look"].value.startswith(
-        "the lists of 0 of 0 located chunks of all sources and the proofs of 0 copies"
-    )
+    assert "0 of 0 located chunks" in output["bulk_look"].value
     assert output["last_whole_bulk_look"].value > 0
 
 

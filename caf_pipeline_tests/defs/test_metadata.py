@@ -1,4 +1,4 @@
-"""What the pages of assets show: tables that fit, sizes for people beside the exact ones."""
+"""Metadata on the pages of assets."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ ADDRESS = "jkl1" + "q" * 33 + "end45"
 PROOF = f"{ADDRESS}/{'ab' * 32}/{ADDRESS}/123456"
 
 
-def test_a_row_of_the_table_of_providers_fits_its_page_and_the_addresses_stand_beside_it_in_full():
+def test_the_provider_table_shortens_addresses_and_lists_them_fully():
     shown = metadata.providers([Copy(ADDRESS, PROOF, 7)], fault=("string", ["none"]))
     (record,) = shown["providers"].records
     assert record.data == {
@@ -28,14 +28,14 @@ def test_a_size_for_people_stands_beside_the_exact_one():
     }
 
 
-def test_the_largest_histogram_is_short_enough_for_the_ui_to_show_it_at_once():
+def test_the_largest_histogram_fits_the_limit_of_the_ui():
     # Empty objects, up to 1 KiB, and so on to 64 TiB; S3's largest object has 50 TB.
     edges = [0, 1, *(1 << bits for bits in range(10, 48, 2))]
     sizes = [SizeStep(low, high, 225_000_000, 999 << 30) for low, high in pairwise(edges)]
-    assert len(metadata.drawn_histogram(sizes).value) < 1_000
+    assert len(metadata.histogram_metadata(sizes).value) < 1_000
 
 
-def test_hashes_in_a_text_are_shortened_since_no_page_breaks_them_and_addresses_are_not():
+def test_hashes_are_shortened_and_addresses_are_not():
     assert (
         metadata.shorten_hashes(f"no file {'4f' * 32}: {ADDRESS}")
         == f"no file 4f4f4f4f…: {ADDRESS}"

@@ -1,8 +1,4 @@
-"""What a person sees in the UI: the real webserver on an archived source, read in a real browser.
-
-`make screenshots` runs this with CAF_SCREENSHOTS, the folder in which the pictures of the README
-are written.
-"""
+"""Pages of the UI in a real browser."""
 
 import os
 import random
@@ -46,17 +42,14 @@ DRAWN = (
 
 @pytest.fixture
 def archived(pipeline, network, new_bucket, monkeypatch):
-    """A source on a Jackal network, archived by runs and proven.
-
-    Each look of the alert sensor is an observation.
-    """
+    """A source on a Jackal network, archived by runs, proven, and observed at each tick."""
     monkeypatch.setattr(evaluations, "OBSERVE_SECONDS", 0)
-    its = {
+    source = {
         "store": StoreSettings(kind="jackal"),
         "jackal": jackal_settings(network),
         "sources": {SOURCE: new_bucket.settings(target_size=6 << 20, public=True)},
     }
-    pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=its))
+    pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=source))
     chosen = random.Random(11)
     for number in range(48):
         new_bucket.put(
@@ -76,7 +69,7 @@ def archived(pipeline, network, new_bucket, monkeypatch):
 
 
 def lose_last_chunk(pipeline, network):
-    """Delete the last chunk at every provider, and look."""
+    """Delete the last chunk at every provider, and prove it."""
     lost = pipeline.chunks()[-1]
     for provider in range(len(network.providers)):
         network.delete_blob(provider, pipeline.ledger.chunks.get(lost).merkle_root)
@@ -87,7 +80,7 @@ def lose_last_chunk(pipeline, network):
 
 @contextmanager
 def served(pipeline, folder: Path) -> Iterator[str]:
-    """The webserver, which has no keys of the wallet; gives its address."""
+    """Run a webserver without the keys of the wallet; yield its address."""
     environment = settings_of(pipeline, folder)
     described = folder / "caf.toml"
     described.write_text(described.read_text().replace('kind = "directory"', 'kind = "jackal"'))
@@ -117,9 +110,7 @@ def served(pipeline, folder: Path) -> Iterator[str]:
 
 @needs_browser
 @pytest.mark.thorough
-def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows(
-    archived, network, tmp_path
-):
+def test_the_ui_shows_graph_chunk_failed_check_and_plots(archived, network, tmp_path):
     pictures = Path(PICTURES) if PICTURES else tmp_path
     chunks = archived.chunks()
     first = archived.ledger.chunks.get(chunks[0])
@@ -156,9 +147,8 @@ def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows
         window.size(1500, 1000)
         page = f"{assets}/stored_chunk?view=checks&checkDetail=chunk_is_proven"
         shown = window.open(page, "Failed", chunks[-1], "0 of 3 copies are right", "damaged")
-        assert (
-            shown.count("does not have the file") == 6
-        )  # in the sentence, and of each provider in the table
+        # In the description, and for each provider in the table.
+        assert shown.count("have the file") == 6
         assert window.run(FITS)
         window.picture(pictures / "failed-check.png")
 

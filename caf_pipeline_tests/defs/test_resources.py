@@ -1,6 +1,4 @@
-"""The resources: by name in the definitions, without secrets, opened by the step that asks and
-closed at the end.
-"""
+"""Resources hold no secrets, open on first use, and close after the run."""
 
 import pytest
 from botocore import UNSIGNED
@@ -23,7 +21,7 @@ KEYS = {
 MINE = SourceSettings(bucket="b", endpoint_url="http://127.0.0.1:1", region="eu-south-9", **KEYS)
 
 
-def test_each_source_has_an_s3_resource_with_its_settings_as_values():
+def test_each_source_has_an_s3_resource_with_its_settings():
     resources = build_defs(
         Settings(sources={"a": MINE, "b-c": SourceSettings(bucket="b", anonymous=True)})
     ).resources
@@ -57,7 +55,7 @@ def test_the_values_of_an_s3_resource_make_its_client():
 @pytest.mark.filterwarnings(
     "ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning"
 )  # of the snapshot itself
-def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_shows():
+def test_dagster_shows_no_access_keys():
     resource = S3SourceResource.of(MINE)
     assert resource.get_client()._get_credentials().secret_key == "secret-visible"
     assert not {name for name in type(resource).model_fields if "key" in name or "token" in name}
@@ -78,25 +76,27 @@ def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_show
         ({"path_style": False}, ("http://minio:9000", "eu-1", False, 1)),
     ],
 )
-def test_a_value_given_at_launch_leaves_the_others_as_they_are_set(instance, given, expected):
-    seen = []
+def test_a_value_at_launch_keeps_the_other_settings(instance, given, expected):
+    state = []
 
     @op(required_resource_keys={"s3_x"})
     def look(context):
-        its = context.resources.s3_x
-        seen.append((its.endpoint_url, its.region_name, its.path_style, its.max_attempts))
-        assert its.get_client().meta.endpoint_url == its.endpoint_url
+        source = context.resources.s3_x
+        state.append(
+            (source.endpoint_url, source.region_name, source.path_style, source.max_attempts)
+        )
+        assert source.get_client().meta.endpoint_url == source.endpoint_url
 
-    its = SourceSettings(bucket="b", endpoint_url="http://minio:9000", region="eu-1")
+    source = SourceSettings(bucket="b", endpoint_url="http://minio:9000", region="eu-1")
 
-    @job(resource_defs={"s3_x": S3SourceResource.of(its)})
+    @job(resource_defs={"s3_x": S3SourceResource.of(source)})
     def looks():
         look()
 
     assert looks.execute_in_process(
         instance=instance, run_config={"resources": {"s3_x": {"config": given}}}
     ).success
-    assert seen == [expected]
+    assert state == [expected]
 
 
 @pytest.mark.thorough
@@ -112,10 +112,11 @@ def test_a_value_given_at_launch_holds_for_that_run(pipeline):
     assert "127.0.0.1:1" in failed.step_failure_data.user_failure_data.description
 
 
-def test_only_what_lists_or_reads_the_bucket_asks_for_its_s3():
+def test_only_definitions_that_read_the_bucket_require_s3():
     graph = build_defs(Settings(sources={"a": MINE})).get_repository_def().assets_defs_by_key
     needs = {
-        key.path[1]: set(one.required_resource_keys) - {"io_manager"} for key, one in graph.items()
+        key.path[1]: set(item.required_resource_keys) - {"io_manager"}
+        for key, item in graph.items()
     }
     assert {name for name, keys in needs.items() if "s3_a" in keys} == {
         "s3_inventory",

@@ -1,6 +1,4 @@
-"""A real Dagster daemon for tests, with its code server and its runs, and an instance on which it
-looks each second.
-"""
+"""A real Dagster daemon for tests, with a code server and an instance polled each second."""
 
 import contextlib
 import os
@@ -22,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def impatient_home(settings) -> Path:
-    """Our dagster.yaml, with monitoring that looks each second."""
+    """Create a DAGSTER_HOME with our dagster.yaml, where run monitoring polls each second."""
     home = prepare_dagster_home(settings)
     instance = yaml.safe_load((ROOT / "dagster.yaml").read_text())
     instance["run_monitoring"] |= {
@@ -35,31 +33,27 @@ def impatient_home(settings) -> Path:
 
 
 def settings_of(pipeline, folder: Path) -> dict[str, str]:
-    """Write the settings of a pipeline into a caf.toml there; return the environment of processes
-    that are to have them.
-    """
-    settings, its = pipeline.settings, pipeline.settings.sources["my-source"]
+    """Write a pipeline's settings to `folder`/caf.toml; return the environment that uses them."""
+    settings, source = pipeline.settings, pipeline.settings.sources["my-source"]
     (folder / "caf.toml").write_text(
         f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = '
         f'"{settings.store.folder}"\n[sources.my-source]\n'
-        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = '
-        f"{int(its.target_size)}\npublic = true\n"
+        f'bucket = "{source.bucket}"\nendpoint_url = "{source.endpoint_url}"\n'
+        f"target_size = {int(source.target_size)}\npublic = true\n"
         "automatic = true\nwatch_interval_seconds = 0\n"
     )
     return {
         **os.environ,
         "CAF_CONFIG": str(folder / "caf.toml"),
         "CAF_DATABASE_URL": settings.database_url.get_secret_value(),
-        "CAF_SOURCES__MY-SOURCE__ACCESS_KEY_ID": its.access_key_id.get_secret_value(),
-        "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": its.secret_access_key.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__ACCESS_KEY_ID": source.access_key_id.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": source.secret_access_key.get_secret_value(),
     }
 
 
 @contextlib.contextmanager
 def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon, its code server and its runs, in a process group of their own that is killed at the
-    end.
-    """
+    """Run a daemon, its code server and its runs in a process group, which is killed at the end."""
     with (folder / "daemon.log").open("ab") as log:
         process = subprocess.Popen(
             [
@@ -83,17 +77,19 @@ def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess
 
 
 def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> None:
-    """Wait until it has ended well; where it does not, fail and say what its runs did last."""
+    """Wait until a backfill succeeds; otherwise fail and show its runs' last events."""
 
     def status() -> BulkActionStatus | None:
         backfill = instance.get_backfill(backfill_id)
         return backfill and backfill.status
 
-    with contextlib.suppress(AssertionError):  # the one below says more
+    with contextlib.suppress(AssertionError):  # the assertion below shows more
         wait_for(lambda: status() in BULK_ACTION_TERMINAL_STATUSES)
     runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": backfill_id}))
     last = {
-        run.run_id: [(one.timestamp, one.message) for one in instance.all_logs(run.run_id)[-5:]]
+        run.run_id: [
+            (event.timestamp, event.message) for event in instance.all_logs(run.run_id)[-5:]
+        ]
         for run in runs
     }
     assert status() is BulkActionStatus.COMPLETED_SUCCESS, (

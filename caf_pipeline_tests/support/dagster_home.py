@@ -1,6 +1,4 @@
-"""Fixtures of a real Dagster instance (our dagster.yaml, SQLite, a home of the test's own), and of
-a whole pipeline on it.
-"""
+"""Fixtures: a real Dagster instance (our dagster.yaml, SQLite) and a whole pipeline on it."""
 
 import shutil
 from collections.abc import Iterator
@@ -26,18 +24,14 @@ from caf_pipeline_tests.support.s3_server import Bucket
 
 @pytest.fixture
 def home_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings without a source, whose home is the test's folder; DAGSTER_HOME is put back
-    afterwards.
-    """
+    """Settings without a source, at home in the test's folder. DAGSTER_HOME is restored later."""
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     return Settings(home=tmp_path / "home")
 
 
 @pytest.fixture(scope="session")
 def empty_dagster_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an instance makes when it is opened first, to be copied: its databases' schemas take
-    half a second.
-    """
+    """A new instance's folder to copy, since creating its databases takes half a second."""
     home = tmp_path_factory.mktemp("dagster")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(HOME_VARIABLE, "to be put back")
@@ -55,9 +49,7 @@ def instance(home_settings: Settings, empty_dagster_home: Path) -> Iterator[Dags
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A source on a real S3 server, with a ledger on a real Postgres, executed as `caf run`
-    executes.
-    """
+    """A source on a real S3 server with a ledger on a real Postgres, executed like `caf run`."""
 
     settings: Settings
     bucket: Bucket
@@ -76,7 +68,7 @@ class Pipeline:
         return build_defs(self.settings)
 
     def execute(self, job: str, **options: Any) -> ExecuteInProcessResult:
-        """Execute a job here, errors kept."""
+        """Execute a job in this process; a failure is not raised."""
         options = {
             "run_config": {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         } | options
@@ -85,7 +77,7 @@ class Pipeline:
         )
 
     def plan(self) -> list[str]:
-        """Execute the plan's job; return the chunks that the ledger then has."""
+        """Execute the job of the plan; return all chunks of the source."""
         assert self.execute("plan_my_source").success
         return self.chunks()
 
@@ -104,9 +96,7 @@ SOURCE = "my-source"
 
 @pytest.fixture
 def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url: str) -> Settings:
-    """Settings of one source whose chunks are small, and whose plans may follow each other at
-    once.
-    """
+    """Settings of one source with small chunks and no interval between plans."""
     home = home_settings.home
     return Settings(
         home=home,
@@ -122,5 +112,4 @@ def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url:
 def pipeline(
     pipeline_settings: Settings, new_bucket: Bucket, instance: DagsterInstance, ledger: Ledger
 ) -> Pipeline:
-    """The whole of it."""
     return Pipeline(pipeline_settings, new_bucket, instance, ledger)

@@ -1,6 +1,4 @@
-"""What only the tests need of Dagster's private modules; see `dagster_host.dagster_private`, whose
-version this is of.
-"""
+"""Names from Dagster's private modules that only tests use; see `dagster_host.dagster_private`."""
 
 from dagster._core.code_pointer import CodePointer
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus

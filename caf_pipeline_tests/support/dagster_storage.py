@@ -1,6 +1,4 @@
-"""No test waits for the disk, on which Dagster's SQLite writes each event: it need not outlive a
-power cut.
-"""
+"""Keeps Dagster's SQLite from waiting for the disk: tests need not survive a power cut."""
 
 import sys
 from collections.abc import Iterator
@@ -16,6 +14,6 @@ def _storage_without_waits() -> Iterator[None]:
         return
     from caf_pipeline.dagster_host import sqlite_storage
 
-    sqlite_storage.make_once()
+    sqlite_storage.cache_engines()
     with mock.patch.object(sqlite_storage, "SYNCHRONOUS", "OFF"):
         yield

@@ -1,7 +1,4 @@
-"""A Redis server for tests, on a port of its own.
-
-It is skipped where the program is missing; `.ci/run` installs it.
-"""
+"""A Redis server for tests. Tests are skipped if it is not installed; `.ci/run` installs it."""
 
 import contextlib
 import shutil
@@ -15,12 +12,12 @@ import pytest
 
 from caf_pipeline_tests.support.free_ports import free_port
 
-_LOOKS = 400
+_ATTEMPTS = 400
 
 
 @contextlib.contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
-    """Run one while the context lasts, which keeps its state in a folder; give its URL."""
+    """Run a server with its state in `folder` while the context lasts; yield its URL."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (apt-get install redis-server)")
@@ -29,7 +26,7 @@ def running_redis(folder: Path) -> Iterator[str]:
         command = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             assert process.poll() is None, (folder / "redis.log").read_text()
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break

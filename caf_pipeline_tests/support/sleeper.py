@@ -1,9 +1,7 @@
-"""A job whose op takes a slot of the pool `s3` and sleeps, to be killed or interrupted.
+"""A job whose op takes a slot of the pool `s3` and sleeps until it is killed or interrupted.
 
-Executed as `caf run` executes.
-
-`python -m caf_pipeline_tests.support.sleeper FILE` writes a line to FILE each time the op begins;
-DAGSTER_HOME must be set.
+`python -m caf_pipeline_tests.support.sleeper FILE` executes it like `caf run`, and adds a line to
+FILE each time the op begins. DAGSTER_HOME must be set.
 """
 
 import os
@@ -29,9 +27,7 @@ from caf_pipeline.defs.naming import S3_POOL
 from caf_pipeline.defs.resources import ignore
 
 BEGUN_VARIABLE = "CAF_TEST_BEGUN"
-"""Names the file that the op adds a line to; in the environment, since that is what a daemon's runs
-inherit.
-"""
+"""Environment variable with the path of FILE, which a daemon's runs inherit."""
 
 
 @op(pool=S3_POOL, retry_policy=RETRY_TRANSIENT)
@@ -53,7 +49,7 @@ def sleeper() -> None:
 
 @sensor(job=sleeper, minimum_interval_seconds=1, default_status=DefaultSensorStatus.RUNNING)
 def once() -> RunRequest:
-    """Under a daemon, the job is launched once."""
+    """Launch the job once."""
     return RunRequest(run_key="once")
 
 

@@ -48,8 +48,8 @@ class Started:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired as late:
             living = [
-                " ".join(one.cmdline())
-                for one in psutil.Process(self.process.pid).children(recursive=True)
+                " ".join(item.cmdline())
+                for item in psutil.Process(self.process.pid).children(recursive=True)
             ]
             raise AssertionError(
                 f"still running: {living}, having said: {self.output.read_text()}"
@@ -116,29 +116,29 @@ def main() -> int:
     report, marks, *command = sys.argv[1:]
     values = {name: value.encode() for name, value in json.loads(marks).items()}
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
+    requests = []
+    signal.signal(signal.SIGTERM, lambda *_: requests.append(time.monotonic()))
     child = subprocess.Popen(command, start_new_session=True)
-    seen: set[tuple[str, tuple[str, ...]]] = set()
+    state: set[tuple[str, tuple[str, ...]]] = set()
     ourselves = psutil.Process()
-    told = False
+    reports = False
     late: set[str] = set()
     while living := ourselves.children(recursive=True):
         for process in living:
             with suppress(psutil.Error, OSError):
-                found = look(process, values)
-                if found and found not in seen:
-                    seen.add(found)
-                    Path(f"{report}.new").write_text(json.dumps(sorted(seen)))
+                result = look(process, values)
+                if result and result not in state:
+                    state.add(result)
+                    Path(f"{report}.new").write_text(json.dumps(sorted(state)))
                     os.replace(f"{report}.new", report)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if asked and not told:
-            told = True
+        if requests and not reports:
+            reports = True
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGINT)
-        if asked and time.monotonic() > asked[0] + END_SECONDS:
+        if requests and time.monotonic() > requests[0] + END_SECONDS:
             for process in living:
                 with suppress(psutil.Error):
                     late.add(" ".join(process.cmdline()))

@@ -1,6 +1,4 @@
-"""Ticks of sensors, evaluated as Dagster's daemon does; and a server that accepts connections and
-never answers.
-"""
+"""Evaluates sensor ticks like Dagster's daemon; a server that never answers."""
 
 import socket
 import threading
@@ -32,7 +30,7 @@ def evaluate_tick(pipeline, name: str, cursor: str | None = None, **options: Any
 
 
 class SilentServer:
-    """Accepts every connection and says nothing. `asked` has the first bytes of each request."""
+    """Accepts every connection and never answers. `asked` has the first bytes of each request."""
 
     def __init__(self, listening: socket.socket) -> None:
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"

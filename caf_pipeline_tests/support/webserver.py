@@ -1,6 +1,4 @@
-"""What answers the UI: Dagster's GraphQL in this process, on a real instance and with a real code
-server beside it.
-"""
+"""Dagster's GraphQL API in this process, with a real instance and a real code server."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +17,12 @@ WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
 
 @dataclass(frozen=True)
 class Webserver:
-    """What the webserver has of GraphQL."""
+    """Answers GraphQL queries like Dagster's webserver."""
 
     context: WorkspaceProcessContext
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """Return what GraphQL answers."""
+        """Return the data of a query's answer."""
         answer: dict[str, Any] = execute_query(self.context, query, variables)
         assert "errors" not in answer, answer
         return answer["data"]
@@ -35,7 +33,7 @@ def webserver(instance: DagsterInstance) -> Iterator[Webserver]:
     """Serve the definitions of workspace.yaml; the code server has this process's environment."""
     with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(WORKSPACE)])) as context:
         yield Webserver(context)
-    # else the garbage collector finds one running, in another test
+    # Otherwise the garbage collector finds a running server in another test.
     context._grpc_server_registry.wait_for_processes()
 
 

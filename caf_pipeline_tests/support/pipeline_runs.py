@@ -1,0 +1,66 @@
+"""Runs in the storage of a test's pipeline, and the results of its checks."""
+
+from dataclasses import replace
+
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    DagsterEvent,
+    DagsterEventType,
+    DagsterRunStatus,
+)
+
+from caf_pipeline.dagster_host.dagster_private import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+
+SOURCE = "my-source"
+ARCHIVE = "archive_my_source"
+
+
+def with_settings(pipeline, **changes):
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
+
+
+def with_source(pipeline, **changes):
+    source = pipeline.settings.sources[SOURCE].model_copy(update=changes)
+    return with_settings(pipeline, sources={SOURCE: source})
+
+
+def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
+    repository = RemoteRepositoryOrigin(
+        RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__"
+    )
+    run = pipeline.instance.create_run_for_job(
+        pipeline.defs.resolve_job_def(job),
+        status=status,
+        tags=tags,
+        remote_job_origin=RemoteJobOrigin(repository, job),
+    )
+    return run.run_id
+
+
+def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
+    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
+    if begun:
+        pipeline.instance.report_dagster_event(
+            DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id
+        )
+    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
+
+
+def reported_checks(pipeline) -> dict[str, str]:
+    """Return the last status of each check of a condition, by the check's name."""
+    names = (
+        "no_chunk_is_damaged",
+        "no_chunk_is_parked",
+        "source_keeps_up",
+        "few_objects_are_skipped",
+    )
+    keys = {name: AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), name) for name in names}
+    records = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        list(keys.values())
+    )
+    return {name: records[key].status.value for name, key in keys.items() if key in records}
