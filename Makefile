@@ -7,8 +7,8 @@
 #   make lint types   what CI checks besides
 #   make test-sqlalchemy-2.0   the ledger's tests with the newest SQLAlchemy 2.0
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
-#   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
-#   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
+#   make reliability   break everything, and write docs/explanation/reliability.md     make soak   the same, with 1,152 kills and more
+#   make bench   measure against the peers, and write docs/reference/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
 #   make bench-scaling   how costs grow at three sizes (CASE=…), and 100 workers that share a ledger
 #   make docs    write the generated pages       make screenshots   take the README's pictures of the UI again (chromium, chromium-driver)
 #   make lock    resolve the dependencies again
@@ -99,11 +99,11 @@ FAULT_TESTS = $(BIN)/pytest $(or $(TESTS),caf_pipeline_tests) --numprocesses aut
 
 reliability: $(READY)
 	$(FAULT_TESTS) $(ARGS)
-	@$(BIN)/python -m caf_pipeline_tests.faults.report $(FAULT_LOG) docs/reliability.md
+	@$(BIN)/python -m caf_pipeline_tests.faults.report $(FAULT_LOG) docs/explanation/reliability.md
 
 soak: $(READY)
 	$(FAULT_TESTS) --soak --verbose $(ARGS)
-	@$(BIN)/python -m caf_pipeline_tests.faults.report --soak $(FAULT_LOG) docs/reliability.md
+	@$(BIN)/python -m caf_pipeline_tests.faults.report --soak $(FAULT_LOG) docs/explanation/reliability.md
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -135,8 +135,8 @@ bench-quick: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --scale quick --pairs 2 $(CASE)
 
 docs: $(READY)
-	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md
-	$(BIN)/python docs/schema_page.py docs/schema.md
+	$(BIN)/python -m caf_pipeline.cli.reference docs/reference/cli.md
+	$(BIN)/python docs/schema_page.py docs/reference/schema.md
 
 screenshots: $(READY)
 	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py

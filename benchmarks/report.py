@@ -1,5 +1,5 @@
-"""docs/benchmarks.md and its plot, from the history: of each case the newest line, and how its
-ratio went.
+"""docs/reference/benchmarks.md and its plot, from the history: of each case the newest line, and
+how its ratio went.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.cases import CASES
 
-HISTORY = Path("docs/benchmarks.jsonl")
-PAGE = Path("docs/benchmarks.md")
+HISTORY = Path("benchmarks/history.jsonl")
+PAGE = Path("docs/reference/benchmarks.md")
 PLOT = Path("docs/images/benchmarks.svg")
 MIB = 1 << 20
 BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"

@@ -1,5 +1,5 @@
-"""What an archive takes, on paper: docs/scaling.md from coefficients that `make bench` and `make
-bench-scaling` measured.
+"""What an archive takes, on paper: docs/explanation/scaling.md from coefficients that `make bench`
+and `make bench-scaling` measured.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchmarks.report import HISTORY, replace_between
 from caf_pipeline.steps.preview import EGRESS_PRICE, GET_PRICE
 
-PAGE = Path("docs/scaling.md")
+PAGE = Path("docs/explanation/scaling.md")
 
 KIB, MIB, GIB, TIB = (1 << shift for shift in (10, 20, 30, 40))
 
@@ -26,7 +26,7 @@ PREFIX_GETS: Final = (
 )
 COPIES: Final = 3
 BLOCK_SECONDS: Final = 6.0
-POSTS: Final = 8  # in one transaction: docs/jackal.md
+POSTS: Final = 8  # in one transaction: docs/how-to/connect-jackal.md
 TARGET: Final = 30 * GIB
 MEMBERS: Final = 1_000_000  # of a chunk at most
 

@@ -17,7 +17,7 @@ The ledger stores a chunk's state and a copy's state. From `posting` to `verifie
 `sealed`; a damaged or expired chunk is `located`. Once a copy is past `wanted`, its chunk never
 returns to `packing`, and is withdrawn only if the copy is damaged.
 
-Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 from enum import StrEnum

@@ -109,7 +109,8 @@ def _require_jackal(settings: Settings) -> None:
     if settings.store.kind != "jackal":
         raise SettingsError(
             f"store.kind is '{settings.store.kind}': nothing here is kept on Jackal",
-            hint='set store.kind = "jackal" in caf.toml; docs/jackal.md says what else it takes',
+            hint='set store.kind = "jackal" in caf.toml; docs/how-to/connect-jackal.md says what '
+            "else it takes",
         )
 
 

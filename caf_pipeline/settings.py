@@ -244,11 +244,11 @@ class JackalSettings(_Section):
         stored; all that were asked for where not given. proof_type: of the Merkle tree. Chains
         before 5.1 prove type 0 only. gas_price: in ujkl. timeout_blocks: after so many blocks a
         transaction that was not included never will be. upload_seconds: how long a provider reads
-        one upload (600, docs/jackal.md); what is not through then is lost. proof_seconds: how long
-        after an upload the chain may take to list the provider. bandwidth: bytes a second of all
-        uploads together; 0 for no limit. `caf limit` changes it while runs go on. spend_cap: ujkl
-        that all transactions of this ledger may come to; none where not given. Changed in the same
-        way. warn_days: before the bought space ends, or will be full, the check
+        one upload (600, docs/how-to/connect-jackal.md); what is not through then is lost.
+        proof_seconds: how long after an upload the chain may take to list the provider. bandwidth:
+        bytes a second of all uploads together; 0 for no limit. `caf limit` changes it while runs go
+        on. spend_cap: ujkl that all transactions of this ledger may come to; none where not given.
+        Changed in the same way. warn_days: before the bought space ends, or will be full, the check
         `storage_plan_lasts` fails. keep_staged_windows: proof windows for which a located chunk
         stays in staging, where space allows. prove_per_run: located chunks that one run of the
         proof watch looks at. allow_private_addresses: whether providers at loopback, link-local,
@@ -435,7 +435,7 @@ class Settings(BaseSettings):
             f"there is no source '{name}' {where}; {there}",
             hint=f"did you mean '{near}'?"
             if near
-            else "docs/settings.md says how a source is described",
+            else "docs/reference/settings.md says how a source is described",
         )
 
 
@@ -519,7 +519,7 @@ def _find_file(path: Path | None) -> tuple[Path, bool]:
             f"{_working_directory()}, and"
             f" {CONFIG_VARIABLE} names none",
             hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; "
-            "docs/settings.md says what is in it",
+            "docs/reference/settings.md says what is in it",
         ) from None
     except OSError as error:
         raise SettingsError(

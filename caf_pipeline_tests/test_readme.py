@@ -1,5 +1,6 @@
 """The commands of the README and of docs/, run as they stand there, in a copy of the checkout."""
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from caf_pipeline_tests.support.sessions import in_session
 from caf_pipeline_tests.support.ui_process import wait_for_webserver
 
 ROOT = Path(__file__).parents[1]
+HOW_TO = ROOT / "docs" / "how-to"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -383,51 +385,58 @@ def test_every_target_that_the_readme_names_exists(checkout):
 
 
 def test_the_command_line_reference_is_current():
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
-
-
-def test_every_command_of_the_operators_pages_is_one_that_caf_takes():
-    text = "\n".join(
-        page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "operations").glob("*.md")
+    assert (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8") == reference(), (
+        "run `make docs`"
     )
-    commands = re.findall(r"`(caf [a-z][^`]*)`", text)
-    lines = [
-        line.strip()
-        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-        for line in block.splitlines()
-    ]
-    lines = [
-        re.sub(r"^(docker compose .* exec code|kubectl exec \S+ --) ", "", line)
-        for line in lines
-        if line
-    ]
-    assert {line.split()[0] for line in lines} <= {
-        "caf",
-        "cp",
-        "dagster",
-        "docker",
-        "export",
-        "kubectl",
-        "python",
-        "sed",
-    }
-    commands += [line for line in lines if line.startswith("caf ")]
-    assert len(commands) > 20
+
+
+def documented_commands():
+    """Yield the `caf` commands of README, tutorial and how-to pages, without what they pipe to."""
+    for page in [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *HOW_TO.glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        lines = re.findall(r"`(caf [a-z][^`]*)`", text)
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            lines += [
+                re.sub(r"^\s*((docker compose|kubectl) .* (code|--) )?", "", line)
+                for line in block.splitlines()
+            ]
+        for line in lines:
+            if line.startswith("caf "):
+                words = shlex.split(line, comments=True)
+                yield list(itertools.takewhile(lambda word: word not in ("|", "||", ">"), words))
+
+
+def test_documented_commands_parse():
+    commands = list(documented_commands())
+    assert len(commands) > 60
     for line in commands:
-        command, words = get_command(build()), shlex.split(line)[1:]
+        command, words = get_command(build()), line[1:]
         while hasattr(command, "commands"):
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
-        if words:  # else the command itself is what is named
-            command.make_context(line, words)  # raises where it does not take them
+        if words:  # else the text names the command itself
+            command.make_context(" ".join(line), words)
 
 
-def test_every_link_of_the_documentation_leads_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("http") or (page.parent / target).exists(), (
-                f"{page.name}: {target}"
-            )
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub and Python-Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def test_links_between_pages_lead_somewhere():
+    outside = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    for page in [*outside, *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)]+?)\)", page.read_text(encoding="utf-8")):
+            if link.startswith("http"):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+            assert page in outside or target.is_relative_to(ROOT / "docs"), f"{page.name}: {link}"
 
 
 def test_the_version_stands_in_the_changelog():

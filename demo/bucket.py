@@ -17,7 +17,8 @@ def use(name: str, inventory: str = "") -> str:
     source = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:30].strip("-")
     if not source or source == "demo":
         sys.exit(
-            f"a bucket called '{name}' needs a source of its own in caf.toml; see docs/settings.md"
+            f"a bucket called '{name}' needs a source of its own in caf.toml; see "
+            "docs/reference/settings.md"
         )
     prefix = f"CAF_SOURCES__{source.upper()}__"
     os.environ[f"{prefix}BUCKET"] = name

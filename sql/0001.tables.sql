@@ -236,7 +236,7 @@ CREATE TABLE log_times (
     PRIMARY KEY (caf_file_id, start_byte)
 );
 
--- Inventories that were planned, and what they said of the bucket. See "Which objects are to be archived" in docs/design.md.
+-- Inventories that were planned, and what they said of the bucket. See "Which objects are to be archived" in docs/explanation/design.md.
 CREATE TABLE inventories (
     source_id        integer NOT NULL REFERENCES sources,
     name             text COLLATE "C" NOT NULL,
@@ -412,7 +412,7 @@ CREATE TABLE left_posts (
     PRIMARY KEY (source_id, merkle_root)
 );
 
--- Passes of the proof watch through the store's own lists. See "Proofs, damage and repair" in docs/jackal.md.
+-- Passes of the proof watch through the store's own lists. See docs/explanation/jackal.md.
 CREATE TABLE chain_listings (
     store     text PRIMARY KEY,
     next_at   timestamptz NOT NULL,

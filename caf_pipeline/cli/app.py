@@ -40,8 +40,8 @@ def _options(
 
 
 def _jackal(context: typer.Context) -> None:
-    """Manage the wallet, its space and what Jackal stores. docs/jackal.md begins with an empty
-    wallet.
+    """Manage the wallet, its space and what Jackal stores. docs/how-to/connect-jackal.md begins
+    with an empty wallet.
     """
     _show_help(context)
 
@@ -55,18 +55,18 @@ def _cotar(context: typer.Context) -> None:
 
 
 def _clps(context: typer.Context) -> None:
-    """Look into logs that clp-s packed. docs/formats.md says what is read of them."""
+    """Look into logs that clp-s packed. docs/how-to/search-logs.md says what is read of them."""
     _show_help(context)
 
 
 def _logs(context: typer.Context) -> None:
-    """Search archived logs that clp-s packed. docs/formats.md says how."""
+    """Search archived logs that clp-s packed. docs/how-to/search-logs.md says how."""
     _show_help(context)
 
 
 def _chunkio(context: typer.Context) -> None:
-    """Read logs that ChunkIO wrote, also damaged ones. docs/formats.md says what is read of
-    them.
+    """Read logs that ChunkIO wrote, also damaged ones. docs/how-to/search-logs.md says what is read
+    of them.
     """
     _show_help(context)
 

@@ -67,7 +67,7 @@ def plan(
     other. Prices are estimates: for requests and egress what get_price and egress_price say, or,
     without an endpoint_url, AWS's list prices of S3 Standard in us-east-1; for the space what the
     chain asks now. The time is what it takes at the median rate of the source's last chunks.
-    docs/planning.md has what each number assumes.
+    docs/explanation/planning.md has what each number assumes.
 
     \b
     Examples:

@@ -1,5 +1,5 @@
-"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m
-caf_pipeline.cli.reference FILE`.
+"""Writes docs/reference/cli.md from the commands' own help, so that the two cannot differ: `python
+-m caf_pipeline.cli.reference FILE`.
 """
 
 import sys
@@ -38,7 +38,7 @@ def _commands(app: Typer) -> Iterator[list[str]]:
 
 
 def reference() -> str:
-    """Return docs/cli.md as it should be."""
+    """Return docs/reference/cli.md as it should be."""
     app, runner = (
         build(),
         CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"}),

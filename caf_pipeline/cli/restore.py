@@ -78,7 +78,7 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     In a folder, a file has the key as its path, and LastModified as its time. Nothing is written
     outside the folder, and no symbolic link in it is followed. Where the key cannot be a path, a
-    part of it begins with .caf~ or .caf+, and the key can be read from it (docs/retrieval.md):
+    part of it begins with .caf~ or .caf+, and the key can be read from it (docs/how-to/restore.md):
     parts that are empty, '.' or '..', that begin with .caf, that are too long, or where one key's
     name is another's folder. Content type and user metadata are not kept in files.
 

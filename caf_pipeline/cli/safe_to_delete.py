@@ -49,7 +49,7 @@ _SENTENCES: Final = {
 _CAUTION: Final = (
     "this is what was found just now; what is on Jackal can be lost later, also by a stranger who "
     "posts and deletes the same root"
-    " (docs/jackal.md): keep the proof watch and repairs running"
+    " (docs/how-to/connect-jackal.md): keep the proof watch and repairs running"
 )
 _WHAT_HELPS: Final = {
     "damaged": "'caf repair {source}' mends damaged chunks",
@@ -157,7 +157,8 @@ def safe_to_delete(
         raise SettingsError(
             "store.kind is 'directory': a folder proves nothing over time, so no object in it is "
             "ever safe to delete in S3",
-            hint='archive the source on Jackal (store.kind = "jackal"); docs/jackal.md says what '
+            hint='archive the source on Jackal (store.kind = "jackal"); '
+            "docs/how-to/connect-jackal.md says what "
             "it takes",
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")

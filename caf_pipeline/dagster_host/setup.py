@@ -3,7 +3,7 @@ steps may share a pool.
 
 Tables are not part of it: the ledger's and Dagster's are made and migrated by whatever opens them
 first. Source: "Concurrency pools" in Dagster's documentation; the rule is in
-docs/operations/sizing.md.
+docs/how-to/sizing.md.
 """
 
 import os
@@ -35,7 +35,7 @@ from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.quantities import counted, show_size
 
 RUN_BYTES: Final = 300 << 20
-"""Memory of one run, as docs/operations/sizing.md has it."""
+"""Memory of one run, as docs/how-to/sizing.md has it."""
 
 UPLOADS: Final = 4
 """At a time, where nothing else sets a bound: each waits for the network, and more make each

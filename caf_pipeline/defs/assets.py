@@ -2,7 +2,7 @@
 
 One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the
 plan are one run; the three of a chunk are graphs of the ops in `ops`, one run for each partition.
-Source: "Flow" in docs/design.md.
+Source: "Flow" in docs/explanation/design.md.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 Dagster allows letters, digits and `_` in the names of groups, jobs, ops, sensors and schedules, so
 a source's `-` becomes `_` in them; keys of assets and names of partitions keep the source's name.
-Source: "Flow" in docs/design.md.
+Source: "Flow" in docs/explanation/design.md.
 """
 
 from typing import Final, Literal

@@ -1,7 +1,7 @@
 """Where each object of a snapshot has ended, found again from the files, whatever was counted when
 they were written.
 
-Source: promise 2 in docs/design.md.
+Source: promise 2 in docs/explanation/design.md.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

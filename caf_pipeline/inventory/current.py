@@ -9,7 +9,7 @@ Locations are ordered by LastModified. An exception is the statement of an inven
 the key had this identity, or was gone. Of both, the latest holds. All of it is files in, files out,
 in memory bounded by windows of keys.
 
-Source: "Which objects are to be archived" in docs/design.md;
+Source: "Which objects are to be archived" in docs/explanation/design.md;
 docs/decisions/0014-what-is-current.md.
 """
 

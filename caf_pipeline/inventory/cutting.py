@@ -9,7 +9,7 @@ is split over the first chunks of the plan, a part each. The last chunk may wait
 see `PlanTerms`.
 
 Pure over its input: the same delta, source and target give the same files and the same hash.
-Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib

@@ -5,8 +5,8 @@
     EqualNames  which of the next rows must not follow what it has
 
 Which chunk a row goes to, and what a plan is, is in `plan`. Memory is a batch of rows, and for the
-chunk under way the names of older versions. Source: "A chunk" in docs/design.md; an entry's size in
-the index is that of `caf.index`, which a test compares.
+chunk under way the names of older versions. Source: "A chunk" in docs/explanation/design.md; an
+entry's size in the index is that of `caf.index`, which a test compares.
 """
 
 import re

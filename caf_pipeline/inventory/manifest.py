@@ -4,7 +4,7 @@ which describes it.
 The head is the first member, a fixed 512 bytes, so that no two chunks share a root or leading
 blocks. The manifest is the last, a Parquet file with one row for each object that the plan named
 and the chunk accounts for, in plan order; with it the archive can be rebuilt, checked and queried
-from the stored chunks alone. Source: "A chunk" in docs/format.md.
+from the stored chunks alone. Source: "A chunk" in docs/reference/chunk-format.md.
 """
 
 import json

@@ -9,7 +9,7 @@
     SHA256SUMS          the SHA-256 of each file, as sha256sum writes it
 
 `cutting` writes them.
-Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 that no filter leaves out.
 
 Files in, files out, in memory that is bounded by a budget and not by the number of objects.
-Source: "Which objects are to be archived" in docs/design.md.
+Source: "Which objects are to be archived" in docs/explanation/design.md.
 """
 
 from collections import Counter

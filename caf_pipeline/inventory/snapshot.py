@@ -2,7 +2,7 @@
 
 Listings and inventory reports are written as one, whatever order they come in, and it is read back
 here. Memory is bounded by a budget and not by the number of objects. Source: "Which objects are to
-be archived" in docs/design.md.
+be archived" in docs/explanation/design.md.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What the steps of a chunk write: each move, together with all that belongs to it, in one
 transaction.
 
-Source: "Database" and "Promises" in docs/design.md.
+Source: "Database" and "Promises" in docs/explanation/design.md.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

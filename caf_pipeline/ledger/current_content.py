@@ -1,7 +1,7 @@
 """What the ledger keeps of the bucket's current content: inventories that were planned, and
 exceptions to the LastModified.
 
-Source: "Which objects are to be archived" in docs/design.md.
+Source: "Which objects are to be archived" in docs/explanation/design.md.
 """
 
 import re

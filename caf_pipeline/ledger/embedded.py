@@ -72,7 +72,7 @@ _USERS: Final = ("pgserver", "postgres", "nobody")
 root.
 """
 
-_OWN_SERVER: Final = "use a Postgres of your own: `database_url` in docs/settings.md"
+_OWN_SERVER: Final = "use a Postgres of your own: `database_url` in docs/reference/settings.md"
 
 PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
 _PLACE: Final = "/var/lib/caf-pipeline"

@@ -6,7 +6,7 @@ milliseconds: after an older backup was restored, no new holder gets the epoch o
 process. So a holder that was paused, was taken for dead and wakes again can move nothing. The
 expiry, by the database's clock, only says when others may take over.
 
-Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib

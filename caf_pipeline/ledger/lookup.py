@@ -3,7 +3,7 @@ what the bucket has now.
 
 psycopg alone answers them, with the right to SELECT and nothing else. Any number of keys is asked
 for in one round trip, and all answers are of one moment. Source: "Which objects are to be archived"
-in docs/design.md; decision 30 for what SQLAlchemy would cost here.
+in docs/explanation/design.md; decision 30 for what SQLAlchemy would cost here.
 """
 
 import re

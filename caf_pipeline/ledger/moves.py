@@ -2,7 +2,7 @@
 
 Functions over the caller's transaction. A move locks the chunk's row, compares the epoch, and reads
 the states afterwards: a statement that waited for a lock sees the copies as they were before it
-waited. Source: "Promises" in docs/design.md.
+waited. Source: "Promises" in docs/explanation/design.md.
 """
 
 import json

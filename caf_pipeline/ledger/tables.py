@@ -1,8 +1,8 @@
 """The ledger's tables as SQLAlchemy declares them, with a comment for each table and column.
 
-`sql/` makes the tables; a test compares them with these. `make docs` writes docs/schema.md from
-this module. Text that is compared as bytes has the collation "C": keys are byte-exact, and no
-locale may reorder an index.
+`sql/` makes the tables; a test compares them with these. `make docs` writes
+docs/reference/schema.md from this module. Text that is compared as bytes has the collation "C":
+keys are byte-exact, and no locale may reorder an index.
 """
 
 from typing import Any, Final
@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 METADATA: Final = MetaData()
-"""All tables, in the order of docs/schema.md.
+"""All tables, in the order of docs/reference/schema.md.
 
 `schema_files` is not among them: `ledger.schema_files` makes it.
 """

@@ -7,7 +7,7 @@ or is gone, and is not in it. That a sequence, and a chunk, is paid for once is 
 indexes too.
 
 A post is *live* while it is or may be on the chain.
-Source: promise 3 in docs/design.md.
+Source: promise 3 in docs/explanation/design.md.
 """
 
 from collections.abc import Mapping, Sequence

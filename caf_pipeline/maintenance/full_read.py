@@ -2,7 +2,7 @@
 the SHA-256 of ranges.
 
 One pass, nothing is kept: memory holds a piece and a digest.
-Source: promises 1 and 5 in docs/design.md.
+Source: promises 1 and 5 in docs/explanation/design.md.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ its root, and both files are kept.
 With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`,
 for `repair` to mend.
 
-Source: promise 1 in docs/design.md, docs/format.md.
+Source: promise 1 in docs/explanation/design.md, docs/reference/chunk-format.md.
 """
 
 import tempfile

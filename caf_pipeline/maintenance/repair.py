@@ -5,7 +5,7 @@ The bytes come from staging, else from a provider that still has them, else from
 once more; wherever from, only with the Merkle root that was sealed. Nothing is ever deleted at the
 store: a post that goes takes along what other chunks share with it.
 
-Source: "Promises" 3 and 4 in docs/design.md.
+Source: "Promises" 3 and 4 in docs/explanation/design.md.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,8 @@ time, later one of them and an object, at places that no provider can foresee; a
 no larger than two leaves. A chunk with fewer right copies than required, or with a wrong one,
 becomes `damaged`; one whose copies are right and show no verified proof is `unverified`.
 
-Source: docs/jackal.md (a listed proof may have failed), promise 1 in docs/design.md.
+Source: docs/explanation/jackal.md (a listed proof may have failed), promise 1 in
+docs/explanation/design.md.
 """
 
 import random

@@ -1,8 +1,8 @@
 """Packs a chunk's part of its plan into staging: whose files it goes into, the room for them, and
 what stays of a failure.
 
-What an earlier run has packed of the chunk is resumed.
-Source: "Promises" 2 and 4 in docs/design.md; docs/decisions/0010-the-packing-journal.md.
+What an earlier run has packed of the chunk is resumed. Source: "Promises" 2 and 4 in
+docs/explanation/design.md; docs/decisions/0010-the-packing-journal.md.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-2
 the index and the manifest. Objects that cannot be archived are skipped with their reason; where the
 next member no longer fits, the chunk closes and the rest goes back to be planned. What an earlier
 run packed, by its journal, is gone through first, and packing goes on behind it; what comes out is
-the same, byte for byte. Source: "A chunk" and the table of skips in docs/design.md.
+the same, byte for byte. Source: "A chunk" and the table of skips in docs/explanation/design.md.
 """
 
 import contextlib

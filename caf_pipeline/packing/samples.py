@@ -1,6 +1,6 @@
 """Read-back samples: taken from a chunk when it is sealed, compared with what each copy gives.
 
-Source: promise 1 in docs/design.md.
+Source: promise 1 in docs/explanation/design.md.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ Stored bytes are the CAF itself; encryption would come before this sink. The roo
 thread of its own, a bounded distance behind the file. What is in the file already, from a packing
 that ended early, is read again instead of written. As long as a file is written it is locked, so
 that another process knows whether its writer still lives. Source: "Room to leave" in
-docs/design.md.
+docs/explanation/design.md.
 """
 
 import errno

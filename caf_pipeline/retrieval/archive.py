@@ -1,7 +1,7 @@
 """What is archived, for other programs: objects by source and key, as files, as bytes, listed, and
 many at once.
 
-`wiring.open_archive` opens it from the settings. Its pages are docs/retrieval.md.
+`wiring.open_archive` opens it from the settings. Its page is docs/how-to/read-from-programs.md.
 """
 
 import io

@@ -453,7 +453,9 @@ class LogSearch:
 
 
 _BY_HAND: Final = "fetch the file with 'caf get' and run clp-s on it"
-_QUERIES: Final = "docs/formats.md says what a query looks like: level: ERROR AND msg: *timeout*"
+_QUERIES: Final = (
+    "docs/how-to/search-logs.md says what a query looks like: level: ERROR AND msg: *timeout*"
+)
 
 
 def _has_times(file: IO[bytes], location: Location) -> bool:

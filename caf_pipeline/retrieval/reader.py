@@ -3,7 +3,7 @@
 `Found` hands out nothing before the whole object was compared; `Found.open` gives a file that can
 be sought (`object_file`).
 
-Source: promise 5 in docs/design.md.
+Source: promise 5 in docs/explanation/design.md.
 """
 
 import errno

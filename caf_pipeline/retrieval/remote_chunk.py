@@ -5,7 +5,7 @@ together: a provider may lie, and what no packing of ours could have written is 
 Merkle root, which only whole reading proves, is not proven, unless that is asked for where copies
 differ.
 
-Source: docs/format.md.
+Source: docs/reference/chunk-format.md.
 """
 
 import hashlib

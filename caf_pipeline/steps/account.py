@@ -3,7 +3,7 @@ the plan and its index.
 
 Both classes take the manifest in batches, in one pass, and may take the same one: memory is a batch
 of it and of the plan. Which steps do so, and when, is in `chunk_steps` and `audit`. Source: promise
-2 in docs/design.md.
+2 in docs/explanation/design.md.
 """
 
 from collections import Counter

@@ -6,7 +6,7 @@ the archived one of the same algorithm: SHA-256, CRC-64/NVME, or the algorithm o
 S3 gave when the object was packed. Then its headers are compared with the archived ones. If they
 are equal, too, an exception says that the located object is current. Else it is archived again.
 
-Source: "Which objects are to be archived" in docs/design.md;
+Source: "Which objects are to be archived" in docs/explanation/design.md;
 docs/decisions/0014-what-is-current.md.
 """
 

@@ -2,7 +2,7 @@
 would pay for it again.
 
 An empty home, a ledger that was rebuilt for other sources only, and a source of another name look
-alike: no chunk is known. Source: promise 3 in docs/design.md.
+alike: no chunk is known. Source: promise 3 in docs/explanation/design.md.
 """
 
 from collections.abc import Mapping

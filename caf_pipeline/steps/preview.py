@@ -2,7 +2,7 @@
 
 Nothing is written to the ledger.
 
-Source: docs/planning.md.
+Source: docs/explanation/planning.md.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

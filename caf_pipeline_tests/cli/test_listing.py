@@ -245,7 +245,9 @@ def test_what_is_no_settings_opens_no_archive(caf, path):
 
 
 def test_the_program_of_the_page_runs(caf, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-objects.md").read_text(
+        encoding="utf-8"
+    )
     (program,) = [
         block
         for block in re.findall("```python\n(.*?)```", page, re.DOTALL)

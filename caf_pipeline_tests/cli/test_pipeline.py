@@ -224,7 +224,7 @@ def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
         caf("run", "--source", "src", "--report", "2026-11-21"),
         3,
         "sources.src.inventory is not set",
-        "docs/inventory.md",
+        "docs/how-to/inventory-reports.md",
     )
 
 

@@ -75,7 +75,9 @@ with DagsterInstance.get() as instance:
 def test_output_is_kept_in_s3_as_the_documentation_says_and_no_key_is_in_the_file(
     tmp_path, new_bucket
 ):
-    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "dagster.md").read_text(
+        encoding="utf-8"
+    )
     (block,) = re.findall(r"```yaml\n(compute_logs:.*?)```", page, re.DOTALL)
     shown = yaml.safe_load(block)
     place = {

@@ -5,7 +5,7 @@
     counts as a moment of a run kept_s3     an S3 server that has its objects again after a kill
     own_postgres   a Postgres of a test's own, to be killed matrix      every fault, by group: the
     only list of them recording   the fixture `fault`, which counts what was tried and what was
-    survived report      writes docs/reliability.md from these counts
+    survived report      writes docs/explanation/reliability.md from these counts
 
 A test that breaks something takes `fault` and one of `world` (filled) or `new_world` (empty,
 settings changed):

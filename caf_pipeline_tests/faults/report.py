@@ -1,8 +1,8 @@
-"""Writes docs/reliability.md from the counts of a session of the fault matrix.
+"""Writes docs/explanation/reliability.md from the counts of a session of the fault matrix.
 
-`python -m caf_pipeline_tests.faults.report LOG docs/reliability.md [--soak]`. What the page says of
-a fault is in `matrix`, and every number comes from the log: a fault that was not tried stops the
-writing.
+`python -m caf_pipeline_tests.faults.report LOG docs/explanation/reliability.md [--soak]`. What the
+page says of a fault is in `matrix`, and every number comes from the log: a fault that was not tried
+stops the writing.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""docs/verify-without-us.md, run as it stands there by somebody who has nothing of ours."""
+"""docs/how-to/verify-without-us.md, run as it stands there by somebody who has nothing of ours."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
-PAGE = Path(__file__).parents[2] / "docs" / "verify-without-us.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "verify-without-us.md"
 THEIRS = ("pyarrow", "blake3", "numpy")
 """What the page tells to install; nothing else of this environment is there."""
 

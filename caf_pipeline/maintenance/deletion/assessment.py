@@ -2,7 +2,7 @@
 compared with its manifest.
 
 Looks at every chunk in good standing, and records what is found as the proof watch does. What takes
-longest comes first. Source: promises 1 and 5 in docs/design.md.
+longest comes first. Source: promises 1 and 5 in docs/explanation/design.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

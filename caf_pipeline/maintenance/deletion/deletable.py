@@ -2,7 +2,7 @@
 
 Joins of Parquet files: a snapshot, the ledger's locations and standings, manifests, an assessment
 of each chunk. Every object of the snapshot comes out once, with a reason or without one. Memory is
-bounded by windows of keys. Source: promises 1 and 2 in docs/design.md.
+bounded by windows of keys. Source: promises 1 and 2 in docs/explanation/design.md.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

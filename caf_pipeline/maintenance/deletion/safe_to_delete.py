@@ -8,7 +8,7 @@ row (one no larger than two leaves was read as a whole from each of them in two 
 back as a whole, and its manifest says of the object what the ledger does; and where the source
 still has exactly that object. What takes longest comes first, what can change by itself comes last.
 
-Source: promises 1 and 2 in docs/design.md.
+Source: promises 1 and 2 in docs/explanation/design.md.
 """
 
 import shutil

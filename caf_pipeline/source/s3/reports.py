@@ -117,7 +117,7 @@ class Reports:
             raise SettingsError(
                 f"source '{self.source.source}' has no inventory reports: "
                 f"{self.source.setting('inventory')} is not set",
-                hint="docs/inventory.md says how S3 Inventory is set up",
+                hint="docs/how-to/inventory-reports.md says how S3 Inventory is set up",
             )
         if name and not (len(name) >= len(_DAY) and _DATED.fullmatch(name + _MINUTE[len(name) :])):
             raise UsageError(

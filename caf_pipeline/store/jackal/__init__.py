@@ -16,7 +16,7 @@
 When a chunk is posted and uploaded is `steps`; what was signed and what copies proved is recorded
 by `ledger`.
 
-Source: docs/jackal.md.
+Source: docs/explanation/jackal.md.
 """
 
 from typing import Final

@@ -182,7 +182,8 @@ class Nodes:
         if not urls:
             raise SettingsError(
                 "jackal.lcd names no REST server",
-                hint='name one, e.g. jackal.lcd = ["https://…:1317"] (docs/jackal.md), or keep '
+                hint='name one, e.g. jackal.lcd = ["https://…:1317"] '
+                "(docs/how-to/connect-jackal.md), or keep "
                 "chunks in a folder: "
                 'kind = "directory" in [store]',
             )

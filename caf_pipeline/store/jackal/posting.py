@@ -13,8 +13,8 @@ nor what it would have done.
 A wallet that takes the place of another one settles what that one signed for a chunk before it
 signs anything for it.
 
-Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and
-errors.go of Cosmos SDK 0.45.
+Source: promise 3 in docs/explanation/design.md; the codes in "Messages" of the notes on Jackal's
+protocol, and errors.go of Cosmos SDK 0.45.
 """
 
 import time

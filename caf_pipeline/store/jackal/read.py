@@ -2,7 +2,7 @@
 
 It has no wallet.
 
-Source: docs/jackal.md.
+Source: docs/explanation/jackal.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

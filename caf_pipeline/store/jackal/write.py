@@ -1,6 +1,6 @@
 """The ChunkStore on Jackal: what it costs, what it admits, and the parts that do the work.
 
-Source: docs/jackal.md.
+Source: docs/explanation/jackal.md.
 """
 
 import math
