@@ -245,7 +245,7 @@ def test_what_is_no_settings_opens_no_archive(caf, path):
 
 
 def test_the_program_of_the_page_runs(caf, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-objects.md").read_text(
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-from-programs.md").read_text(
         encoding="utf-8"
     )
     (program,) = [

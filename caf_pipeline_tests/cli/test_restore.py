@@ -405,7 +405,7 @@ def test_a_key_that_was_skipped_is_said_to_be_where_it_is_all_that_is_asked_for(
 
 
 def test_the_fields_of_json_are_those_of_the_page(archived, folder):
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-objects.md").read_text(
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-from-programs.md").read_text(
         encoding="utf-8"
     )
     rows = page.partition("### As JSON")[2].partition("## One object")[0].splitlines()
