@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 PIECES_BEHIND: Final = 8
 """That wait for a use: threads that go in step wait for each other, a fifth of the time of an
-object (docs/reference/benchmarks.md).
+object (docs/decisions/0030-measured-limits.md).
 """
 
 _Piece = TypeVar("_Piece")

@@ -25,7 +25,7 @@ WRITE_BYTES: Final = 128 * 1024
 """What the kernel is given at once.
 
 Of a MiB, Linux makes large folios, which took it two to three times as long to find and to fill
-(6.18, ext4; docs/reference/benchmarks.md).
+(6.18, ext4; docs/decisions/0030-measured-limits.md).
 """
 
 
@@ -33,7 +33,7 @@ BEGIN_BYTES: Final = 32 << 20  # a tenth of a second of a fast disk's time
 
 BLOCK_BYTES: Final = (
     2 << 20
-)  # as many as 1 or 4 MiB take the same time (docs/reference/benchmarks.md)
+)  # as many as 1 or 4 MiB take the same time (docs/decisions/0030-measured-limits.md)
 
 PRIVATE: Final = 0o600
 """The mode of a file that will replace another, until it has the rights of that one."""
