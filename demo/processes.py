@@ -91,7 +91,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         return process.wait()
     finally:
-        # SIGINT to all, as a terminal does at Ctrl-C. At SIGTERM Dagster leaves its children behind.
+        # SIGINT to all, as at Ctrl-C in a terminal. At SIGTERM Dagster leaves its children behind.
         if process.poll() is None:
             for running in _ours():
                 with suppress(psutil.NoSuchProcess):
