@@ -66,31 +66,26 @@ def replace_between(page: Path, text: str) -> None:
 
 def _tables(lines: Sequence[dict[str, Any]]) -> str:
     rows = [
-        "| case | ours, s | theirs, s | ratio: median (lowest to highest) | goal | ratio of CPU | "
-        "peak memory, MiB |",
+        "| case | ratio | range | goal | CPU ratio | seconds | peak memory, MiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for line in lines:
         goals, ours, theirs = line["goals"], line["ours"], line["theirs"]
         reached = all(line[name] <= goal for name, goal in goals.items())
-        told = ", ".join(f"{_GOALS[name]}{goal}" for name, goal in goals.items())
+        texts = ", ".join(f"{_GOALS[name]}{goal}" for name, goal in goals.items())
         rows.append(
-            f"| {line['case']} | {ours['seconds']:.2f} | {theirs['seconds']:.2f} "
-            f"| **{line['ratio']:.2f}** ({line['lowest']:.2f} to {line['highest']:.2f}) of "
-            f"{line['pairs']} "
-            f"| {told}: {'reached' if reached else 'not reached'} | {line['cpu_ratio']:.2f} "
-            f"| {ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
+            f"| {line['case']} | **{line['ratio']:.2f}** | {line['lowest']:.2f}–"
+            f"{line['highest']:.2f} | {texts}: {'reached' if reached else 'not reached'} | "
+            f"{line['cpu_ratio']:.2f} | {ours['seconds']:.2f}, {theirs['seconds']:.2f} | "
+            f"{ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
         )
-    rows += ["", "| case | what ours does | against | measured |", "|---|---|---|---|"]
-    for line in lines:
-        case = CASES[line["case"]]
-        served = f", S3 by {line['server']}" if "server" in line else ""
-        rows.append(
-            f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit "
-            f"{line['commit']}{served} |"
-        )
-    machines = sorted({line["machine"] for line in lines})
-    return "\n".join([*rows, "", *(f"Machine: {machine}." for machine in machines)])
+    rows += ["", "| case | what caf does | against |", "|---|---|---|"]
+    rows += [
+        f"| {case.name} | {case.work} | {case.against} |"
+        for case in (CASES[line["case"]] for line in lines)
+    ]
+    days = sorted(line["at"][:10] for line in lines)
+    return "\n".join([*rows, "", f"Measured from {days[0]} to {days[-1]}."])
 
 
 def _plot(lines: Sequence[dict[str, Any]]) -> str:
