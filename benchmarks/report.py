@@ -61,7 +61,7 @@ def replace_between(page: Path, text: str) -> None:
     """Put a text between the marks of a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def _tables(lines: Sequence[dict[str, Any]]) -> str:
