@@ -1,4 +1,4 @@
-"""The commands of the README and of docs/, run as they stand there, in a copy of the checkout."""
+"""Runs the commands of README, tutorial and how-to pages, and checks links and generated pages."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ def script_with(text, page=README):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the checkout with its environment, and a small folder for the demo."""
+    """Return a copy of the checkout with its environment and a small folder for the demo."""
     if not (ROOT / ".git").exists() or not shutil.which("make"):
         pytest.skip("the README's commands are for a checkout, and need make")
     folder = tmp_path_factory.mktemp("checkout")
@@ -62,7 +62,7 @@ def checkout(tmp_path_factory):
         (folder / ".venv" / "bin" / program.name).symlink_to(program)
     shutil.copy2(Path(sys.executable).parents[1] / "pyvenv.cfg", folder / ".venv")
     (folder / ".venv" / "lib").symlink_to(Path(sys.executable).parents[1] / "lib")
-    (folder / ".venv" / ".ready").touch()  # what `make` would set up is what runs this test
+    (folder / ".venv" / ".ready").touch()  # this test's environment stands for a set-up one
     files = folder / "files" / "python" / "python3.11"
     files.mkdir(parents=True)
     (files / "this.py").write_text("import this\n")
@@ -108,7 +108,7 @@ def sh(script, checkout, environment, **more):
 
 @pytest.fixture(scope="module")
 def demonstrated(checkout, environment):
-    """The checkout after `make demo`, and what that said."""
+    """Return the output of `make demo`."""
     return sh("make demo", checkout, environment)
 
 
@@ -120,7 +120,7 @@ def test_make_demo_archives_and_compares(demonstrated):
 
 
 @pytest.mark.thorough
-def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
+def test_readme_shows_what_the_demo_prints(demonstrated):
     (shown,) = blocks("console")
     for word in (
         "the source is complete",
@@ -135,7 +135,7 @@ def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
 
 @pytest.fixture(scope="module")
 def kept_network(demonstrated, checkout, environment):
-    """`make network`, as in another terminal; gives its address."""
+    """Keep `make network` running; yield its address."""
     process = subprocess.Popen(
         ["make", "network"],
         cwd=checkout,
@@ -144,27 +144,26 @@ def kept_network(demonstrated, checkout, environment):
         start_new_session=True,
         text=True,
     )
-    said = process.stdout.readline()
-    assert "Ctrl-C ends it" in said
-    yield said.split()[0]
-    os.killpg(
-        process.pid, 15
-    )  # SIGINT, as of Ctrl-C, is ignored where the tests themselves run in the background
+    line = process.stdout.readline()
+    assert "Ctrl-C" in line
+    yield line.split()[0]
+    # SIGINT is ignored if the tests themselves run in the background.
+    os.killpg(process.pid, signal.SIGTERM)
     process.wait(PATIENCE_SECONDS)
     process.stdout.close()
 
 
 @pytest.mark.thorough
-def test_an_object_of_the_demo_is_got_back(kept_network, checkout, environment):
+def test_object_of_the_demo_is_fetched(kept_network, checkout, environment):
     sh(script_with("caf get demo"), checkout, environment)
     assert (checkout / "this.py").read_text() == "import this\n"
 
 
 @pytest.mark.thorough
-def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
-    said = sh(script_with("caf list"), checkout, environment)
-    assert ".caf/manifest.parquet" in said
-    assert "jkl1" in said
+def test_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
+    printed = sh(script_with("caf list"), checkout, environment)
+    assert ".caf/manifest.parquet" in printed
+    assert "jkl1" in printed
 
 
 def own_folder(page, folder, s3_server):
@@ -233,9 +232,7 @@ def test_bucket_of_the_readme_is_archived(tmp_path, my_bucket):
 
 @contextmanager
 def dagster_ui(command, folder, environment):
-    """Run a command of the README that opens the UI; yields the address of the UI's GraphQL and the
-    command's log.
-    """
+    """Run a command that opens the UI; yield the address of its GraphQL and the command's log."""
     port = free_port()
     log = folder / "ui.log"
     with log.open("wb") as file:
@@ -254,9 +251,8 @@ def dagster_ui(command, folder, environment):
         yield f"http://127.0.0.1:{port}/graphql", log
     finally:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(
-                process.pid, signal.SIGINT
-            )  # as Ctrl-C does; the code server then stops its embedded Postgres
+            # As Ctrl-C: the code server then stops its embedded Postgres.
+            os.killpg(process.pid, signal.SIGINT)
             process.wait(60)
         for remaining in in_session(process.pid):
             remaining.kill()
@@ -272,7 +268,7 @@ TICKS = """{ sensorsOrError(repositorySelector: {repositoryLocationName: "caf-pi
   ... on Sensors { results { name sensorState { status ticks { status } } } } } }"""  # noqa: E501
 
 
-def asked(url, query):
+def query_graphql(url, query):
     answer = httpx.post(
         url, json={"query": query}, trust_env=False, timeout=PATIENCE_SECONDS
     ).json()
@@ -281,10 +277,8 @@ def asked(url, query):
 
 
 def shows(url, source):
-    """Assert that the UI has the assets of a source, and finished runs that its own code location
-    began.
-    """
-    shown = asked(url, SHOWN)
+    """Assert that the UI has a source's assets, and finished runs of its own code location."""
+    shown = query_graphql(url, SHOWN)
     (repository,) = shown["repositoriesOrError"]["nodes"]
     assert [source, "file_locations"] in [
         asset["assetKey"]["path"] for asset in repository["assetNodes"]
@@ -300,7 +294,7 @@ def shows(url, source):
 
 
 @pytest.mark.thorough
-def test_the_ui_of_ones_own_folder_shows_its_runs(archived, stranger):
+def test_ui_of_an_own_folder_shows_its_runs(archived, stranger):
     command = script_with("dg dev -w", TUTORIAL)
     with dagster_ui(command, *stranger) as (url, _):
         shows(url, "photos")
@@ -313,7 +307,7 @@ def test_the_ui_of_ones_own_folder_shows_its_runs(archived, stranger):
 
 
 @pytest.mark.thorough
-def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout, environment):
+def test_dg_dev_shows_runs_and_no_sensor_fails(demonstrated, checkout, environment):
     *_, setup, command = script_with("dg check defs", HOW_TO / "dagster.md").splitlines()
     sh(setup, checkout, environment)
     with dagster_ui(command, checkout, environment) as (url, log):
@@ -322,7 +316,7 @@ def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout,
         def states():
             return {
                 sensor["name"]: sensor["sensorState"]
-                for sensor in asked(url, TICKS)["sensorsOrError"]["results"]
+                for sensor in query_graphql(url, TICKS)["sensorsOrError"]["results"]
             }
 
         wait_for(
@@ -345,9 +339,7 @@ def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout,
 
 
 @pytest.mark.thorough
-def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it_started(
-    demonstrated, checkout, environment
-):
+def test_make_ui_ends_all_its_processes_at_sigterm(demonstrated, checkout, environment):
     port = free_port()
     process = subprocess.Popen(
         ["make", "ui"],
@@ -360,8 +352,8 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            assert process.poll() is None, "it ended"
-            assert time.monotonic() < deadline, "it does not answer"
+            assert process.poll() is None
+            assert time.monotonic() < deadline
             try:
                 with urllib.request.urlopen(
                     f"http://127.0.0.1:{port}/server_info", timeout=5
@@ -379,15 +371,13 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
         process.wait(PATIENCE_SECONDS)
         assert in_session(process.pid) == []
     finally:
-        for each in in_session(process.pid):
-            each.kill()
+        for remaining in in_session(process.pid):
+            remaining.kill()
         process.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.thorough
-def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of_nothing(
-    checkout, tmp_path
-):
+def test_dg_loads_the_definitions_without_settings_or_warnings(checkout, tmp_path):
     check, listing, *_ = script_with("dg check defs", HOW_TO / "dagster.md").splitlines()
     bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
     checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
@@ -397,13 +387,13 @@ def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of
     assert not re.search("warning|traceback|deprecat", checked + listed, re.IGNORECASE)
 
 
-def test_every_target_that_the_readme_names_exists(checkout):
+def test_targets_of_the_readme_exist(checkout):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_command_line_reference_is_current():
+def test_command_line_reference_is_current():
     assert (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8") == reference(), (
         "run `make docs`"
     )
