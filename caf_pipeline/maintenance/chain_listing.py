@@ -5,7 +5,7 @@ What a list says, or does not say, of a chunk makes it suspect and nothing else:
 (`scrub`) then looks at the chunk itself first, which alone counts windows and finds damage. A node
 that lists too little, or too much, proves nothing.
 
-Source: docs/explanation/jackal.md, "Proofs, damage and repair".
+Source: docs/explanation/jackal.md.
 """
 
 from collections import defaultdict
