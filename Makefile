@@ -1,18 +1,23 @@
-# Sets itself up in .venv with what requirements.lock names; needs python3 (3.11–3.13, with venv), make and git.
+# The first target that you make sets up .venv by requirements.lock. Needs python3 (3.11 to 3.13, with venv), make and git.
 #
-#   make demo    archive this machine's own Python files through Dagster, and fetch some back (INVENTORY=Parquet: by a report)
-#   make ui      open the Dagster UI on what the demo left (PORT=3000)
-#   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
-#   make test    most behaviours, in minutes     make test-all     all, also every fault, fuzz inputs, daemons, the README's commands
-#   make lint types   what CI checks besides
+#   make demo           archive this machine's own Python files through Dagster, and fetch some back
+#                       (FOLDER=DIR or BUCKET=NAME instead; INVENTORY=Parquet by an inventory report)
+#   make ui             open the Dagster UI on the demo (PORT=3000)
+#   make network        keep the demo's Jackal network running, to fetch from it; Ctrl-C ends it
+#   make setup          set up .venv, and the compiled Merkle root if cargo is installed
+#   make test           most behaviours, in minutes (ARGS as for pytest)
+#   make test-all       everything, also faults, fuzz inputs, daemons and the documents' commands
+#   make lint types     ruff, mypy and, if cargo is installed, rustfmt and clippy
 #   make test-sqlalchemy-2.0   the ledger's tests with the newest SQLAlchemy 2.0
-#   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
-#   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
-#   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
-#   make bench-scaling   how costs grow at three sizes (CASE=…), and 100 workers that share a ledger
-#   make docs    write the generated pages       make site        build the documentation's site
-#   make screenshots   take the README's pictures of the UI again (chromium, chromium-driver)
-#   make lock    resolve the dependencies again
+#   make test-jackal    from an empty ledger to proofs, on the network of JACKAL_LCD or a loopback one
+#   make reliability    try every fault, and write docs/explanation/reliability.md
+#   make soak           the same, with more than 1,000 kills
+#   make bench          measure against peers, and write docs/reference/benchmarks.md (CASE=NAME: one case)
+#   make bench-quick    the same in five minutes; keeps nothing
+#   make bench-scaling  measure costs at three sizes, and 100 workers on one ledger (CASE=NAME)
+#   make docs           write the generated pages
+#   make screenshots    take the pictures of the UI again (needs chromium and chromium-driver)
+#   make lock           resolve the dependencies again
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -25,14 +30,14 @@ NATIVE := $(VENV)/.native
 CARGO_TARGET := $(CURDIR)/.caf/cargo
 CARGO_ONCE := CARGO_NET_RETRY=0 CARGO_HTTP_TIMEOUT=10
 UV_VERSION := 0.13.8
-# What pytest made of the test modules is kept, whatever the environment says: making it is half of a collection's CPU time.
+# Let pytest keep the rewritten test modules: rewriting is half of a collection's CPU time.
 export PYTHONDONTWRITEBYTECODE :=
-# Both as in caf_pipeline/entry.py, also for test processes and those of Dagster's that they start.
+# As in caf_pipeline/entry.py, also for test processes and Dagster's processes.
 export OPENBLAS_NUM_THREADS ?= 1
 export PYDANTIC_DISABLE_PLUGINS ?= __all__
 
-# The first interpreter that is new enough and can make a virtual environment; pyenv's shims fail when asked, and are passed. The
-# system's own comes first: distributions compile it with profile-guided optimization, pyenv by default without: our tests take a twelfth longer then.
+# The first interpreter that is new enough and has venv. pyenv's shims fail, and are skipped. The system's Python comes first:
+# distributions compile it with profile-guided optimization, pyenv does not, and the tests take a twelfth longer.
 FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.13 python3.12 python3.11; do \
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
@@ -53,8 +58,8 @@ $(READY): pyproject.toml requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
-# The compiled Merkle root, where cargo is. Without it everything works, slower: a failure here is not make's, and `make setup`
-# tries again. A machine may not reach crates.io: CARGO_ONCE makes cargo try once, 10 s a connection.
+# The compiled Merkle root. Everything works without it, slower: a failed build does not fail make, and the next `make setup`
+# tries again. CARGO_ONCE makes cargo try crates.io once, for 10 s a connection.
 $(NATIVE): $(READY) $(wildcard native/*.toml native/*.lock native/src/*)
 	@$(BIN)/uv pip uninstall --quiet --python $(BIN)/python caf-pipeline-native 2>/dev/null || true
 	@if ! command -v cargo >/dev/null; then \
@@ -72,8 +77,8 @@ ui: $(READY)
 network: $(READY)
 	@$(BIN)/python demo/network.py
 
-# Five processes on two cores, the longest files first: support/scheduling.py. A file stays in one process: its tests share a network,
-# which a second process would make again.
+# support/scheduling.py sets the number of processes, and runs the longest files first. A file stays in one process, because
+# its tests share a network.
 ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 30
 
 test: $(READY)
@@ -82,8 +87,8 @@ test: $(READY)
 test-all: $(READY)
 	$(ALL_TESTS) $(ARGS)
 
-# A project with Dagster's storage on Postgres may have to stay at SQLAlchemy 2.0: dagster-postgres takes a plain postgresql:// URL for
-# psycopg 3 with 2.1. ARGS as for pytest.
+# A project with Dagster's storage on Postgres may have to stay at SQLAlchemy 2.0: with 2.1 dagster-postgres uses psycopg 3 for a
+# plain postgresql:// URL.
 SQLALCHEMY_2_0 := $(CURDIR)/.caf/sqlalchemy-2.0
 
 test-sqlalchemy-2.0: $(READY)
@@ -94,17 +99,17 @@ test-sqlalchemy-2.0: $(READY)
 test-jackal: $(READY)
 	$(BIN)/pytest caf_pipeline_tests/store/test_jackal_network.py $(ARGS)
 
-# The tests of the fault matrix and their counts. FAULTS_GO_ON=1 leaves out what passed in the last, interrupted one.
+# The tests of the fault matrix, and their counts. FAULTS_GO_ON=1 skips tests that passed before an interruption.
 FAULT_LOG := .caf/fault-log
 FAULT_TESTS = $(BIN)/pytest $(or $(TESTS),caf_pipeline_tests) --numprocesses auto --dist load --faults --fault-log=$(FAULT_LOG) $(if $(FAULTS_GO_ON),--go-on)
 
 reliability: $(READY)
 	$(FAULT_TESTS) $(ARGS)
-	@$(BIN)/python -m caf_pipeline_tests.faults.report $(FAULT_LOG) docs/reliability.md
+	@$(BIN)/python -m caf_pipeline_tests.faults.report $(FAULT_LOG) docs/explanation/reliability.md
 
 soak: $(READY)
 	$(FAULT_TESTS) --soak --verbose $(ARGS)
-	@$(BIN)/python -m caf_pipeline_tests.faults.report --soak $(FAULT_LOG) docs/reliability.md
+	@$(BIN)/python -m caf_pipeline_tests.faults.report --soak $(FAULT_LOG) docs/explanation/reliability.md
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -120,7 +125,7 @@ lint-native:
 types: $(READY)
 	$(BIN)/mypy
 
-# versitygw is the S3 server of the measurements where Go can install it; else moto's is, which is slow.
+# versitygw is the S3 server of the measurements if Go can install it, else moto's, which is slow.
 TOOLS := .caf/tools
 $(TOOLS)/versitygw:
 	@if command -v go >/dev/null; then GOBIN="$(CURDIR)/$(TOOLS)" go install github.com/versity/versitygw/cmd/versitygw@v1.8.0; fi
@@ -137,8 +142,8 @@ bench-quick: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --scale quick --pairs 2 $(CASE)
 
 docs: $(READY)
-	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md
-	$(BIN)/python docs/schema_page.py docs/schema.md
+	$(BIN)/python -m caf_pipeline.cli.reference docs/reference/cli.md
+	$(BIN)/python docs/schema_page.py docs/reference/schema.md
 
 ZENSICAL := $(BIN)/zensical build --clean
 

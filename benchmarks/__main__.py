@@ -1,5 +1,5 @@
-"""Measures cases and writes docs/benchmarks.md: `make bench`, `make bench CASE=name`, `make
-bench-quick`.
+"""Measures cases and writes docs/reference/benchmarks.md: `make bench`, `make bench CASE=name`,
+`make bench-quick`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="add what was measured to docs/benchmarks.jsonl, and write the page",
+        help="add what was measured to benchmarks/history.jsonl, and write the page",
     )
     asked = parser.parse_args(arguments)
     if unknown := set(asked.cases) - set(CASES):

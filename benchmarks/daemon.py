@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--workers", type=int, nargs="*", default=(1, 2, 4), help="of `caf run`")
     parser.add_argument(
-        "--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl"
+        "--keep", action="store_true", help="add what was measured to benchmarks/history.jsonl"
     )
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # Dagster's, of its own names

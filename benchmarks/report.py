@@ -1,5 +1,5 @@
-"""docs/benchmarks.md and its plot, from the history: of each case the newest line, and how its
-ratio went.
+"""docs/reference/benchmarks.md and its plot, from the history: of each case the newest line, and
+how its ratio went.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.cases import CASES
 
-HISTORY = Path("docs/benchmarks.jsonl")
-PAGE = Path("docs/benchmarks.md")
+HISTORY = Path("benchmarks/history.jsonl")
+PAGE = Path("docs/reference/benchmarks.md")
 PLOT = Path("docs/images/benchmarks.svg")
 MIB = 1 << 20
 BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
@@ -61,36 +61,31 @@ def replace_between(page: Path, text: str) -> None:
     """Put a text between the marks of a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def _tables(lines: Sequence[dict[str, Any]]) -> str:
     rows = [
-        "| case | ours, s | theirs, s | ratio: median (lowest to highest) | goal | ratio of CPU | "
-        "peak memory, MiB |",
+        "| case | ratio | range | goal | CPU ratio | seconds | peak memory, MiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for line in lines:
         goals, ours, theirs = line["goals"], line["ours"], line["theirs"]
         reached = all(line[name] <= goal for name, goal in goals.items())
-        told = ", ".join(f"{_GOALS[name]}{goal}" for name, goal in goals.items())
+        texts = ", ".join(f"{_GOALS[name]}{goal}" for name, goal in goals.items())
         rows.append(
-            f"| {line['case']} | {ours['seconds']:.2f} | {theirs['seconds']:.2f} "
-            f"| **{line['ratio']:.2f}** ({line['lowest']:.2f} to {line['highest']:.2f}) of "
-            f"{line['pairs']} "
-            f"| {told}: {'reached' if reached else 'not reached'} | {line['cpu_ratio']:.2f} "
-            f"| {ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
+            f"| {line['case']} | **{line['ratio']:.2f}** | {line['lowest']:.2f}–"
+            f"{line['highest']:.2f} | {texts}: {'reached' if reached else 'not reached'} | "
+            f"{line['cpu_ratio']:.2f} | {ours['seconds']:.2f}, {theirs['seconds']:.2f} | "
+            f"{ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
         )
-    rows += ["", "| case | what ours does | against | measured |", "|---|---|---|---|"]
-    for line in lines:
-        case = CASES[line["case"]]
-        served = f", S3 by {line['server']}" if "server" in line else ""
-        rows.append(
-            f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit "
-            f"{line['commit']}{served} |"
-        )
-    machines = sorted({line["machine"] for line in lines})
-    return "\n".join([*rows, "", *(f"Machine: {machine}." for machine in machines)])
+    rows += ["", "| case | what caf does | against |", "|---|---|---|"]
+    rows += [
+        f"| {case.name} | {case.work} | {case.against} |"
+        for case in (CASES[line["case"]] for line in lines)
+    ]
+    days = sorted(line["at"][:10] for line in lines)
+    return "\n".join([*rows, "", f"Measured from {days[0]} to {days[-1]}."])
 
 
 def _plot(lines: Sequence[dict[str, Any]]) -> str:

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument(
-        "--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl"
+        "--keep", action="store_true", help="add what was measured to benchmarks/history.jsonl"
     )
     asked = parser.parse_args(arguments)
     KEPT.mkdir(parents=True, exist_ok=True)

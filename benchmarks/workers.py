@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chunks", type=int, default=1_000)
     parser.add_argument("--objects", type=int, default=10)
     parser.add_argument(
-        "--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl"
+        "--keep", action="store_true", help="add what was measured to benchmarks/history.jsonl"
     )
     asked = parser.parse_args(arguments)
     if asked.work:

@@ -15,7 +15,7 @@ to `verified` the stored chunk is `sealed`; if it is damaged or expired, the sto
 `located`. Once the copy is past `wanted`, the chunk never returns to `packing`, and it can be
 withdrawn only if the copy is damaged.
 
-Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 from enum import StrEnum

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from caf_pipeline.errors import SettingsError
 
-DOCUMENTATION: Final = "docs/settings.md lists every setting"
+DOCUMENTATION: Final = "docs/reference/settings.md lists every setting"
 
 SHOWN_CHARACTERS: Final = 60  # of a value
 SHOWN_PROBLEMS: Final = 10  # of one reading

@@ -70,7 +70,9 @@ def test_the_flow_is_legal_step_by_step():
 
 def test_the_picture_in_the_docs_has_each_legal_move():
     """But those into `parked` and back, which a sentence below it tells."""
-    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(
+        encoding="utf-8"
+    )
     drawn = re.findall(
         r"^    (\w+) --> (\w+)",
         page.partition("stateDiagram-v2")[2].partition("```")[0],

@@ -1,5 +1,6 @@
-"""The commands of the README and of docs/, run as they stand there, in a copy of the checkout."""
+"""Runs the commands of README, tutorial and how-to pages, and checks links and generated pages."""
 
+import itertools
 import json
 import os
 import re
@@ -11,10 +12,12 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.version import Version
 from typer.main import get_command
 
 from caf_pipeline.cli.app import build
@@ -26,22 +29,24 @@ from caf_pipeline_tests.support.sessions import in_session
 from caf_pipeline_tests.support.ui_process import wait_for_webserver
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+HOW_TO = ROOT / "docs" / "how-to"
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language, page=README):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def script_with(text):
-    """The README's only shell block that holds `text`."""
-    (found,) = [block for block in blocks("sh") if text in block]
-    return found
+def script_with(text, page=README):
+    """Return the only shell block of a page that contains `text`."""
+    (script,) = [block for block in blocks("sh", page) if text in block]
+    return script
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the checkout with its environment, and a small folder for the demo."""
+    """Return a copy of the checkout with its environment and a small folder for the demo."""
     if not (ROOT / ".git").exists() or not shutil.which("make"):
         pytest.skip("the README's commands are for a checkout, and need make")
     folder = tmp_path_factory.mktemp("checkout")
@@ -57,7 +62,7 @@ def checkout(tmp_path_factory):
         (folder / ".venv" / "bin" / program.name).symlink_to(program)
     shutil.copy2(Path(sys.executable).parents[1] / "pyvenv.cfg", folder / ".venv")
     (folder / ".venv" / "lib").symlink_to(Path(sys.executable).parents[1] / "lib")
-    (folder / ".venv" / ".ready").touch()  # what `make` would set up is what runs this test
+    (folder / ".venv" / ".ready").touch()  # this test's environment stands for a set-up one
     files = folder / "files" / "python" / "python3.11"
     files.mkdir(parents=True)
     (files / "this.py").write_text("import this\n")
@@ -103,7 +108,7 @@ def sh(script, checkout, environment, **more):
 
 @pytest.fixture(scope="module")
 def demonstrated(checkout, environment):
-    """The checkout after `make demo`, and what that said."""
+    """Return the output of `make demo`."""
     return sh("make demo", checkout, environment)
 
 
@@ -115,7 +120,7 @@ def test_make_demo_archives_and_compares(demonstrated):
 
 
 @pytest.mark.thorough
-def test_readme_shows_the_demos_output(demonstrated):
+def test_readme_shows_what_the_demo_prints(demonstrated):
     (shown,) = blocks("console")
     for word in (
         "the source is complete",
@@ -130,7 +135,7 @@ def test_readme_shows_the_demos_output(demonstrated):
 
 @pytest.fixture(scope="module")
 def kept_network(demonstrated, checkout, environment):
-    """`make network`, as in another terminal; gives its address."""
+    """Keep `make network` running; yield its address."""
     process = subprocess.Popen(
         ["make", "network"],
         cwd=checkout,
@@ -139,40 +144,31 @@ def kept_network(demonstrated, checkout, environment):
         start_new_session=True,
         text=True,
     )
-    said = process.stdout.readline()
-    assert "Ctrl-C ends it" in said
-    yield said.split()[0]
-    os.killpg(
-        process.pid, 15
-    )  # SIGINT, as of Ctrl-C, is ignored where the tests themselves run in the background
+    line = process.stdout.readline()
+    assert "Ctrl-C" in line
+    yield line.split()[0]
+    # SIGINT is ignored if the tests themselves run in the background.
+    os.killpg(process.pid, signal.SIGTERM)
     process.wait(PATIENCE_SECONDS)
     process.stdout.close()
 
 
 @pytest.mark.thorough
-def test_an_object_of_the_demo_is_got_back(kept_network, checkout, environment):
+def test_object_of_the_demo_is_fetched(kept_network, checkout, environment):
     sh(script_with("caf get demo"), checkout, environment)
     assert (checkout / "this.py").read_text() == "import this\n"
 
 
 @pytest.mark.thorough
-def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
-    said = sh(script_with("caf list"), checkout, environment)
-    assert ".caf/manifest.parquet" in said
-    assert "jkl1" in said
+def test_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
+    printed = sh(script_with("caf list"), checkout, environment)
+    assert ".caf/manifest.parquet" in printed
+    assert "jkl1" in printed
 
 
-@pytest.fixture(scope="module")
-def stranger(tmp_path_factory, s3_server):
-    """An empty folder with the README's caf.toml, whose bucket is on a server of the tests; and its
-    environment.
-    """
-    client = client_for(s3_server)
-    client.create_bucket(Bucket="my-bucket")
-    for key, body in (("2024/a.jpg", b"1"), ("2023/other", b"2")):
-        client.put_object(Bucket="my-bucket", Key=key, Body=body)
-    folder = tmp_path_factory.mktemp("stranger")
-    (toml,) = blocks("toml")
+def own_folder(page, folder, s3_server):
+    """Write the page's caf.toml, with its bucket on `s3_server`; return folder and environment."""
+    (toml,) = blocks("toml", page)
     text, count = re.subn(r"^# (endpoint_url = ).*$", rf'\1"{s3_server}"', toml, flags=re.MULTILINE)
     assert count == 1
     (folder / "caf.toml").write_text(text)
@@ -186,13 +182,28 @@ def stranger(tmp_path_factory, s3_server):
 
 
 @pytest.fixture(scope="module")
+def my_bucket(s3_server):
+    """The address of an S3 server with the bucket `my-bucket`."""
+    client = client_for(s3_server)
+    client.create_bucket(Bucket="my-bucket")
+    for key, body in (("2024/a.jpg", b"1"), ("2023/other", b"2")):
+        client.put_object(Bucket="my-bucket", Key=key, Body=body)
+    return s3_server
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory, my_bucket):
+    return own_folder(TUTORIAL, tmp_path_factory.mktemp("stranger"), my_bucket)
+
+
+@pytest.fixture(scope="module")
 def archived(stranger):
-    """The output of the README's first commands, pasted in order."""
-    return sh(script_with("caf run"), *stranger)
+    """The output of the tutorial's commands that archive a bucket."""
+    return sh(script_with("caf run", TUTORIAL), *stranger)
 
 
 @pytest.mark.thorough
-def test_a_bucket_of_ones_own_is_archived(archived, stranger):
+def test_tutorial_archives_and_fetches_an_object(archived, stranger):
     for words in (
         "set pool s3",
         "planned   1 object",
@@ -200,21 +211,28 @@ def test_a_bucket_of_ones_own_is_archived(archived, stranger):
         "photos: 1 current, 0 older, 0 gone",
     ):
         assert words in archived
-    assert "1 object of 1 read, 0 wrong" in sh(script_with("caf restore"), *stranger)
+    fetched = sh(script_with("caf restore", TUTORIAL), *stranger)
+    assert "1 object of 1 read, 0 wrong" in fetched
     folder, _ = stranger
     assert [(folder / name).read_bytes() for name in ("a.jpg", "out/2024/a.jpg")] == [b"1", b"1"]
     assert list(json.loads((folder / "photos.json").read_text())["refs"]) == ["2024/a.jpg"]
-    doctor, rebuild, delete = script_with("caf doctor").splitlines()
+    doctor, rebuild = script_with("caf doctor", TUTORIAL).splitlines()
     assert "nothing was found" in sh(doctor, *stranger)
     assert "photos: 1 known" in sh(rebuild, *stranger)
-    assert "store.kind is 'directory'" in sh(f"{{ {delete}\n}} || test $? = 3", *stranger)
+
+
+@pytest.mark.thorough
+def test_bucket_of_the_readme_is_archived(tmp_path, my_bucket):
+    folder, environment = own_folder(README, tmp_path, my_bucket)
+    printed = sh(script_with("caf run"), folder, environment)
+    assert "planned   2 objects" in printed
+    assert "the source is complete" in printed
+    assert (folder / "a.jpg").read_bytes() == b"1"
 
 
 @contextmanager
 def dagster_ui(command, folder, environment):
-    """Run a command of the README that opens the UI; yields the address of the UI's GraphQL and the
-    command's log.
-    """
+    """Run a command that opens the UI; yield the address of its GraphQL and the command's log."""
     port = free_port()
     log = folder / "ui.log"
     with log.open("wb") as file:
@@ -233,9 +251,8 @@ def dagster_ui(command, folder, environment):
         yield f"http://127.0.0.1:{port}/graphql", log
     finally:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(
-                process.pid, signal.SIGINT
-            )  # as Ctrl-C does; the code server then stops its embedded Postgres
+            # As Ctrl-C: the code server then stops its embedded Postgres.
+            os.killpg(process.pid, signal.SIGINT)
             process.wait(60)
         for remaining in in_session(process.pid):
             remaining.kill()
@@ -251,7 +268,7 @@ TICKS = """{ sensorsOrError(repositorySelector: {repositoryLocationName: "caf-pi
   ... on Sensors { results { name sensorState { status ticks { status } } } } } }"""  # noqa: E501
 
 
-def asked(url, query):
+def query_graphql(url, query):
     answer = httpx.post(
         url, json={"query": query}, trust_env=False, timeout=PATIENCE_SECONDS
     ).json()
@@ -260,10 +277,8 @@ def asked(url, query):
 
 
 def shows(url, source):
-    """Assert that the UI has the assets of a source, and finished runs that its own code location
-    began.
-    """
-    shown = asked(url, SHOWN)
+    """Assert that the UI has a source's assets, and finished runs of its own code location."""
+    shown = query_graphql(url, SHOWN)
     (repository,) = shown["repositoriesOrError"]["nodes"]
     assert [source, "file_locations"] in [
         asset["assetKey"]["path"] for asset in repository["assetNodes"]
@@ -279,8 +294,8 @@ def shows(url, source):
 
 
 @pytest.mark.thorough
-def test_the_ui_of_ones_own_folder_shows_its_runs(archived, stranger):
-    command = script_with("dg dev -w")
+def test_ui_of_an_own_folder_shows_its_runs(archived, stranger):
+    command = script_with("dg dev -w", TUTORIAL)
     with dagster_ui(command, *stranger) as (url, _):
         shows(url, "photos")
     folder, _ = stranger
@@ -292,8 +307,8 @@ def test_the_ui_of_ones_own_folder_shows_its_runs(archived, stranger):
 
 
 @pytest.mark.thorough
-def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout, environment):
-    *_, setup, command = script_with("dg check defs").splitlines()
+def test_dg_dev_shows_runs_and_no_sensor_fails(demonstrated, checkout, environment):
+    *_, setup, command = script_with("dg check defs", HOW_TO / "dagster.md").splitlines()
     sh(setup, checkout, environment)
     with dagster_ui(command, checkout, environment) as (url, log):
         shows(url, "demo")
@@ -301,7 +316,7 @@ def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout,
         def states():
             return {
                 sensor["name"]: sensor["sensorState"]
-                for sensor in asked(url, TICKS)["sensorsOrError"]["results"]
+                for sensor in query_graphql(url, TICKS)["sensorsOrError"]["results"]
             }
 
         wait_for(
@@ -324,7 +339,7 @@ def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout,
 
 
 @pytest.mark.thorough
-def test_make_ui_shows_the_demo_and_stops_its_processes(demonstrated, checkout, environment):
+def test_make_ui_ends_all_its_processes_at_sigterm(demonstrated, checkout, environment):
     port = free_port()
     process = subprocess.Popen(
         ["make", "ui"],
@@ -337,8 +352,8 @@ def test_make_ui_shows_the_demo_and_stops_its_processes(demonstrated, checkout, 
     try:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            assert process.poll() is None, "it ended"
-            assert time.monotonic() < deadline, "it does not answer"
+            assert process.poll() is None
+            assert time.monotonic() < deadline
             try:
                 with urllib.request.urlopen(
                     f"http://127.0.0.1:{port}/server_info", timeout=5
@@ -356,14 +371,14 @@ def test_make_ui_shows_the_demo_and_stops_its_processes(demonstrated, checkout, 
         process.wait(PATIENCE_SECONDS)
         assert in_session(process.pid) == []
     finally:
-        for each in in_session(process.pid):
-            each.kill()
+        for remaining in in_session(process.pid):
+            remaining.kill()
         process.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.thorough
-def test_dagster_commands_load_the_definitions_without_warnings(checkout, tmp_path):
-    check, listing, *_ = script_with("dg check defs").splitlines()
+def test_dg_loads_the_definitions_without_settings_or_warnings(checkout, tmp_path):
+    check, listing, *_ = script_with("dg check defs", HOW_TO / "dagster.md").splitlines()
     bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
     checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
     assert "All definitions loaded successfully." in checked
@@ -372,61 +387,67 @@ def test_dagster_commands_load_the_definitions_without_warnings(checkout, tmp_pa
     assert not re.search("warning|traceback|deprecat", checked + listed, re.IGNORECASE)
 
 
-def test_every_target_that_the_readme_names_exists(checkout):
+def test_targets_of_the_readme_exist(checkout):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_command_line_reference_is_current():
-    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
-
-
-def test_commands_in_the_docs_exist():
-    text = "\n".join(
-        page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "operations").glob("*.md")
+def test_command_line_reference_is_current():
+    assert (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8") == reference(), (
+        "run `make docs`"
     )
-    commands = re.findall(r"`(caf [a-z][^`]*)`", text)
-    lines = [
-        line.strip()
-        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-        for line in block.splitlines()
-    ]
-    lines = [
-        re.sub(r"^(docker compose .* exec code|kubectl exec \S+ --) ", "", line)
-        for line in lines
-        if line
-    ]
-    assert {line.split()[0] for line in lines} <= {
-        "caf",
-        "cp",
-        "dagster",
-        "docker",
-        "export",
-        "kubectl",
-        "python",
-        "sed",
-    }
-    commands += [line for line in lines if line.startswith("caf ")]
-    assert len(commands) > 20
+
+
+def documented_commands():
+    """Yield the `caf` commands of README, tutorial and how-to pages, without what they pipe to."""
+    for page in [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *HOW_TO.glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        lines = re.findall(r"`(caf [a-z][^`]*)`", text)
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            lines += [
+                re.sub(r"^\s*((docker compose|kubectl) .* (code|--) )?", "", line)
+                for line in block.splitlines()
+            ]
+        for line in lines:
+            if line.startswith("caf "):
+                words = shlex.split(line, comments=True)
+                yield list(itertools.takewhile(lambda word: word not in ("|", "||", ">"), words))
+
+
+def test_documented_commands_parse():
+    commands = list(documented_commands())
+    assert len(commands) > 60
     for line in commands:
-        command, words = get_command(build()), shlex.split(line)[1:]
-        while hasattr(command, "commands"):
+        command, words = get_command(build()), line[1:]
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
-        if words:  # else the command itself is what is named
-            command.make_context(line, words)  # raises where it does not take them
+        if words and not hasattr(command, "commands"):  # else it names a command or a group
+            command.make_context(" ".join(line), words)
 
 
-def test_every_link_of_the_documentation_leads_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("http") or (page.parent / target).exists(), (
-                f"{page.name}: {target}"
-            )
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub and Python-Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
-def test_the_version_stands_in_the_changelog():
-    from importlib.metadata import version
+def test_links_between_pages_lead_somewhere():
+    outside = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    for page in [*outside, *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)]+?)\)", page.read_text(encoding="utf-8")):
+            if link.startswith("http"):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+            assert page in outside or target.is_relative_to(ROOT / "docs"), f"{page.name}: {link}"
 
-    assert f"## {version('caf-pipeline')}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+def test_changelog_begins_with_this_version_or_the_next():
+    heading = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert Version(heading.group(1)) >= Version(version("caf-pipeline"))

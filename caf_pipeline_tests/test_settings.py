@@ -534,7 +534,9 @@ def test_unknown_source_names_the_existing_sources_and_the_file(tmp_path):
 
 
 def test_the_documentation_lists_every_setting():
-    text = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "reference" / "settings.md").read_text(
+        encoding="utf-8"
+    )
     for name, field in Settings.model_fields.items():
         section = getattr(field.annotation, "model_fields", None)
         for listed in [f"{name}.{inner}" for inner in section] if section else [name]:

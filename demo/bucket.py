@@ -1,6 +1,4 @@
-"""An existing bucket as the demo's source, set through the environment so that caf.toml stays as it
-is.
-"""
+"""Makes an existing bucket a source of the demo, by environment variables."""
 
 import os
 import re
@@ -11,13 +9,12 @@ from caf_pipeline.settings import load_settings
 
 
 def use(name: str, inventory: str = "") -> str:
-    """Make the bucket, and the folder of its inventory reports if it has one, known as a source;
-    return the source's name.
-    """
+    """Set the source's variables, with the folder of its inventory reports; return its name."""
     source = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:30].strip("-")
     if not source or source == "demo":
         sys.exit(
-            f"a bucket called '{name}' needs a source of its own in caf.toml; see docs/settings.md"
+            f"a bucket called '{name}' needs a source of its own in caf.toml; see "
+            "docs/reference/settings.md"
         )
     prefix = f"CAF_SOURCES__{source.upper()}__"
     os.environ[f"{prefix}BUCKET"] = name
@@ -30,5 +27,5 @@ def use(name: str, inventory: str = "") -> str:
     except CafError as error:
         sys.exit(f"{error}\n{error.hint}".strip())
     if settings.jackal.chain_id.startswith("loopback"):
-        os.environ[f"{prefix}PUBLIC"] = "true"  # the loopback network shows it to this machine only
+        os.environ[f"{prefix}PUBLIC"] = "true"  # only this machine reaches the loopback network
     return source

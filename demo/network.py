@@ -1,10 +1,7 @@
-"""The demo's Jackal network: the loopback one of the tests, with a made-up wallet.
+"""The demo's Jackal network: the tests' loopback network, with a wallet that the demo creates.
 
-`make network` keeps it up by itself.
-
-It speaks what the real network speaks, on this machine alone, and keeps what it has in the
-settings' home. Nothing that is said to it is worth anything, and its wallet is good for nothing
-else.
+`make network` keeps it running. Its data is below the settings' `home`. Its coins and its wallet
+have no value anywhere else.
 """
 
 import os
@@ -40,16 +37,14 @@ CAF = str(Path(sys.executable).with_name("caf"))
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the demo's commands: no S3 keys, and not the user's wallet, since
-    the demo has its own.
-    """
+    """Return the environment of the demo's commands: without S3 keys and the user's wallet."""
     return child_environment(
         Need.SETTINGS | Need.NETWORK | Need.LEDGER | Need.STORAGE | Need.POSTGRES
     )
 
 
 def wallet_file() -> Path:
-    """Return the file with the made-up wallet's words, made of mode 600 where it is missing."""
+    """Return the file with the wallet's words. Create it with mode 600 if it is missing."""
     path = SETTINGS.jackal.mnemonic_file
     if path is None:
         sys.exit("the demo needs jackal.mnemonic_file in caf.toml")
@@ -61,11 +56,9 @@ def wallet_file() -> Path:
 
 
 def runs() -> bool:
-    """Return whether the demo's network runs already, in another terminal.
+    """Return whether the demo's network is already running, or the settings do not need it.
 
-    End this process if its port is taken.
-
-    True, too, if the settings do not name Jackal: then no network is needed.
+    Ends this process if another program uses the port.
     """
     if SETTINGS.store.kind != "jackal":
         return True
@@ -90,7 +83,7 @@ def runs() -> bool:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Keep the network up; one that runs already (in another terminal) is used as it is."""
+    """Keep the network running, unless another terminal already does."""
     if SETTINGS.store.kind != "jackal":
         yield
         return
@@ -112,7 +105,7 @@ def running() -> Iterator[None]:
 
 
 def buy_space() -> None:
-    """Buy space where the wallet has none yet, as a user does."""
+    """Buy space by the command line if the wallet has none."""
     if SETTINGS.store.kind != "jackal":
         return
     shown = subprocess.run(
@@ -135,7 +128,7 @@ def buy_space() -> None:
 
 
 def main() -> int:
-    """Keep the network up until Ctrl-C."""
+    """Keep the network running until Ctrl-C."""
     with running():
         print(f"{SETTINGS.jackal.lcd[0]}  (Ctrl-C ends it)", flush=True)
         with suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Checks that a port which the demo needs is free, before anything is started."""
+"""Checks that the demo's ports are free, before it starts anything."""
 
 import socket
 import sys
@@ -12,16 +12,12 @@ def answers(host: str, port: int) -> bool:
 
 
 def require_free(host: str, port: int, *, user: str, hint: str) -> None:
-    """End this process with one sentence if the port cannot be listened on.
-
-    `user` is what needs the port.
-    """
+    """End this process with a message if the port cannot be used. `user` names what needs it."""
     reason = "another program uses it"
     if not answers(host, port):
         with socket.socket() as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # a port that was just left is free
+            # A port that was closed a moment ago is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
                 return

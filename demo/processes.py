@@ -1,8 +1,8 @@
-"""Ends everything that was started: at the end, at Ctrl-C, at SIGTERM and at SIGHUP; on Linux also
-after a SIGKILL.
+"""Ends all processes that the demo started.
 
-The embedded Postgres is in a session of its own: the last program that uses it stops it. Where that
-one was killed, we do.
+It does so at the end, at Ctrl-C, SIGTERM and SIGHUP, and on Linux also after SIGKILL.
+The embedded Postgres has a session of its own, and the last program that uses it stops it. If that
+program was killed, this module stops Postgres.
 """
 
 import ctypes
@@ -20,11 +20,9 @@ import psutil
 
 from caf_pipeline.ledger.embedded import embedded_server
 
-ORDERLY_SECONDS = 15  # for Dagster's programs to end in order
-TERMINATED_SECONDS = 10  # for what is left then, before it is killed, and after
-STOP_SECONDS = (
-    3  # for the embedded Postgres, of which a process that was killed may still count as a user
-)
+ORDERLY_SECONDS = 15  # for Dagster's programs to end by themselves
+TERMINATED_SECONDS = 10  # for the remaining processes, before and after they are killed
+STOP_SECONDS = 3  # for the embedded Postgres: a killed process may still count as a user
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
@@ -35,32 +33,28 @@ def _prctl(option: int, value: int) -> None:
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """Let this process get a signal when the one that started it is gone, however it ended."""
+    """Let the kernel send this process a signal when its parent ends in any way."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, number)
 
 
 @contextmanager
 def ending_all(home: Path) -> Iterator[None]:
-    """End all processes of ours, and those that they started, when the context ends; `home` is that
-    of the settings.
-    """
-    _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child, and is found
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell starts what is in the background with SIGINT ignored
+    """End this session's processes and the embedded Postgres below `home` when the context ends."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans become our children
+    # A shell starts background processes with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     try:
         yield
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # it is ending already
+            signal.signal(number, signal.SIG_IGN)  # already ending
         _end(_ours())
         _stop_postgres(home / "postgres")
 
 
 def _stop_postgres(folder: Path) -> None:
-    """Stop the embedded server of a folder where it was left, unless others use it."""
     deadline = time.monotonic() + STOP_SECONDS
     while (folder / "data" / "postmaster.pid").exists() and time.monotonic() < deadline:
         embedded_server(folder).close()
@@ -71,20 +65,20 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _ours() -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(process.pid) == os.getsid(0):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, left = psutil.wait_procs(processes, TERMINATED_SECONDS)
-    killed = {*left, *_ours()}  # what was started meanwhile, too
+    _, remaining = psutil.wait_procs(processes, TERMINATED_SECONDS)
+    killed = {*remaining, *_ours()}  # including processes that were started meanwhile
     for process in killed:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -92,16 +86,15 @@ def _end(processes: Sequence[psutil.Process]) -> None:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program of Dagster's until it ends or this one is asked to; return its exit status."""
+    """Run a program until it ends or this process is signalled; return its exit status."""
     process = subprocess.Popen(command, env=environment)
     try:
         return process.wait()
     finally:
-        if (
-            process.poll() is None
-        ):  # as a terminal does at Ctrl-C; at SIGTERM it would leave behind what it started
-            for each in _ours():
+        # SIGINT to all, as at Ctrl-C in a terminal. At SIGTERM Dagster leaves its children behind.
+        if process.poll() is None:
+            for running in _ours():
                 with suppress(psutil.NoSuchProcess):
-                    each.send_signal(signal.SIGINT)
+                    running.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ORDERLY_SECONDS)

@@ -1,6 +1,4 @@
-"""An S3 Inventory report of the demo's bucket, by the tests' writer of reports: moto, the demo's S3
-server, writes none.
-"""
+"""Writes an S3 Inventory report of the demo's bucket, since moto, its S3 server, writes none."""
 
 import os
 
@@ -15,9 +13,7 @@ BUCKET = f"{server.BUCKET}-reports"
 
 
 def write(file_format: str, console: Console) -> None:
-    """Write a report of what the bucket has now, and let the demo's source take its inventories
-    from there.
-    """
+    """Write a report of the bucket, and set it as the inventory of the demo's source."""
     client = server.client()
     client.create_bucket(Bucket=BUCKET)
     reports = ReportWriter(client, server.BUCKET, BUCKET, file_format, folder_prefix="s3")

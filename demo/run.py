@@ -1,11 +1,10 @@
-"""Archives real files through Dagster and fetches some of them back: what `make demo` runs.
+"""Archives real files through Dagster, and fetches some of them back: `make demo`.
 
-python demo/run.py                      the machine's own Python files, in a bucket of the demo's S3
-server python demo/run.py --folder DIR         the files of a folder instead python demo/run.py
---bucket NAME        an existing bucket (with the AWS environment's keys, region and endpoint)
-python demo/run.py --inventory FORMAT   by an S3 Inventory report, written in CSV, ORC or Parquet,
-instead of a listing;
-                                        with --bucket: the folder of the bucket's reports, s3://…/
+python demo/run.py                      this machine's own Python files
+python demo/run.py --folder DIR         the files of a folder
+python demo/run.py --bucket NAME        an existing bucket, with the AWS environment's keys
+python demo/run.py --inventory FORMAT   by an S3 Inventory report in CSV, ORC or Parquet;
+                                        with --bucket, the folder of its reports: s3://…/
 """
 
 import argparse
@@ -53,13 +52,13 @@ def main() -> int:
         parser.error(f"--inventory is one of {', '.join(reports.FORMATS)}")
     if not arguments.bucket:
         server.runs()
-    network.runs()  # ends the demo before anything was started if a port is taken
+    network.runs()  # ends the demo if a port is taken, before it starts anything
     files = (
         []
         if arguments.bucket
         else server.show(arguments.folder.resolve() if arguments.folder else None)
     )
-    console.print(f"Merkle roots are taken in {IMPLEMENTATION} code")
+    console.print(f"Merkle roots are computed in {IMPLEMENTATION} code")
     with nullcontext() if arguments.bucket else server.running(), network.running():
         network.buy_space()
         if arguments.bucket:
@@ -79,7 +78,7 @@ def main() -> int:
         subprocess.run([CAF, "status"], env=environment, check=False)
     seconds = time.monotonic() - started
     if status:
-        console.print(f"{seconds:.0f} s; it did not come to its end: see above")
+        console.print(f"{seconds:.0f} s; the demo failed: see above")
     else:
         console.print(
             f"{seconds:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives "

@@ -1,8 +1,7 @@
-"""The demo's S3 server: moto's, in a process of its own, and the files that go into it.
+"""The demo's S3 server, moto in a process of its own, and the files of its bucket.
 
-moto keeps everything in memory. A server begins with the files of all demos so far in its bucket,
-each with its file's time as LastModified, so that they are the objects that were archived. Objects
-that a user puts end with the server.
+moto keeps everything in memory. A new server gets the files of all earlier demos, with their times
+as LastModified, so that they are the archived objects. Objects of a user end with the server.
 """
 
 import json
@@ -40,11 +39,9 @@ ENDPOINT = DEMO.endpoint_url
 BUCKET = DEMO.bucket
 
 SHOWN = SETTINGS.home / "demo-folders.json"
-"""Which folders the demos so far have put into the bucket; "" stands for this machine's Python
-files.
-"""
+"""The folders of all demos so far; "" is this machine's Python files."""
 
-# moto takes any key; what the demo shows must not depend on the user's own.
+# moto accepts any key, and the demo must not depend on the user's keys.
 KEYS = {
     "AWS_ACCESS_KEY_ID": "demo",
     "AWS_SECRET_ACCESS_KEY": "demo",
@@ -93,9 +90,9 @@ def _address() -> tuple[str, int]:
 
 
 def runs() -> bool:
-    """Return whether the demo's server runs already, as `make ui` in another terminal.
+    """Return whether the demo's server is already running, as by `make ui`.
 
-    End this process if its port is taken.
+    Ends this process if another program uses the port.
     """
     config = Config(
         connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS, retries={"total_max_attempts": 1}
@@ -114,9 +111,7 @@ def runs() -> bool:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Keep the server up; one that runs already (`make ui` in another terminal) is used as it
-    is.
-    """
+    """Keep the server running, unless another terminal already does."""
     if runs():
         yield
         return
@@ -142,8 +137,8 @@ def running() -> Iterator[None]:
 
 
 def main() -> None:
-    """Serve until SIGTERM, or until standard input ends, as it does with whoever started this."""
-    from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - who only fills the bucket does not load moto
+    """Serve until SIGTERM, or until standard input ends with the parent process."""
+    from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - filling the bucket needs no moto
     from moto.s3.models import s3_backends  # noqa: PLC0415
     from moto.server import main as serve  # noqa: PLC0415
 
@@ -160,7 +155,7 @@ def main() -> None:
             stored = moto.put_object(BUCKET, key, path.read_bytes())
             stored.last_modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(
                 tzinfo=None
-            )  # as moto has it
+            )  # as moto keeps times
     serve(["-H", "127.0.0.1", "-p", str(urlsplit(ENDPOINT).port)])
 
 
@@ -169,9 +164,7 @@ def _shown() -> list[str]:
 
 
 def show(folder: Path | None) -> list[tuple[Path, str]]:
-    """Let every server begin with the files of a folder (None: this machine's Python files); return
-    (file, key) of each.
-    """
+    """Give new servers the files of a folder (None: Python files); return each (file, key)."""
     shown = _shown()
     name = str(folder) if folder else ""
     if name not in shown:
@@ -196,10 +189,8 @@ def python_files() -> list[tuple[Path, str]]:
 
 
 def folder_files(root: Path, prefix: str) -> list[tuple[Path, str]]:
-    """Return (file, key) of every regular file under a folder that is no cache and no installed
-    package.
-    """
-    found = []
+    """Return (file, key) of a folder's regular files, without caches and installed packages."""
+    pairs = []
     for folder, names, files in os.walk(root):
         names[:] = sorted(
             name for name in names if name not in ("__pycache__", "site-packages", "test")
@@ -207,17 +198,17 @@ def folder_files(root: Path, prefix: str) -> list[tuple[Path, str]]:
         for name in sorted(files):
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_BYTES:
-                found.append((path, f"{prefix}/{path.relative_to(root).as_posix()}"))
-    return found
+                pairs.append((path, f"{prefix}/{path.relative_to(root).as_posix()}"))
+    return pairs
 
 
 def fill(files: list[tuple[Path, str]], console: Console) -> None:
-    """Put the files into the bucket; those that are there with the same size are left."""
+    """Put the files into the bucket, except those that are there with the same size."""
     s3 = client()
     s3.create_bucket(Bucket=BUCKET)
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-    there = {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", ())}
-    missing = [(path, key) for path, key in files if there.get(key) != path.stat().st_size]
+    sizes = {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", ())}
+    missing = [(path, key) for path, key in files if sizes.get(key) != path.stat().st_size]
     if not missing:
         return
 

@@ -1,11 +1,10 @@
-"""Opens the Dagster UI, with the demo's S3 server and Jackal network beside it: what `make ui`
-runs.
+"""Opens the Dagster UI with the demo's S3 server and Jackal network: `make ui`.
 
 It archives nothing by itself. Set `automatic = true` in [sources.demo] of caf.toml, or switch the
-sensors on in the UI under Automation. Then an object that you put into the bucket is archived:
+sensors on in the UI under Automation. Then objects that you add to the bucket are archived, with
+any key and secret:
 
-    aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/      (any key and secret
-    will do)
+    aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/
 """
 
 import argparse
@@ -26,8 +25,8 @@ import server
 import yaml
 from dagster import DagsterInstance
 
-# A code server with keys, beside a webserver and a daemon without. Read in the version that
-# `dagster_private` names. Else: one `dg dev`, which has the keys itself.
+# A code server with keys, for a webserver and a daemon without. A private name of the version that
+# `dagster_private` names. If it goes, use one `dg dev`, which then has the keys.
 from dagster._cli.proxy_server_manager import ProxyServerManager
 
 from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
@@ -58,7 +57,7 @@ def main() -> int:
         bucket.use(arguments.bucket)
     add_logging_filters()
     settings = load_settings()
-    # Dagster's webserver would end, and leave the rest running.
+    # If the port is taken, Dagster's webserver ends and leaves the rest running.
     ports.require_free(
         "127.0.0.1",
         int(arguments.port),
@@ -98,14 +97,9 @@ def main() -> int:
 
 @contextmanager
 def code_server(environment: dict[str, str]) -> Iterator[Path]:
-    """Keep the process up that loads the definitions and begins runs; give the workspace file that
-    names it.
-
-    It alone needs keys. `dg dev` starts the webserver and the daemon, and would start this one with
-    the same environment.
-    """
+    """Run the code server, which alone gets the keys; yield a workspace file that names it."""
     os.environ.clear()
-    os.environ.update(environment)  # Dagster starts it with all of this process's environment
+    os.environ.update(environment)  # Dagster starts it with this process's environment
     with (
         tempfile.TemporaryDirectory() as folder,
         DagsterInstance.get() as instance,

@@ -1,5 +1,5 @@
-"""Writes docs/schema.md from the ledger's declared tables: `python docs/schema_page.py
-docs/schema.md`.
+"""Writes docs/reference/schema.md from the ledger's declared tables: `python docs/schema_page.py
+docs/reference/schema.md`.
 """
 
 import sys
@@ -15,23 +15,21 @@ from caf_pipeline.ledger.tables import METADATA, REFERS_TO
 _OPENING: Final = """\
 # The ledger's tables
 
-Generated from `caf_pipeline/ledger/tables.py` by `make docs`; a test holds it current. The files of
-`sql/` make the tables, views
-and indexes. Another test compares the declared tables with those of `sql/`. [design.md](design.md)
-explains the terms.
+`make docs` writes this page from `caf_pipeline/ledger/tables.py`, and a test keeps it current. The
+files of `sql/` create the tables, views and indexes. Another test compares them with the declared
+tables. [Design](../explanation/design.md) explains the terms.
 
-Times are by the database's clock and sizes are in bytes, unless a comment says otherwise. `text C`
-has the collation "C": it is
-compared as bytes. The ledger has one more table, `schema_files`, with the name and SHA-256 of each
-file of `sql/` that made it.
+Unless a comment says otherwise, times come from the database's clock and sizes are in bytes.
+`text C` has the collation "C": it is compared as bytes. The ledger has one more table,
+`schema_files`. It has the name and the SHA-256 of each file of `sql/` that created the ledger.
 
-A solid line is a foreign key, a dotted line a reference without a foreign key.
+A solid line is a foreign key. A dotted line is a reference without a foreign key.
 """
 _DIALECT: Final[Dialect] = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 def page() -> str:
-    """Return docs/schema.md as it should be."""
+    """Return docs/reference/schema.md as it should be."""
     tables = METADATA.tables.values()
     drawing = [line for table in tables for line in _references(table) or [f"    {table.name}"]]
     return (

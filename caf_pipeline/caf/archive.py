@@ -6,7 +6,7 @@ Has a writer, and a reader over any source of ranges.
     D … D+N      the index, JSON (`index`)
     D+N … +4     N
 
-Source: docs/format.md.
+Source: docs/reference/chunk-format.md.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Recomputes from the files alone what became of each object of a snapshot.
 
-Source: promise 2 in docs/design.md.
+Source: promise 2 in docs/explanation/design.md.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Moves of chunks. Each move and everything that belongs to it are one transaction.
 
-Source: "Database" and "Promises" in docs/design.md.
+Source: "Database" and "Promises" in docs/explanation/design.md.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -3,7 +3,7 @@
 The result only makes chunks suspect: a node that lists too little or too much proves nothing. The
 proof watch (`scrub`) looks at suspects first.
 
-Source: docs/jackal.md, "Proofs, damage and repair".
+Source: docs/explanation/jackal.md.
 """
 
 from collections import defaultdict

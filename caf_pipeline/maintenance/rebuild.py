@@ -10,7 +10,7 @@ root.
 
 A chunk with as many copies as required is restored as `located`, others as `damaged`.
 
-Source: promise 1 in docs/design.md, docs/format.md.
+Source: promise 1 in docs/explanation/design.md, docs/reference/chunk-format.md.
 """
 
 import tempfile

@@ -6,7 +6,8 @@ sample and one object at places that no provider can foresee.
 A chunk with too few right copies, or with a wrong one, becomes `damaged`. A chunk with right copies
 but too few verified proofs is `unverified`.
 
-Source: docs/jackal.md (a listed proof may have failed), promise 1 in docs/design.md.
+Source: docs/explanation/jackal.md (a listed proof may have failed), promise 1 in
+docs/explanation/design.md.
 """
 
 import random

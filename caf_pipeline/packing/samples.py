@@ -1,6 +1,6 @@
 """Read-back samples: taken when a chunk is sealed, then compared with each stored copy.
 
-Source: promise 1 in docs/design.md.
+Source: promise 1 in docs/explanation/design.md.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Looks up one object and reads it, verified by its SHA-256.
 
-Source: promise 5 in docs/design.md.
+Source: promise 5 in docs/explanation/design.md.
 """
 
 import errno

@@ -4,7 +4,7 @@ A provider may lie. The description is trusted only if every copy that answers h
 all of it is consistent, and our packing could have written it. The Merkle root is not verified
 unless copies differ and the caller allows reading them whole.
 
-Source: docs/format.md.
+Source: docs/reference/chunk-format.md.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """Estimates what a plan would do and cost. Nothing is written to the ledger.
 
-Source: docs/planning.md.
+Source: docs/explanation/planning.md.
 """
 
 from collections import Counter

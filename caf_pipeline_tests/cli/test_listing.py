@@ -242,7 +242,9 @@ def test_invalid_settings_open_no_archive(caf, path):
 
 
 def test_the_program_of_the_page_runs(caf, capsys):
-    page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-from-programs.md").read_text(
+        encoding="utf-8"
+    )
     (program,) = [
         block
         for block in re.findall("```python\n(.*?)```", page, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Every fault that the tests try, by group, in the words of docs/reliability.md.
+"""Every fault that the tests try, by group, in the words of docs/explanation/reliability.md.
 
 The fixture `fault` takes no other, and a test holds the page to this list.
 """

@@ -7,7 +7,7 @@ import pytest
 from caf_pipeline_tests.faults.matrix import MATRIX
 from caf_pipeline_tests.faults.report import Counts, faults_of_page, page, read_log
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
 WHOLE = [(group, what) for group, whats in MATRIX.items() for what in whats]
 
 

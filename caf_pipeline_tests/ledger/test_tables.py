@@ -178,4 +178,6 @@ def test_references_without_foreign_key_name_a_column(column):
 
 def test_the_page_of_the_schema_is_current():
     page = runpy.run_path(str(DOCS / "schema_page.py"))["page"]
-    assert (DOCS / "schema.md").read_text(encoding="utf-8") == page(), "run `make docs`"
+    assert (DOCS / "reference" / "schema.md").read_text(encoding="utf-8") == page(), (
+        "run `make docs`"
+    )

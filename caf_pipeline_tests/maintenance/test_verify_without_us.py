@@ -17,7 +17,7 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
-PAGE = Path(__file__).parents[2] / "docs" / "verify-without-us.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "verify-without-us.md"
 THEIRS = ("pyarrow", "blake3", "numpy")
 """Packages that the page installs; nothing else of this environment is available."""
 

@@ -181,7 +181,7 @@ def test_invalid_node_address_is_a_settings_error(open_chain, urls):
 def test_no_address_names_the_page_and_the_folder_store(open_chain):
     with pytest.raises(SettingsError) as refused:
         open_chain()
-    assert "docs/jackal.md" in refused.value.hint
+    assert "docs/how-to/connect-jackal.md" in refused.value.hint
     assert 'kind = "directory"' in refused.value.hint
 
 

@@ -12,7 +12,7 @@ An object is safe if all of these hold:
 
 The slowest steps come first, and what may change by itself is checked last.
 
-Source: promises 1 and 2 in docs/design.md.
+Source: promises 1 and 2 in docs/explanation/design.md.
 """
 
 import shutil

@@ -17,7 +17,7 @@
 `steps` decides when a chunk is posted and uploaded. `ledger` records what was signed and which
 copies were checked.
 
-Source: docs/jackal.md.
+Source: docs/explanation/jackal.md.
 """
 
 from typing import Final

@@ -12,8 +12,8 @@ transaction nor its effect.
 After a change of wallet, the new wallet settles what the old one signed for a chunk before it signs
 for that chunk.
 
-Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and
-errors.go of Cosmos SDK 0.45.
+Source: promise 3 in docs/explanation/design.md; the codes in "Messages" of the notes on Jackal's
+protocol, and errors.go of Cosmos SDK 0.45.
 """
 
 import time

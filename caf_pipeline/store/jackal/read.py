@@ -2,7 +2,7 @@
 
 Has no wallet.
 
-Source: docs/jackal.md.
+Source: docs/explanation/jackal.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The ChunkStore on Jackal: prices, admission checks, and the modules that do the work.
 
-Source: docs/jackal.md.
+Source: docs/explanation/jackal.md.
 """
 
 import math
