@@ -244,7 +244,7 @@ class JackalSettings(_Section):
         proof_type: Type of the Merkle tree. Chains before 5.1 prove type 0 only.
         gas_price: Price of gas, in ujkl.
         timeout_blocks: Blocks after which a pending transaction can no longer be included.
-        upload_seconds: Time in which a provider reads one upload (600, docs/jackal.md).
+        upload_seconds: Time in which a provider reads one upload (600, docs/how-to/connect-jackal.md).
         proof_seconds: Time after an upload in which the chain must list the provider.
         bandwidth: Bytes a second of all uploads. 0: no limit. `caf limit` changes it during runs.
         spend_cap: Limit on what all transactions of this ledger spend, in ujkl. Default: none.
@@ -441,7 +441,7 @@ class Settings(BaseSettings):
         place = f"in {self._file}" if self._file else "in the environment, and there is no caf.toml"
         existing = f"the sources are: {', '.join(names)}" if names else "there are no sources"
         near = nearest(name, names)
-        hint = f"did you mean '{near}'?" if near else "docs/settings.md describes sources"
+        hint = f"did you mean '{near}'?" if near else "docs/reference/settings.md describes sources"
         return SettingsError(f"there is no source '{name}' {place}; {existing}", hint=hint)
 
 
@@ -522,7 +522,7 @@ def _find_file(path: Path | None) -> tuple[Path, bool]:
             f"there is no {DEFAULT_CONFIG} in the working directory, {_working_directory()}, and "
             f"{CONFIG_VARIABLE} is not set",
             hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; "
-            "docs/settings.md describes the file",
+            "docs/reference/settings.md describes the file",
         ) from None
     except OSError as error:
         raise SettingsError(

@@ -242,7 +242,7 @@ CREATE TABLE log_times (
 );
 
 -- Planned inventories, and what they stated about the bucket. See "Which objects are to be
--- archived" in docs/design.md.
+-- archived" in docs/explanation/design.md.
 CREATE TABLE inventories (
     source_id        integer NOT NULL REFERENCES sources,
     name             text COLLATE "C" NOT NULL,
@@ -422,7 +422,7 @@ CREATE TABLE left_posts (
 );
 
 -- Passes of the proof watch through a store's lists. See "Proofs, damage and repair" in
--- docs/jackal.md.
+-- docs/how-to/connect-jackal.md.
 CREATE TABLE chain_listings (
     store     text PRIMARY KEY,
     next_at   timestamptz NOT NULL,

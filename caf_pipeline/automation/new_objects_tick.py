@@ -228,7 +228,7 @@ class NewObjectsTick:
         # recent, they are planned together with the following pages.
         listing = self._ask_bucket(
             partial(
-                inventories.look_for_new,
+                inventories.scan_for_new,
                 after=cursor.after,
                 max_pages=self._source_settings.watch_pages,
                 enough=partial(self._is_time_short, MIN_TIME_LEFT),
@@ -260,7 +260,7 @@ class NewObjectsTick:
         while not is_time_short():
             part = self._ask_bucket(
                 partial(
-                    notices.look_at_noticed,
+                    notices.scan_noticed,
                     after=after,
                     max_pages=pages_of_events(self._source_settings),
                     enough=is_time_short,

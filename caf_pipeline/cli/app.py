@@ -88,17 +88,23 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "jackal": (
-        "Manage the wallet, its space and the files on Jackal. Start with docs/jackal.md.",
+        "Manage the wallet, its space and the files on Jackal. Start with docs/how-to/connect-jackal.md.",
         dict.fromkeys(("wallet", "price", "buy", "files"), "jackal"),
     ),
     "cotar": (
         "Read files of a tar archive through a cotar index.",
         {"index": "cotar", "list": "cotar:list_files", "cat": "cotar", "verify": "cotar"},
     ),
-    "clps": ("Inspect logs that clp-s packed. See docs/formats.md.", {"inspect": "clps"}),
-    "logs": ("Search archived logs that clp-s packed. See docs/formats.md.", {"search": "logs"}),
+    "clps": (
+        "Inspect logs that clp-s packed. See docs/how-to/search-logs.md.",
+        {"inspect": "clps"},
+    ),
+    "logs": (
+        "Search archived logs that clp-s packed. See docs/how-to/search-logs.md.",
+        {"search": "logs"},
+    ),
     "chunkio": (
-        "Read logs that ChunkIO wrote, even damaged ones. See docs/formats.md.",
+        "Read logs that ChunkIO wrote, even damaged ones. See docs/how-to/search-logs.md.",
         dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio"),
     ),
 }

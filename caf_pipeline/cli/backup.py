@@ -28,7 +28,7 @@ def backup(
 
     A backup shows the ledger at one moment, even while runs go on. It is a file in pg_dump's custom
     format that only you can read. It contains the names of all objects, but no secret. It does not
-    contain staged files, plans and the wallet's words: see docs/operations/backup.md.
+    contain staged files, plans and the wallet's words: see docs/how-to/backup.md.
 
     --restore replaces the ledger in one transaction. An interrupted restore changes nothing. The
     command is refused while a run is under way. Afterwards everything is paused: run `caf doctor`

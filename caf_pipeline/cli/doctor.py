@@ -104,7 +104,7 @@ class _Examination:
         self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str
     ) -> None:
         """Examine a source without asking S3; nothing is registered in the ledger."""
-        objects = UnaskedObjects("the doctor does not ask S3")
+        objects = UnavailableSource("the doctor does not ask S3")
         context = RunContext(
             source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger)
         )

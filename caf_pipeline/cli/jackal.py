@@ -290,7 +290,9 @@ def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[
         sizes = [chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting]
         return sum(sizes), len(sizes)
     with opened_run_context(settings, ledger, source) as context:
-        snapshot = last_whole(context, hint=f"caf run {source} takes one; or give a size")
+        snapshot = latest_whole_snapshot(
+            context, hint=f"caf run {source} takes one; or give a size"
+        )
     remaining = max(0, snapshot.object_bytes - ledger.chunks.account(source).located_bytes)
     return remaining, -(-remaining // _usual_chunk_bytes(settings, source))
 

@@ -65,7 +65,7 @@ def plan(
     Prices are estimates. Requests and egress cost get_price and egress_price; without an
     endpoint_url, the defaults are AWS's list prices of S3 Standard in us-east-1. The chain is asked
     for the price of the space. The time is computed from the median rate of the source's last
-    chunks. See docs/planning.md.
+    chunks. See docs/explanation/planning.md.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def plan(
         opened_run_context(settings, ledger, source, register=False) as context,
     ):
         if last_inventory:
-            snapshot = inventories.last_whole(
+            snapshot = inventories.latest_whole_snapshot(
                 context, hint="run it without --last-inventory to take an inventory"
             )
         elif report or (context.source_settings.inventory and not list_bucket):
@@ -362,7 +362,7 @@ def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> 
     folder, terms, planned = Path(record.folder), {}, None
     if folder.exists():  # not after `caf rebuild`, or on another machine
         terms = read_terms(folder)
-        require_undamaged(folder)
+        verify_plan(folder)
         planned = plan_statistics([folder], part_bytes=settings.packing.part_size)
     target = int(terms["target_size"]) if "target_size" in terms else None
     chunks = [chunk for chunk in ledger.chunks.list(record.source) if chunk.plan == record.name]

@@ -18,7 +18,7 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.maintenance.chain_listing import look_in_bulk
+from caf_pipeline.maintenance.chain_listing import check_chain_listing
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
 from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
 from caf_pipeline.settings import load_settings
@@ -67,7 +67,7 @@ def prove(
     verdicts = ("damaged", "unanswered", "unverified", "proven")
     names_by_verdict: dict[str, list[str]] = {verdict: [] for verdict in verdicts}
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
-        if (lists := look_in_bulk(context)) is not None:
+        if (lists := check_chain_listing(context)) is not None:
             note(lists.described())
         try:
             for report in prove_oldest(context, limit or settings.jackal.prove_per_run):

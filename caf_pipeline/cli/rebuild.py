@@ -123,7 +123,7 @@ def _rebuild(
     json: bool,
 ) -> Counter[FileKind]:
     """Rebuild one source; return the number of its files by kind."""
-    objects = UnaskedObjects("a ledger is rebuilt without its source")
+    objects = UnavailableSource("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0
     with opened_run_context(settings, ledger, name, objects) as context:

@@ -1,4 +1,4 @@
-"""Generates docs/cli.md from the help of the commands: `python -m caf_pipeline.cli.reference FILE`.
+"""Generates docs/reference/cli.md from the help of the commands: `python -m caf_pipeline.cli.reference FILE`.
 
 A test compares the page with the help.
 """
@@ -61,7 +61,7 @@ def _commands(app: Typer) -> Iterator[list[str]]:
 
 
 def reference() -> str:
-    """Return the text of docs/cli.md."""
+    """Return the text of docs/reference/cli.md."""
     app = build()
     runner = CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
     parts = [_OPENING]

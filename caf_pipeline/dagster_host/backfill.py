@@ -383,7 +383,7 @@ def _unpark(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> list
     # Returns the names of all chunks that can be submitted.
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
-        objects = UnaskedObjects("submitting a backfill does not read the bucket")
+        objects = UnavailableSource("submitting a backfill does not read the bucket")
         context = open_run_context(
             settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=objects
         )

@@ -439,7 +439,7 @@ class _Command:
 
     @contextmanager
     def _run_context(self) -> Iterator[RunContext]:
-        objects = UnaskedObjects("this command reads the bucket only in runs of Dagster")
+        objects = UnavailableSource("this command reads the bucket only in runs of Dagster")
         context = open_run_context(
             self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects
         )

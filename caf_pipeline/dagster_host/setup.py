@@ -1,7 +1,7 @@
 """`caf setup`: prepares DAGSTER_HOME and sets the limits of the pools for this machine.
 
 It creates no tables: the first process that opens the ledger or Dagster's storage does.
-Source: "Concurrency pools" in Dagster's documentation; docs/operations/sizing.md has the rule.
+Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md has the rule.
 """
 
 import os
@@ -33,7 +33,7 @@ from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.quantities import counted, show_size
 
 RUN_BYTES: Final = 300 << 20
-"""Memory of one run; see docs/operations/sizing.md."""
+"""Memory of one run; see docs/how-to/sizing.md."""
 
 UPLOADS: Final = 4
 """Default of concurrent uploads. More uploads would make each upload slower."""

@@ -31,11 +31,11 @@ def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iter
     if not may_have_state(settings):
         return
 
-    def remove(instance: DagsterInstance, name: str) -> Mended:
+    def remove(instance: DagsterInstance, name: str) -> MendResult:
         if not instance.has_dynamic_partition(partitions_name(source), name):
-            return NO_LONGER_THERE
+            return ALREADY_GONE
         instance.delete_dynamic_partition(partitions_name(source), name)
-        return Mended("removed from Dagster")
+        return MendResult("removed from Dagster")
 
     try:
         with open_instance(settings) as instance:

@@ -1,7 +1,7 @@
 """The five assets of a source: inventory, plan, and three for each chunk.
 
 Inventory and plan are one run. The assets of a chunk are graphs of the ops in `ops`, with one run
-for each partition. Source: "Flow" in docs/design.md.
+for each partition. Source: "Flow" in docs/explanation/design.md.
 """
 
 import re
@@ -234,7 +234,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
             else:
                 snapshot = inventories.take_inventory(run_context, after=after, until=until)
             warnings = [
-                inventories.nothing_found(run_context, snapshot),
+                inventories.empty_inventory_warning(run_context, snapshot),
                 report.warning if report else "",
             ]
             warning = "; ".join(filter(None, warnings))

@@ -168,7 +168,7 @@ def _prove_op(source: str) -> OpDefinition:
 
 
 def _read_chain_listing(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
-    report = chain_listing.look_in_bulk(run_context)  # None if it is not due
+    report = chain_listing.check_chain_listing(run_context)  # None if it is not due
     whole_at, suspected = run_context.ledger.chain_listings.suspicions(
         run_context.store.name, run_context.source
     )

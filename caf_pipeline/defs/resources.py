@@ -142,7 +142,7 @@ class RunResource(ConfigurableResource["RunResource"]):
                 run=run,
                 ledger=context.resources.ledger.get(),
                 store=context.resources.store.open,
-                objects=UnaskedObjects(
+                objects=UnavailableSource(
                     f"this step cannot read the bucket of '{source}', and the staged file that it "
                     "needs is gone",
                     hint="run the partition from caf_chunk on, which packs the chunk again",

@@ -1,7 +1,7 @@
 """The exact size of a chunk after each object, computed for many rows as columns.
 
 Memory is a batch of rows, and the names of older versions in the open chunk. A test compares entry
-sizes with `caf.index`. Source: "A chunk" in docs/design.md.
+sizes with `caf.index`. Source: "A chunk" in docs/explanation/design.md.
 """
 
 import re

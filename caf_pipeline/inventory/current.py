@@ -451,7 +451,7 @@ def _write_unsettled(
     def keys() -> Iterator[pa.RecordBatch]:
         nonlocal listed_count
         is_verified = False
-        for window, listed, recorded in one_ahead(_facts(snapshot, *files)):
+        for window, listed, recorded in prefetch_next(_facts(snapshot, *files)):
             listed_count += len(listed)
             window_keys = pa.table({"key": _unsettled_keys(listed, recorded)})
             if not len(window_keys):

@@ -7,7 +7,7 @@ its own. An object that no chunk can hold is split over the plan's first chunks.
 wait for the next plan.
 
 The files and the hash are a pure function of delta, source and terms. Source: "A chunk" in
-docs/design.md.
+docs/explanation/design.md.
 """
 
 import contextlib
@@ -327,7 +327,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     ):
         _split_all(cutter, file, folder, objects, metadata)
         batches = file.iter_batches(batch_size=ROWS_PER_BATCH)
-        for planned, oversized in one_ahead(_assigned(cutter, batches)):
+        for planned, oversized in prefetch_next(_assigned(cutter, batches)):
             if planned.num_rows:
                 objects.write_batch(planned)
             if oversized.num_rows:

@@ -8,7 +8,7 @@ parts.parquet       the parts of split objects, in chunks from 1 on; missing wit
 too_large.parquet   objects that cannot be split either.
 SHA256SUMS          the SHA-256 of each file, as sha256sum writes it.
 
-Source: "A chunk" in docs/design.md.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib

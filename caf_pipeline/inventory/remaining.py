@@ -1,6 +1,6 @@
 """Selects the objects of a snapshot to plan, in bounded memory.
 
-Source: "Which objects are archived" in docs/design.md.
+Source: "Which objects are archived" in docs/explanation/design.md.
 """
 
 from collections import Counter
@@ -144,7 +144,7 @@ def not_yet_archived(
                     yield batch
 
         try:
-            objects = write_whole(one_ahead(planned()), out, SNAPSHOT_SCHEMA)
+            objects = write_whole(prefetch_next(planned()), out, SNAPSHOT_SCHEMA)
             unsupported_rows.close({})
             unsupported_rows.publish()
             query.table("unsupported", candidates)

@@ -1,7 +1,7 @@
 """Snapshots: the content of a source at one time, as a Parquet file sorted by key.
 
 Memory is bounded by a budget, not by the number of objects. Source: "Which objects are archived" in
-docs/design.md.
+docs/explanation/design.md.
 """
 
 import contextlib

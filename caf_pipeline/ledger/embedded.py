@@ -65,7 +65,7 @@ _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 _USERS: Final = ("pgserver", "postgres", "nobody")
 """Root's server runs as the first of these users that exists: Postgres refuses to run as root."""
 
-_OWN_SERVER: Final = "use your own Postgres: `database_url` in docs/settings.md"
+_OWN_SERVER: Final = "use your own Postgres: `database_url` in docs/reference/settings.md"
 
 PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
 _PLACE: Final = "/var/lib/caf-pipeline"

@@ -3,7 +3,7 @@
 The epoch grows with each new holder, and every move names it. A holder that was paused and taken
 for dead can therefore move nothing when it wakes. The epoch is at least the time in milliseconds,
 so that no epoch repeats after an older backup was restored. The expiry, by the database's clock,
-only says when other runs may take over. Source: "A chunk" in docs/design.md.
+only says when other runs may take over. Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib

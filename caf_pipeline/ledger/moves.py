@@ -2,7 +2,7 @@
 
 All functions run in the caller's transaction. A move locks the chunk's row and compares the epoch
 before it reads the states: a statement that waits for a lock reads copies from before the wait.
-Source: "Promises" in docs/design.md.
+Source: "Promises" in docs/explanation/design.md.
 """
 
 import json

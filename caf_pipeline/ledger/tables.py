@@ -1,6 +1,6 @@
 """The ledger's tables for SQLAlchemy, with a comment for each table and column.
 
-`sql/` creates the tables; a test compares both. `make docs` writes docs/schema.md from the
+`sql/` creates the tables; a test compares both. `make docs` writes docs/reference/schema.md from the
 comments. Text that is compared as bytes has the collation "C": no locale may reorder keys.
 """
 
@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 METADATA: Final = MetaData()
-"""All tables in the order of docs/schema.md, except `schema_files`."""
+"""All tables in the order of docs/reference/schema.md, except `schema_files`."""
 
 REFERS_TO: Final = "refers_to"
 """Key in `Column.info` of the column to which a column refers without a foreign key."""

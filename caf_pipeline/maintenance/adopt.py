@@ -41,7 +41,7 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.inventory.snapshot import Snapshot, require_whole
+from caf_pipeline.inventory.snapshot import Snapshot, verify_snapshot
 from caf_pipeline.ledger.records import RemoteChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, check_copy, described, samples_of
@@ -118,7 +118,7 @@ class AdoptionOptions:
 
     strip: int = 0
     dry_run: bool = False
-    on_left_out: Callable[[str, LeftOut], None] = lambda member, reason: None
+    on_left_out: Callable[[str, RejectReason], None] = lambda member, reason: None
     progress: Progress = lambda size_bytes: None
     lenient: bool = False
 
@@ -169,7 +169,7 @@ def _adopter(context: RunContext, options: AdoptionOptions) -> Iterator["_Adopte
         f"'caf plan {context.source} --dry-run' takes an inventory, which decides which members "
         "are objects, without planning"
     )
-    snapshot = last_whole(context, hint=hint)
+    snapshot = latest_whole_snapshot(context, hint=hint)
     staging = context.staging()
     with (
         context.lease(plan_lease(context.source)) as lease,
@@ -326,7 +326,7 @@ class _Adopter:
         else:
             write_whole((), standing, STANDING_SCHEMA)
         adoption = decide(members, self._snapshot.path, standing, self._folder / "decided.parquet")
-        for member, reason in adoption.members_left_out():
+        for member, reason in adoption.rejected_members():
             self._options.on_left_out(member, reason)
         return self._load(name, post, len(reader), adoption)
 
@@ -349,9 +349,9 @@ class _Adopter:
             key = parts[-1].encode() if len(parts) > self._options.strip else b""
             fault = None
             if overlaps:
-                fault = LeftOut.OVERLAPPING
+                fault = RejectReason.OVERLAPPING
             elif not is_supported(key):
-                fault = LeftOut.UNSUPPORTED_KEY
+                fault = RejectReason.UNSUPPORTED_KEY
             rows.append(
                 (
                     member.key,
@@ -391,7 +391,7 @@ class _Adopter:
         for posted in sorted(posts, key=lambda post: post.posting.start):
             samples = samples_of(file, size_bytes, posted.posting.merkle_root)
             copies = {copy.provider: copy for copy in store.copies(posted.posting)}.values()
-            findings = [look_at_copy(store, posted.posting, copy, samples) for copy in copies]
+            findings = [check_copy(store, posted.posting, copy, samples) for copy in copies]
             candidates.append(_Post(posted, samples, findings))
         best = max(candidates, key=lambda post: len(post.right))
         if len(best.right) < store.required_copies:
@@ -410,7 +410,7 @@ class _Adopter:
         if not adoption.objects:
             kind = (
                 AdoptionKind.NOTHING_NEW
-                if {LeftOut.LOCATED, LeftOut.CLAIMED} & set(adoption.left_out)
+                if {RejectReason.LOCATED, RejectReason.CLAIMED} & set(adoption.left_out)
                 else AdoptionKind.NO_OBJECT
             )
             return FileAdoption(name, kind, posted, "", members, 0, adoption.left_out, right)

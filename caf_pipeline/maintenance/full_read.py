@@ -1,6 +1,6 @@
 """Reads a whole chunk back from one provider and verifies it, in one pass and constant memory.
 
-Source: promises 1 and 5 in docs/design.md.
+Source: promises 1 and 5 in docs/explanation/design.md.
 """
 
 import hashlib

@@ -3,7 +3,7 @@
 The bytes come from staging, a provider, or the source, and must have the Merkle root of the seal. A
 repair never deletes anything at the store: other chunks may share data with a deleted post.
 
-Source: promises 3 and 4 in docs/design.md.
+Source: promises 3 and 4 in docs/explanation/design.md.
 """
 
 from collections.abc import Sequence
@@ -158,7 +158,7 @@ def _finish(
                 "jackal.proof_type = 0",
             )
         context.ledger.moves.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
-    let_go(context, chunk.name)  # including leftovers of an interrupted repair
+    release_located(context, chunk.name)  # including leftovers of an interrupted repair
     return RepairReport(
         context.ledger.chunks.get(chunk.name), origin, copies, posted_again, described(findings)
     )

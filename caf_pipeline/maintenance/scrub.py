@@ -20,7 +20,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import check_whole_copy
-from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
+from caf_pipeline.packing.samples import CopyFinding, check_copy, described
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import Lease, PostRecord, Sample

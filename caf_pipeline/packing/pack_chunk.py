@@ -1,6 +1,6 @@
 """Packs a chunk into staging, or resumes what an earlier run has packed.
 
-Source: promises 2 and 4 in docs/design.md; docs/decisions/0010-the-packing-journal.md.
+Source: promises 2 and 4 in docs/explanation/design.md; docs/decisions/0010-the-packing-journal.md.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ One pass over the ordered bodies fills sink, index and manifest. Objects that ca
 skipped with a reason. When the next member does not fit, the chunk closes and the remaining objects
 are released for the next plan. A resumed packing gives the same bytes.
 
-Source: docs/design.md, which lists the reasons of skips.
+Source: docs/explanation/design.md, which lists the reasons of skips.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The Python API for reading archived objects.
 
-`wiring.open_archive` opens an `Archive` from the settings. See docs/retrieval.md.
+`wiring.open_archive` opens an `Archive` from the settings. See docs/how-to/restore.md.
 """
 
 import io

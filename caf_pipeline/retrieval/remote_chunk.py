@@ -316,7 +316,7 @@ def read_chunk(
             )
     if not _is_text(described.get("snapshot")):
         raise MalformedArchive("its manifest names no snapshot")
-    refuse_bloated(spool)
+    refuse_long_texts(spool)
     tally = _check_rows(manifest, chunk_file)
     plan_sha256, object_count, object_bytes = _plan_counts(described, chunk_id.plan, tally)
     samples = _samples(source, file.posting, manifest)
@@ -449,8 +449,8 @@ def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
             raise MalformedArchive(f"its manifest skips {row['key'][:60]!r} for an unknown reason")
         else:
             tally.skipped += 1
-    if miscounted := chunk_file.miscounted(tally.members):
-        raise MalformedArchive(miscounted)
+    if member_count_fault := chunk_file.member_count_fault(tally.members):
+        raise MalformedArchive(member_count_fault)
     if not tally.members:
         raise MalformedArchive("it holds no object, and such a chunk is never posted")
     return tally
@@ -519,8 +519,8 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
                 f"{key[:60]!r}"
             )
         size_bytes = part.size_bytes
-    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, size_bytes):
-        raise MalformedArchive(misplaced)
+    if range_fault := chunk_file.range_fault(member, start_byte, end_byte, size_bytes):
+        raise MalformedArchive(range_fault)
     if start_byte < tally.position or end_byte > tally.limit:
         raise MalformedArchive(f"the bytes of {key[:60]!r} overlap those of another member")
     if end_byte > tally.position:

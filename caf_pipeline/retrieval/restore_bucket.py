@@ -119,7 +119,7 @@ class RestoreBucket:
         raise NotRestored(f"{place} was not written: other processes write it, too")
 
     def _is_equal(
-        self, location: Location, headers: ObjectHeaders | None, existing: ObjectThere
+        self, location: Location, headers: ObjectHeaders | None, existing: ExistingObject
     ) -> bool:
         headers = headers or existing.headers
         if not headers.content_type:
@@ -153,7 +153,7 @@ class RestoreBucket:
         upload = self._bucket.upload(key, location.size_bytes, headers)
         try:
             for part in holders_of(location, self._store):
-                part.copy(upload.write, partial(upload.back_to, upload.mark()))
+                part.copy(upload.write, partial(upload.rewind, upload.mark()))
             return upload.complete(replace=replaces)
         except BaseException:
             upload.abort()

@@ -2,7 +2,7 @@
 
 Both classes may share one pass over the manifest. Memory is one batch of manifest and plan.
 
-Source: promise 2 in docs/design.md.
+Source: promise 2 in docs/explanation/design.md.
 """
 
 from collections import Counter

@@ -4,7 +4,7 @@ ETag and size prove nothing: S3's checksum of the full object must equal an arch
 algorithm. If the headers are equal, too, an exception makes the located object current. Otherwise
 the object is archived again.
 
-Source: docs/design.md; docs/decisions/0014-what-is-current.md.
+Source: docs/explanation/design.md; docs/decisions/0014-what-is-current.md.
 """
 
 from collections import Counter, defaultdict

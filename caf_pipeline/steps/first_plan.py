@@ -1,7 +1,7 @@
 """Refuses plans that would pay again for objects which the store may already have.
 
 An empty home, a ledger rebuilt for other sources only, and a renamed source look the same: the
-ledger has no chunk. Source: promise 3 in docs/design.md.
+ledger has no chunk. Source: promise 3 in docs/explanation/design.md.
 """
 
 from collections.abc import Mapping

@@ -111,7 +111,7 @@ class CurrentContent:
     """A snapshot's objects with their identities.
 
     Attributes:
-        identified, unsettled: see `inventory.current.Identified`.
+        identified, unsettled: see `inventory.current.IdentifiedSnapshot`.
         standing: a file or folder of `inventory.STANDING_SCHEMA`.
         rewritten: rewritten objects with unproven bytes (`compare_headers.REWRITTEN_SCHEMA`).
         exceptions: number of keys whose LastModified does not show what is current.
@@ -180,7 +180,7 @@ def identify_objects(
     *,
     in_ledger: bool = True,
     filters: ObjectFilter = NO_FILTER,
-) -> tuple[tuple[Path, Path], Identified]:
+) -> tuple[tuple[Path, Path], IdentifiedSnapshot]:
     """Export standings and exceptions from the ledger, and identify the snapshot's objects.
 
     `in_ledger` is False if the ledger lacks the source. Objects that `filters` leave out need no

@@ -22,7 +22,7 @@ from caf_pipeline.source.s3 import queue as s3_queue
 from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
-from caf_pipeline.steps.notices import drain_queue, look_at_noticed
+from caf_pipeline.steps.notices import drain_queue, scan_noticed
 from caf_pipeline_tests.support.event_queue import SENSOR, Queue
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.pipeline_runs import SOURCE
@@ -487,7 +487,7 @@ def test_an_object_restored_during_packing_is_planned_later(tmp_path, ledger, st
     context = a_run_context(tmp_path, source, ledger)
 
     def look():
-        result = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: False)
+        result = scan_noticed(context, after=b"", max_pages=20, enough=lambda: False)
         return result and result.to_plan
 
     (chunk,) = plan(context).chunks
@@ -517,7 +517,7 @@ def test_noticed_keys_are_listed_in_bounded_parts(tmp_path, ledger):
     )
 
     def look(after, max_pages):
-        result = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
+        result = scan_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
         return result and (result.to_plan, result.until)
 
     assert look(b"", 1) == (

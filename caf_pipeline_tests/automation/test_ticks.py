@@ -21,7 +21,6 @@ from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
-from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -165,7 +164,7 @@ def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
 def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    state = inventories.look_for_new(
+    state = inventories.scan_for_new(
         pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True
     )
     assert (state.new_objects, state.next_after) == (1000, b"k-0999")

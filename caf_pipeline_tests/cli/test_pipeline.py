@@ -197,7 +197,7 @@ def test_a_report_needs_one_source_and_excludes_listing(filled):
         caf("run", "--source", "src", "--report", "2026-11-21"),
         3,
         "sources.src.inventory",
-        "docs/inventory.md",
+        "docs/how-to/inventory-reports.md",
     )
 
 

@@ -400,7 +400,9 @@ def test_restoring_only_a_skipped_key_names_the_reason(archived, command):
 
 
 def test_the_documented_json_fields_are_printed(archived, folder):
-    page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-from-programs.md").read_text(
+        encoding="utf-8"
+    )
     rows = page.partition("### As JSON")[2].partition("## One object")[0].splitlines()
     named = [
         re.sub(r"\([^)]*\)", "", row.split("|")[3])

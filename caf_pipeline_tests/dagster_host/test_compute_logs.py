@@ -76,7 +76,9 @@ with DagsterInstance.get() as instance:
 
 @pytest.mark.thorough
 def test_compute_logs_in_s3_work_as_documented(tmp_path, new_bucket):
-    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "dagster.md").read_text(
+        encoding="utf-8"
+    )
     (block,) = re.findall(r"```yaml\n(compute_logs:.*?)```", page, re.DOTALL)
     shown = yaml.safe_load(block)
     place = {

@@ -7,7 +7,7 @@
     own_postgres  a Postgres of a single test, which can be killed
     matrix        the only list of all faults, by group
     recording     the fixture `fault`, which counts cases
-    report        writes docs/reliability.md from these counts
+    report        writes docs/explanation/reliability.md from these counts
 
 A test takes `fault` and either `world` (filled) or `new_world` (empty, with changed settings):
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md names exactly the faults of the matrix, with the right counts."""
+"""docs/explanation/reliability.md names exactly the faults of the matrix, with the right counts."""
 
 from pathlib import Path
 

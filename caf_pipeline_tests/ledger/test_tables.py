@@ -1,4 +1,4 @@
-"""`ledger/tables.py` agrees with the tables of `sql/`, and docs/schema.md with both."""
+"""`ledger/tables.py` agrees with the tables of `sql/`, and docs/reference/schema.md with both."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/verify-without-us.md, run by somebody without our software."""
+"""docs/how-to/verify-without-us.md, run by somebody without our software."""
 
 import os
 import re

@@ -241,7 +241,7 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
 
 
 def test_key_with_too_many_versions_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
+    monkeypatch.setattr("caf_pipeline.inventory.snapshot.MAX_HELD_ROWS", 100)
     history = HISTORIES["one key of hundreds"]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=200)
     snapshot = take_inventory(a_listing_context(tmp_path, objects, versions="all"))

@@ -2,7 +2,7 @@
 
 Each chunk in good standing is read back, proven, and compared with its manifest.
 
-Source: promises 1 and 5 in docs/design.md.
+Source: promises 1 and 5 in docs/explanation/design.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,7 +3,7 @@
 It joins Parquet files: the inventory, the ledger's locations and standings, and the assessment of
 each chunk. Memory is bounded by windows of keys.
 
-Source: promises 1 and 2 in docs/design.md.
+Source: promises 1 and 2 in docs/explanation/design.md.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

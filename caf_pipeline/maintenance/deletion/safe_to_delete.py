@@ -150,7 +150,7 @@ def find_deletable(
         with reading(snapshot.path):
             (current_folder := folder / "current").mkdir()
             with context.lease(plan_lease(context.source)) as planning:
-                current = state_current(
+                current = record_current(
                     context, planning, snapshot, current_folder, compares_left_out=True
                 )
             rechecked = list(recheck(context, assessments))
