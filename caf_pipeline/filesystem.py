@@ -45,7 +45,7 @@ class OpenedFile(io.BufferedReader):
     cache whole files.
     """
 
-    def __init__(self, path: str, found: Found) -> None:
+    def __init__(self, path: str, found: ArchivedObject) -> None:
         """Prepare to read. No request is sent."""
         super().__init__(found.open(), BLOCK_BYTES)
         self.path = path

@@ -107,7 +107,7 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
                 ledger.lookup,
                 config.source,
                 config.prefix,
-                wanted=is_current if config.current else every,
+                include=is_current if config.current else every,
             )
             ended = take_all(restore_objects(listed, target), progress.take)
     except HeldByOther as held:

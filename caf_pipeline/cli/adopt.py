@@ -113,7 +113,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
         opened_run_context(settings, ledger, source, objects, register=not dry_run) as context,
         progress("reading", None) as advance,
     ):
-        terms = steps.Terms(strip, dry_run, print_left_out, advance, lenient)
+        terms = steps.AdoptionOptions(strip, dry_run, print_left_out, advance, lenient)
         for adoption in (
             steps.adopt_files(context, files, terms)
             if files

@@ -104,7 +104,7 @@ def check(  # noqa: PLR0917 - the command line's options
     settings, sums = load_settings(), _Sums()
 
     def listed() -> Iterator[Location]:
-        for location in list_objects(lookup, source, prefix, wanted=status_filter(current)):
+        for location in list_objects(lookup, source, prefix, include=status_filter(current)):
             sums.listed += 1
             yield location
 

@@ -72,7 +72,7 @@ def export_references(
         )
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
-        listed = list_objects(lookup, source, prefix, wanted=status_filter(current))
+        listed = list_objects(lookup, source, prefix, include=status_filter(current))
         first = next(listed, None)
         if first is None:
             raise nothing_listed(lookup, source, prefix, current)

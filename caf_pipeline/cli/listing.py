@@ -109,7 +109,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     empty, older = True, 0
     with _opened(source) as lookup:
         entries: Iterator[Location | str] = list_entries(
-            lookup, source, prefix, wanted=status_filter(current), as_of=moment
+            lookup, source, prefix, include=status_filter(current), as_of=moment
         )
         for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
@@ -196,7 +196,7 @@ def find(  # noqa: PLR0917 - the command line's options
 
     prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
     with _opened(source) as lookup:
-        for location in list_objects(lookup, source, prefix, wanted=is_selected, as_of=moment):
+        for location in list_objects(lookup, source, prefix, include=is_selected, as_of=moment):
             _print_entry(location, long, json)
 
 
@@ -232,7 +232,7 @@ def du(  # noqa: PLR0917 - the command line's options
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as lookup:
-        listed = list_objects(lookup, source, prefix, wanted=status_filter(current), as_of=moment)
+        listed = list_objects(lookup, source, prefix, include=status_filter(current), as_of=moment)
         for below, members in groupby(
             listed, lambda location: common_prefix(prefix, location.row.key)
         ):

@@ -156,7 +156,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         listed = (
             list_named_versions(lookup, source, prefix)
             if all_versions
-            else list_objects(lookup, source, prefix, wanted=status_filter(current), as_of=moment)
+            else list_objects(lookup, source, prefix, include=status_filter(current), as_of=moment)
         )
         ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:

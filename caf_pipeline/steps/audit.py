@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.records import Location, posting_of
-from caf_pipeline.retrieval.reader import Found, fetch
+from caf_pipeline.retrieval.reader import ArchivedObject, fetch
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, ChunkAccount, ChunkAuditor
 from caf_pipeline.steps.chunk_steps import open_chunk
@@ -64,7 +64,7 @@ def fetch_members(context: RunContext, name: str, *, members: int = 20) -> Fetch
     for row in rows:
         try:
             if chunk.part:
-                reader = Found(Location(row, chunk.name, posting_of(chunk)), context.store)
+                reader = ArchivedObject(Location(row, chunk.name, posting_of(chunk)), context.store)
             else:
                 reader = fetch(
                     context.ledger.lookup,

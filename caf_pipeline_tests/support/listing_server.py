@@ -1,6 +1,6 @@
-"""A scripted S3 server that lists any keys in any order.
+"""A scripted S3 server with listings that moto cannot give.
 
-Unlike moto, it can ignore StartAfter and KeyMarker.
+Keys have any bytes and any order, and the server may ignore the start of a listing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _ENTRY = (
 )
 
 Entry = tuple[bytes, str, str, bool]
-"""Key, element, version id, and whether it is the latest."""
+"""Key, element, version id, and whether it is the latest version."""
 
 
 @dataclass
@@ -30,13 +30,12 @@ class ListedKeys:
     """The keys of a bucket, and how they are listed.
 
     Attributes:
-        order: sort key of the listing.
-        starts: whether it supports StartAfter and KeyMarker.
-        versioned: lists three versions of each key, and a deleted key before each.
-        history: the versions of each key instead, the latest first. Ids of delete markers start
-            with "d".
-        repeats: whether a page begins with the last version of the page before, as in versitygw.
-        on_page: called with each page's number before the answer.
+        order: the sort key.
+        starts: the server supports StartAfter and KeyMarker.
+        versioned: each key has three versions, the latest first, and precedes a deleted key.
+        history: the version ids of each key instead, the latest first; "d…" is a delete marker.
+        repeats: a page begins with the last version of the page before, as versitygw's do.
+        on_page: called with a page's number before it is answered.
     """
 
     keys: Iterable[bytes]
@@ -76,10 +75,11 @@ class ListedKeys:
 
     @property
     def by_version(self) -> bool:
+        """True if the bucket keeps versions."""
         return self.versioned or self.history is not None
 
     def _entries(self) -> list[Entry]:
-        """Return all entries in order. They are sorted again only after keys were added."""
+        """Return all entries in order; sorts them again only if keys were added."""
         keys = list(self.keys)
         if len(keys) != self._sorted_count:
             unversioned = [(key, "Contents", "", True) for key in sorted(keys, key=self.order)]
@@ -146,5 +146,5 @@ def by_component(key: bytes) -> object:
 
 
 def by_utf16(key: bytes) -> object:
-    """Sort keys by their UTF-16 form."""
+    """Sort keys like a server that stores them as UTF-16."""
     return key.decode("utf-8", "surrogateescape").encode("utf-16-be", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Two contents of the same size and MD5, so with the same ETag.
+"""Two contents with the same size and MD5, and so the same ETag.
 
 Source: Wang and Yu, "How to Break MD5", 2005.
 """

@@ -1,4 +1,7 @@
-"""An ObjectSource in memory whose objects can fail. It passes the real one's contract."""
+"""An ObjectSource in memory whose objects can be made to fail.
+
+It passes the contract of the real source.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,10 @@ PAGE = 1000
 
 @dataclass
 class MemorySource:
-    """Holds bodies by key. Reads of `unavailable` and `failing` keys raise from an offset on."""
+    """Holds bodies by key.
+
+    Reads of keys in `unavailable` and `failing` raise, from the given offset on.
+    """
 
     bodies: dict[str, bytes]
     headers: dict[str, ObjectHeaders] = field(default_factory=dict)

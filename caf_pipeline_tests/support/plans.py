@@ -1,4 +1,4 @@
-"""Deltas and plans for tests: objects in a Parquet file, and the terms of a plan."""
+"""Deltas and plans for tests."""
 
 import json
 from datetime import UTC, datetime
@@ -53,7 +53,7 @@ def plan_of(
 
 
 def with_terms(folder: Path, **changes: str) -> None:
-    """Change terms of a plan."""
+    """Replace terms in a plan's metadata."""
     table = pq.read_table(folder / CHUNKS_FILE)
     terms = json.loads(table.schema.metadata[PLAN_METADATA_KEY]) | changes
     pq.write_table(
@@ -63,7 +63,7 @@ def with_terms(folder: Path, **changes: str) -> None:
 
 
 def limit_to_target(folder: Path) -> None:
-    """Limit a plan's chunks to its target, so that large headers close one early."""
+    """Set the chunks' limit to the target, so that large headers close a chunk early."""
     with_terms(folder, limit_size=read_terms(folder)["target_size"])
 
 

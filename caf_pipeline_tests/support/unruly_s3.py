@@ -1,7 +1,7 @@
-"""A proxy in front of a real S3 that spoils the answers that a test chooses.
+"""A misbehaving S3 in front of a real one: it forwards requests, and changes answers on order.
 
-The fixture `unruly_s3` is in front of the session's server, and well behaved at a test's start. It
-runs in threads of the test's process, so a fault can act at an exact byte.
+The fixture `unruly_s3` is a proxy in front of the session's server. It runs in threads of the
+test's process, so an order is a method call, and a fault may do anything at an exact byte.
 """
 
 import contextlib
@@ -36,8 +36,11 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)  # close sends RST, not FIN
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request. `number` counts those of an order's kind and key, from 1."""
+class ProxiedRequest:
+    """A request as the proxy received it.
+
+    `number` counts the requests that an order applies to by kind and key, from 1.
+    """
 
     kind: Kind
     key: str
@@ -48,12 +51,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer.
+    """The answer to the client.
 
     Attributes:
-        length: a false Content-Length; the connection ends after fewer bytes. Negative: no header.
-        cut_after: bytes of the body after which the connection is reset, or None.
-        at: bytes of the body after which `action` is called.
+        length: a false Content-Length. If it is larger than the body, the connection ends early. A
+            negative one is not sent.
+        cut_after: bytes of the body before a reset of the connection, or None.
+        at: bytes of the body before `action` is called; then the rest is sent.
     """
 
     status: int
@@ -70,7 +74,7 @@ Spoil = Callable[[ProxiedRequest, Answer], Answer]
 
 @dataclass
 class _Order:
-    """A fault: `strikes` selects requests, `left` limits their number."""
+    """A change of answers: `applies` selects requests, `remaining` counts further changes."""
 
     kind: Kind | None
     key: str | None
@@ -81,11 +85,11 @@ class _Order:
 
 
 class UnrulyS3:
-    """The proxy. The first order that selects a request counts; `well_behaved` removes all.
+    """The proxy. The first order that applies to a request counts; `well_behaved` cancels all.
 
     Attributes:
-        struck: spoiled answers since the last `well_behaved`.
-        page_keys: maximum keys of a page of a listing, or None.
+        struck: answers changed since the last `well_behaved`.
+        page_keys: keys in a page of a listing, whatever the request says; None: as requested.
     """
 
     def __init__(self, backend: str) -> None:
@@ -97,11 +101,11 @@ class UnrulyS3:
         self._lock = threading.Lock()
 
     def in_front_of(self, bucket: Bucket) -> Bucket:
-        """Return the bucket through the proxy; its client bypasses the proxy."""
+        """Return the bucket behind the proxy; its client still uses the server itself."""
         return replace(bucket, endpoint=self.endpoint)
 
     def well_behaved(self) -> None:
-        """Remove all orders."""
+        """Cancel all orders."""
         with self._lock:
             self._orders, self.page_keys, self.struck = [], None, 0
 
@@ -114,11 +118,12 @@ class UnrulyS3:
         times: int | None = None,
         when: Callable[[ProxiedRequest], bool] = lambda request: True,
     ) -> None:
-        """Spoil the first `times` answers to a kind (None: all) and key that `when` selects."""
+        """Change the answers to requests of this kind and key; None: all.
+
+        At most `times` of the requests that `when` selects are changed.
+        """
         with self._lock:
             self._orders.append(_Order(kind, key, spoil, when, times))
-
-    # --- what it can be ordered to do -------------------------------------------------------------
 
     def slow_down(self, struck: int, of: int, **which: Any) -> None:
         """Answer 503 SlowDown to the first `struck` of every `of` requests."""
@@ -129,15 +134,18 @@ class UnrulyS3:
         )
 
     def fail(self, status: int = 500, code: str = "InternalError", **which: Any) -> None:
-        """Answer with an S3 error."""
-        self.order(lambda asked, answer: error(status, code), **which)
+        """Answer with an error of S3."""
+        self.order(lambda request, answer: error(status, code), **which)
 
     def reset_after(self, size_bytes: int, **which: Any) -> None:
         """Reset the connection after this many bytes of the body."""
         self.order(lambda request, answer: replace(answer, cut_after=size_bytes), **which)
 
     def cut_body(self, size_bytes: int, *, honest: bool, **which: Any) -> None:
-        """Leave bytes of a body out; if `honest`, the Content-Length is that of the rest."""
+        """Omit the last bytes of a body.
+
+        The Content-Length is that of the sent bytes (`honest`) or of the original body.
+        """
 
         def cut(request: ProxiedRequest, answer: Answer) -> Answer:
             body = answer.body[: max(0, len(answer.body) - size_bytes)]
@@ -146,11 +154,11 @@ class UnrulyS3:
         self.order(cut, **which)
 
     def wrong_etag(self, etag: str = '"00000000000000000000000000000000"', **which: Any) -> None:
-        """Send the right bytes with another ETag."""
-        self.order(lambda asked, answer: with_header(answer, "ETag", etag), **which)
+        """Answer with the right bytes and another ETag."""
+        self.order(lambda request, answer: with_header(answer, "ETag", etag), **which)
 
     def other_bytes(self, **which: Any) -> None:
-        """Send wrong bytes with the right ETag and length, which only a checksum detects."""
+        """Answer with other bytes of the same length and ETag; only a checksum reveals it."""
         self.order(
             lambda request, answer: replace(
                 answer, body=bytes(byte ^ 0x55 for byte in answer.body)
@@ -159,7 +167,7 @@ class UnrulyS3:
         )
 
     def other_object(self, bucket: Bucket, other_key: str, **which: Any) -> None:
-        """Send another object with its own headers."""
+        """Answer with another object and its headers."""
 
         def other(request: ProxiedRequest, answer: Answer) -> Answer:
             response = bucket.client.get_object(Bucket=bucket.name, Key=other_key)
@@ -177,7 +185,7 @@ class UnrulyS3:
         )
 
     def list_otherwise(self, change: Callable[[list[bytes]], list[bytes]], **which: Any) -> None:
-        """Change a page's entries, and declare it the last."""
+        """Change the entries of a page."""
 
         def changed(request: ProxiedRequest, answer: Answer) -> Answer:
             entries = change([match.group() for match in _ENTRY.finditer(answer.body)])
@@ -188,7 +196,7 @@ class UnrulyS3:
         self.order(changed, kind="listing", **which)
 
     def hang(self, seconds: float, **which: Any) -> None:
-        """Answer after a delay."""
+        """Wait before answering."""
 
         def wait(request: ProxiedRequest, answer: Answer) -> Answer:
             time.sleep(seconds)
@@ -197,12 +205,12 @@ class UnrulyS3:
         self.order(wait, **which)
 
     def skew(self, by: timedelta) -> None:
-        """Shift the Date of every answer and every time of modification."""
-        self.order(lambda asked, answer: _skewed(answer, by), kind=None)
+        """Shift the clock, in every Date and LastModified."""
+        self.order(lambda request, answer: _skewed(answer, by), kind=None)
 
     def one_time(self, moment: str = "2026-01-01T00:00:00.000Z") -> None:
-        """List every object with this time of modification."""
-        said = f"<LastModified>{moment}</LastModified>".encode()
+        """Give every listed object this LastModified."""
+        element = f"<LastModified>{moment}</LastModified>".encode()
         self.order(
             lambda request, answer: replace(answer, body=_TIME.sub(element, answer.body)),
             kind="listing",
@@ -219,15 +227,13 @@ class UnrulyS3:
         self.order(doing, **which)
 
     def after_page(self, action: Callable[[], object], *, page: int = 1) -> None:
-        """Call `action` after this page of a listing, counted from 1."""
+        """Call `action` after a page of a listing, counted from 1, and before the next request."""
         self.meanwhile(
             action, at=1 << 30, kind="listing", times=1, when=lambda request: request.number == page
         )
 
-    # --- the proxy --------------------------------------------------------------------------------
-
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Ask the server, and spoil the answer if ordered."""
+        """Forward a request, and change the answer if an order applies."""
         split = urlsplit(path)
         query = {
             name: values[0]
@@ -287,7 +293,6 @@ class UnrulyS3:
 
 
 def error(status: int, code: str) -> Answer:
-    """Return an error in S3's format."""
     body = (
         '<?xml version="1.0" '
         f'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
@@ -296,8 +301,9 @@ def error(status: int, code: str) -> Answer:
 
 
 def with_header(answer: Answer, name: str, value: str) -> Answer:
-    """Return the answer with a changed header."""
-    others = {one: value for one, value in answer.headers.items() if one.lower() != name.lower()}
+    others = {
+        other: value for other, value in answer.headers.items() if other.lower() != name.lower()
+    }
     return replace(answer, headers=others | {name: value})
 
 
@@ -363,22 +369,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+    def log_message(self, format: str, *args: Any) -> None: ...
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: tests make clients give up."""
+        """Ignore errors: tests use clients that give up."""
 
     def shutdown_request(self, request: Any) -> None:
-        """Close without ending the stream, so that a reset is a reset."""
+        """Close without a regular end of the stream, so that a reset is sent."""
         self.close_request(request)
 
 
 @contextlib.contextmanager
 def running_unruly(backend: str) -> Iterator[UnrulyS3]:
-    """Run a proxy on a free port."""
+    """Run a proxy on a free port while the context lasts."""
     unruly = UnrulyS3(backend)
     handler = type("Handler", (_Handler,), {"unruly": unruly})
     with _Server(("127.0.0.1", 0), handler) as server:
@@ -394,13 +399,14 @@ def running_unruly(backend: str) -> Iterator[UnrulyS3]:
 
 @pytest.fixture(scope="session")
 def unruly_server(s3_server: str) -> Iterator[UnrulyS3]:
+    """The session's proxy, for `unruly_s3`."""
     with running_unruly(s3_server) as unruly:
         yield unruly
 
 
 @pytest.fixture
 def unruly_s3(unruly_server: UnrulyS3) -> Iterator[UnrulyS3]:
-    """A proxy in front of the session's server, well behaved at a test's start."""
+    """A proxy in front of the session's server, well behaved at the start of each test."""
     unruly_server.well_behaved()
     yield unruly_server
     unruly_server.well_behaved()
