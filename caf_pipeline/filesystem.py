@@ -31,7 +31,7 @@ from caf_pipeline.errors import NotLocated, UsageError, with_hint
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
-from caf_pipeline.retrieval.reader import write_whole
+from caf_pipeline.retrieval.reader import ArchivedObject, write_whole
 from caf_pipeline.settings import CONFIG_VARIABLE, Settings, load_settings
 from caf_pipeline.wiring import open_archive
 

@@ -244,7 +244,7 @@ class JackalSettings(_Section):
         proof_type: Type of the Merkle tree. Chains before 5.1 prove type 0 only.
         gas_price: Price of gas, in ujkl.
         timeout_blocks: Blocks after which a pending transaction can no longer be included.
-        upload_seconds: Time in which a provider reads one upload (600, docs/how-to/connect-jackal.md).
+        upload_seconds: Time in which a provider reads one upload: 600 for today's providers.
         proof_seconds: Time after an upload in which the chain must list the provider.
         bandwidth: Bytes a second of all uploads. 0: no limit. `caf limit` changes it during runs.
         spend_cap: Limit on what all transactions of this ledger spend, in ujkl. Default: none.

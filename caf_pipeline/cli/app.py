@@ -88,7 +88,8 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "jackal": (
-        "Manage the wallet, its space and the files on Jackal. Start with docs/how-to/connect-jackal.md.",
+        "Manage the wallet, its space and the files on Jackal. Start with "
+        "docs/how-to/connect-jackal.md.",
         dict.fromkeys(("wallet", "price", "buy", "files"), "jackal"),
     ),
     "cotar": (

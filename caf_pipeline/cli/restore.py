@@ -77,8 +77,8 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     In a folder, the key is the path, and LastModified is the file's time. Nothing is written
     outside of the folder, and no symbolic link in it is followed. A part of a key that cannot be a
-    file name is written as a name that begins with .caf~ or .caf+ (docs/how-to/restore.md). Content type
-    and user metadata are not kept in files.
+    file name is written as a name that begins with .caf~ or .caf+ (docs/how-to/restore.md). Content
+    type and user metadata are not kept in files.
 
     --versions all writes the version that `caf get` returns to KEY, and older versions to
     KEY~caf-v-VERSION, or with the ETag for VERSION. A further ~ is added if an archived key has

@@ -43,7 +43,8 @@ _SENTENCES: Final = {
 }
 _CAUTION: Final = (
     "this is true now; what is on Jackal can be lost later, also by a stranger who posts and "
-    "deletes the same root (docs/how-to/connect-jackal.md): keep the proof watch and repairs running"
+    "deletes the same root (docs/how-to/connect-jackal.md): keep the proof watch and repairs "
+    "running"
 )
 _HINTS: Final = {
     "damaged": "'caf repair {source}' mends damaged chunks",
@@ -159,7 +160,8 @@ def safe_to_delete(
         raise SettingsError(
             "store.kind is 'directory': a folder has no proofs, so no object in it is ever safe to "
             "delete in S3",
-            hint='archive the source on Jackal (store.kind = "jackal"); see docs/how-to/connect-jackal.md',
+            hint='archive the source on Jackal (store.kind = "jackal"); see '
+            "docs/how-to/connect-jackal.md",
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")
     reporter = ProgressReporter(note=note, progress=progress)

@@ -2,7 +2,8 @@
 
 The head has a fixed size of 512 bytes, so that no two chunks share a root or leading blocks. The
 manifest, the last member, is a Parquet file with a row for each planned object, in plan order. The
-stored chunks alone suffice to rebuild the archive. Source: "A chunk" in docs/reference/chunk-format.md.
+stored chunks alone suffice to rebuild the archive. Source: "A chunk" in
+docs/reference/chunk-format.md.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Lookups for readers: where the content of keys is, and whether it is current in the bucket.
 
 Uses psycopg alone, and needs no right but SELECT. One round trip answers any number of keys, at one
-moment. Source: "Which objects are to be archived" in docs/explanation/design.md; decision 30 for SQLAlchemy.
+moment. Source: "Which objects are to be archived" in docs/explanation/design.md; decision 30 for
+SQLAlchemy.
 """
 
 import re

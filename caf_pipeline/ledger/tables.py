@@ -1,7 +1,7 @@
 """The ledger's tables for SQLAlchemy, with a comment for each table and column.
 
-`sql/` creates the tables; a test compares both. `make docs` writes docs/reference/schema.md from the
-comments. Text that is compared as bytes has the collation "C": no locale may reorder keys.
+`sql/` creates the tables; a test compares both. `make docs` writes docs/reference/schema.md from
+the comments. Text that is compared as bytes has the collation "C": no locale may reorder keys.
 """
 
 from typing import Any, Final

@@ -4,7 +4,8 @@ A commit locks the account's lease and the rows of its chunks. A chunk that is w
 concurrently is either in the transaction and stays, or is not in it. Two unique indexes also keep a
 sequence, and a chunk, from being paid for twice.
 
-A post is *live* while it is or may be on the chain. Source: promise 3 in docs/explanation/design.md.
+A post is *live* while it is or may be on the chain. Source: promise 3 in
+docs/explanation/design.md.
 """
 
 from collections.abc import Mapping, Sequence

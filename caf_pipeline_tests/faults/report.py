@@ -1,7 +1,7 @@
 """Writes docs/explanation/reliability.md from the counts of a session of the fault matrix.
 
-`python -m caf_pipeline_tests.faults.report LOG docs/explanation/reliability.md [--soak]`. Texts come from
-`matrix`, and numbers from the log. A fault without a case is an error.
+`python -m caf_pipeline_tests.faults.report LOG docs/explanation/reliability.md [--soak]`. Texts
+come from `matrix`, and numbers from the log. A fault without a case is an error.
 """
 
 import argparse

@@ -177,7 +177,8 @@ class Nodes:
         if not urls:
             raise SettingsError(
                 "jackal.lcd is empty",
-                hint='set a REST server, e.g. jackal.lcd = ["https://…:1317"] (docs/how-to/connect-jackal.md), or '
+                hint='set a REST server, e.g. jackal.lcd = ["https://…:1317"] '
+                "(docs/how-to/connect-jackal.md), or "
                 'keep chunks in a folder: kind = "directory" in [store]',
             )
         for url in urls:
