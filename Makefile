@@ -16,6 +16,7 @@
 #   make bench-quick    the same in five minutes; keeps nothing
 #   make bench-scaling  measure costs at three sizes, and 100 workers on one ledger (CASE=NAME)
 #   make docs           write the generated pages
+#   make site           build the documentation as a site, by zensical, in .caf/site
 #   make screenshots    take the pictures of the UI again (needs chromium and chromium-driver)
 #   make lock           resolve the dependencies again
 

@@ -1,5 +1,6 @@
-"""Generates docs/reference/cli.md from the help of the commands: `python -m
-caf_pipeline.cli.reference FILE`.
+"""Generates docs/reference/cli.md from the help of the commands.
+
+Usage: `python -m caf_pipeline.cli.reference FILE`.
 
 A test compares the page with the help.
 """
