@@ -47,7 +47,8 @@ _DATABASE_URL: Final = re.compile(
     rf"(?:{_PLAIN}*(?::(?:{_PLAIN}|[:&])*)?@)?"
     rf"(?P<hosts>{_DATABASE_HOST}(?:,{_DATABASE_HOST})*)"
     rf"(?:/(?:{_PLAIN}|:)*)?"
-    rf"(?:\?(?P<parameters>[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*(?:&[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*)*)?)?"
+    rf"(?:\?(?P<parameters>[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*"
+    rf"(?:&[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*)*)?)?"
 )
 """The address of a Postgres database, stricter than libpq.
 

@@ -25,7 +25,7 @@ from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
-from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
+from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,

@@ -27,9 +27,13 @@ def test_names_of_variables_say_what_they_hold():
 
 
 def test_no_line_of_the_package_is_longer_than_100_columns():
-    modules = {path: path.read_text().splitlines() for path in PACKAGE.rglob("*.py")}
-    assert modules
-    assert not [path for path, lines in modules.items() if any(len(line) > 100 for line in lines)]
+    lines = [
+        (path, re.sub(r"  # (noqa|type): .*", "", line))
+        for path in PACKAGE.rglob("*.py")
+        for line in path.read_text().splitlines()
+    ]
+    assert len(lines) > 10_000
+    assert not [(path, line) for path, line in lines if len(line) > 100]
 
 
 def test_test_names_have_at_most_ten_words():

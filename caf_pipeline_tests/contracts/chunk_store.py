@@ -202,9 +202,7 @@ class ChunkReaderContract:
         posting = stored(store, staged_file(tmp_path, os.urandom(3 << 20)), log)
         assert max(len(piece) for piece in reader.read(posting, 0, 3 << 20)) <= 1 << 20
 
-    def test_an_uploaded_chunk_has_the_required_copies_and_each_reads_the_same(
-        self, reader, store, log, tmp_path
-    ):
+    def test_uploaded_chunk_has_equal_copies_as_required(self, reader, store, log, tmp_path):
         data = os.urandom(100_000)
         posting = stored(store, staged_file(tmp_path, data), log)
         copies = reader.copies(posting)
@@ -228,9 +226,7 @@ class ChunkReaderContract:
         with pytest.raises(StoredChunkMissing):
             list(reader.read(unknown, 0, 10))
 
-    def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(
-        self, reader, store, log, tmp_path
-    ):
+    def test_read_past_the_end_is_an_error(self, reader, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
         with pytest.raises(IntegrityError):
             list(reader.read(posting, 0, 1001))

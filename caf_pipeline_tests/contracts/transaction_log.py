@@ -93,9 +93,7 @@ class TransactionLogContract:
     # --- committing ---
 
     @pytest.mark.parametrize("outcome", [None, "included", "expired"])
-    def test_another_account_takes_a_chunk_over_with_what_may_be_posted_of_it(
-        self, log, chunks, outcome
-    ):
+    def test_another_account_takes_over_a_chunk_with_its_posts(self, log, chunks, outcome):
         ask(log, *chunks)
         transaction = commit(log, signed(1), chunks[0])
         if outcome:
@@ -128,7 +126,7 @@ class TransactionLogContract:
             ("superseded", True),
         ],
     )
-    def test_a_sequence_is_signed_again_only_where_no_block_has_it(self, log, outcome, free):
+    def test_sequence_is_reused_only_if_no_block_has_it(self, log, outcome, free):
         transaction = commit(log, signed(7))
         if outcome:
             settle(log, transaction, outcome)
@@ -146,9 +144,7 @@ class TransactionLogContract:
         commit(log, signed(7, account=OTHER))
 
     @pytest.mark.parametrize("included", [False, True])
-    def test_a_chunk_in_a_transaction_that_is_or_may_be_included_keeps_all_of_another_out(
-        self, log, chunks, included
-    ):
+    def test_pending_chunk_keeps_another_transaction_out(self, log, chunks, included):
         ask(log, *chunks)
         transaction = commit(log, signed(1), chunks[0])
         if included:
@@ -164,9 +160,7 @@ class TransactionLogContract:
             commit(log, signed(1), *chunks[:2])
         assert log.pending(ACCOUNT) == []
 
-    def test_a_run_that_dies_between_asking_and_committing_leaves_its_post_to_the_next(
-        self, log, chunks
-    ):
+    def test_run_killed_before_commit_leaves_its_post_queued(self, log, chunks):
         ask(log, chunks[0])
         with pytest.raises(ConnectionError), log.lease(ACCOUNT):
             raise ConnectionError("the cable")

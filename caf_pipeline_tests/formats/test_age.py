@@ -221,7 +221,7 @@ def age_tool(tmp_path_factory):
 @pytest.mark.thorough
 @BOTH_KINDS
 @pytest.mark.parametrize("size", SIZES)
-def test_the_age_tool_reads_our_files_and_we_read_its_files(age_tool, tmp_path, identity, size):
+def test_files_are_exchanged_with_the_age_tool(age_tool, tmp_path, identity, size):
     plaintext = os.urandom(size)
     key = tmp_path / "key"
     key.write_text(identity.reveal())
@@ -233,7 +233,7 @@ def test_the_age_tool_reads_our_files_and_we_read_its_files(age_tool, tmp_path, 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pyrage_reads_our_files_and_we_read_its_files(size):
+def test_files_are_exchanged_with_pyrage(size):
     plaintext = os.urandom(size)
     theirs = pyrage.x25519.Identity.from_str(CLASSIC.reveal())
     assert str(theirs.to_public()) == str(CLASSIC.recipient)

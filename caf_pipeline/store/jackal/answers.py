@@ -29,7 +29,8 @@ Earlier versions list such proofs, but all of them fail.
 """
 
 _VERSION: Final = re.compile(
-    r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
+    r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?"
+    r"(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
 )
 _LARGEST: Final = 2**63 - 1
 """The largest int64. The few uint64 fields are heights and counts, far below it."""
