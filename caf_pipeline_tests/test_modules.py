@@ -12,6 +12,8 @@ from caf_pipeline_tests.test_layers import MODULES, RANK, imports_of, top
 
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}
 COMPUTING = {
+    "bech32",
+    "cryptography",
     "pyarrow",
     "numpy",
     "duckdb",

@@ -11,7 +11,7 @@ from caf_pipeline_tests.support.prose import faults, read_prose
 PACKAGE = Path(caf_pipeline.__file__).parent
 ROOT = PACKAGE.parent
 PAGES = [ROOT / name for name in ("docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-GENERATED = {"cli.md", "schema.md"}
+GENERATED = {"cli.md", "schema.md", "reliability.md", "benchmarks.md"}
 
 
 @pytest.mark.parametrize("paths", [[PACKAGE], PAGES], ids=["package", "pages"])

@@ -78,7 +78,8 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
         or "\0" in config.destination
     ):
         raise UsageError(
-            f"destination {config.destination!r} is neither an absolute path nor s3://BUCKET/PREFIX",
+            f"destination {config.destination!r} is neither an absolute path nor "
+            "s3://BUCKET/PREFIX",
             hint="use an absolute path, since each run has its own working folder",
         )
     if (config.profile or config.endpoint_url) and not config.destination.startswith(
