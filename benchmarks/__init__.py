@@ -1,3 +1,4 @@
-"""Measurements, as ratios against a peer in the same run. Speed belongs here and never into a
-test.
+"""Measurements, each compared with a peer program in the same run.
+
+Speed is measured here, never asserted in a test.
 """

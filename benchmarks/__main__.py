@@ -1,5 +1,7 @@
-"""Measures cases and writes docs/reference/benchmarks.md: `make bench`, `make bench CASE=name`,
-`make bench-quick`.
+"""Measure cases of caf against peer programs.
+
+`make bench` measures all cases, `make bench CASE=name` one case, and `make bench-quick` all cases
+at a smaller scale. The option `--keep` updates docs/reference/benchmarks.md.
 """
 
 import argparse
@@ -20,15 +22,15 @@ PEERS = ("rclone", "openssl", "tar")
 
 
 def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
-    """Return one line of the history: what was measured, on what."""
+    """Measure a case and return its line of the history."""
     bench.server = ""
-    with contextlib.contextmanager(case.sides)(bench) as (one, other):
-        found = compare(one, other, pairs=pairs).summary()
+    with contextlib.contextmanager(case.sides)(bench) as (ours, theirs):
+        results = compare(ours, theirs, pairs=pairs).summary()
         goals = {"ratio": case.goal, "cpu_ratio": case.cpu_goal, "peak_ratio": case.peak_goal}
         return {
             "case": case.name,
             "scale": bench.scale,
-            **found,
+            **results,
             "goals": {name: goal for name, goal in goals.items() if goal is not None},
             **({"server": bench.server} if bench.server else {}),
             **report.about(),
@@ -36,31 +38,41 @@ def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the cases that are named, or all; a line of JSON for each on standard output."""
+    """Measure the given cases, or all of them, and print a line of JSON for each case."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; none: all"
+        "cases",
+        nargs="*",
+        metavar="CASE",
+        help=f"cases to measure (default: all): {', '.join(CASES)}",
     )
-    parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument(
+        "--scale", choices=SCALES, default="full", help="size of the inputs (default: full)"
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=PAIRS,
+        help=f"how often both sides run (default: {PAIRS})",
+    )
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="add what was measured to benchmarks/history.jsonl, and write the page",
+        help="append the results to benchmarks/history.jsonl and update the page",
     )
-    asked = parser.parse_args(arguments)
-    if unknown := set(asked.cases) - set(CASES):
-        parser.error(f"there is no case {sorted(unknown)[0]!r}; there are {', '.join(CASES)}")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"unknown case {sorted(unknown)[0]!r}; choose from {', '.join(CASES)}")
     if missing := [program for program in PEERS if not shutil.which(program)]:
         parser.error(
-            f"{', '.join(missing)} must be installed: what is measured is compared with them"
+            f"not installed: {', '.join(missing)}; the benchmarks compare caf with these programs"
         )
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, contextlib.ExitStack() as stack:
-        bench = Bench(Path(folder).resolve(), asked.scale, stack)
-        for name in asked.cases or CASES:
-            report.tell(measure(CASES[name], bench, asked.pairs), keep=asked.keep)
-    if asked.keep:
+        bench = Bench(Path(folder).resolve(), options.scale, stack)
+        for name in options.cases or CASES:
+            report.publish(measure(CASES[name], bench, options.pairs), keep=options.keep)
+    if options.keep:
         report.write(report.HISTORY)
 
 

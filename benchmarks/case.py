@@ -1,4 +1,4 @@
-"""A case: the work, the peer or limit, both commands, and the goal."""
+"""A benchmark case: the two commands that are compared, and the goal for their ratio."""
 
 import contextlib
 import sys
@@ -13,22 +13,23 @@ from benchmarks.server import S3Server, running
 CAF = str(Path(sys.executable).with_name("caf"))
 
 SCALES = ("full", "quick", "tiny")
-"""Full: as the goals are stated.
+"""Sizes of the inputs.
 
-Quick: a tenth of it and less, for `make bench-quick`. Tiny: to see that it runs.
+`full` is the size for which the goals are set. `quick` is a tenth of it or less, for `make
+bench-quick`. `tiny` only checks that the benchmarks run.
 """
 
 
 @dataclass
 class Bench:
-    """What cases use.
+    """The resources of a benchmark run.
 
     Attributes:
-        folder: for what runs write.
-        scale: of `SCALES`.
-        stack: ends what was started.
-        share: of the scale's numbers that is wanted.
-        server: the program that served S3 to the case, "" where none did.
+        folder: The working folder of the cases.
+        scale: One of `SCALES`.
+        stack: Stops the servers at the end.
+        share: Factor on the scale's numbers, to measure how costs grow.
+        server: Name of the S3 server's program, "" if the case used no S3 server.
     """
 
     folder: Path
@@ -39,13 +40,13 @@ class Bench:
     _s3: S3Server | None = None
 
     def pick(self, full: int, quick: int, tiny: int) -> int:
-        """Return the number for this scale and share."""
+        """Return the number for this run's scale, multiplied by its share."""
         return max(
             1, round(self.share * dict(zip(SCALES, (full, quick, tiny), strict=True))[self.scale])
         )
 
     def s3(self) -> S3Server:
-        """Return the S3 server."""
+        """Return the S3 server. The first call starts it."""
         self._s3 = self._s3 or self.stack.enter_context(running())
         self.server = self._s3.name
         return self._s3
@@ -53,15 +54,16 @@ class Bench:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison.
+    """A comparison of a caf command with a peer.
 
     Attributes:
-        name: as in `make bench CASE=name`.
-        context: what ours does.
-        against: what theirs does.
-        goal: what the ratio of wall times should not exceed.
-        sides: yields both commands once, ours first; makes the inputs before and cleans up behind.
-        cpu_goal, peak_goal: the same of CPU seconds and of peak memory, where there is one.
+        name: The name for `make bench CASE=name`.
+        work: The work of caf's command, for the page.
+        against: The work of the peer's command, for the page.
+        goal: Upper limit for the ratio of wall times.
+        sides: Prepares the inputs, yields the two commands once (caf's first), and cleans up.
+        cpu_goal: Upper limit for the ratio of CPU seconds.
+        peak_goal: Upper limit for the ratio of peak memory.
     """
 
     name: str
@@ -73,11 +75,13 @@ class Case:
     peak_goal: float | None = None
 
 
-def ours(what: str, *arguments: object, **more: Any) -> Command:
-    """Return the command that does our part: `benchmarks.work` in a process of its own."""
-    return Command([sys.executable, "-m", "benchmarks.work", what, *map(str, arguments)], **more)
+def ours(function: str, *arguments: object, **options: Any) -> Command:
+    """Return a command that runs a function of `benchmarks.work` in its own process."""
+    return Command(
+        [sys.executable, "-m", "benchmarks.work", function, *map(str, arguments)], **options
+    )
 
 
-def shell(script: str, *arguments: object, **more: Any) -> Command:
-    """Return a command of the shell, whose arguments are `$1` and so on."""
-    return Command(["sh", "-ec", script, "sh", *map(str, arguments)], **more)
+def shell(script: str, *arguments: object, **options: Any) -> Command:
+    """Return a command that runs a shell script with the arguments `$1`, `$2` and so on."""
+    return Command(["sh", "-ec", script, "sh", *map(str, arguments)], **options)

@@ -1,9 +1,9 @@
-"""Count the modules of `caf_pipeline` that a command crosses: `python -m benchmarks.crossed_modules
-[--list]`.
+"""Count the modules of `caf_pipeline` that a command crosses.
 
-A module is crossed if one of its functions is called, in any process that the command starts.
-Modules that are only loaded do not count. The commands are `caf get` from a folder store, a tick of
-each sensor of one source, and `caf run`.
+`python -m benchmarks.crossed_modules [--list]`. A module is crossed if one of its functions is
+called in any process that the command starts. A module that is only imported does not count. The
+commands are `caf get` from a folder store, `caf run`, and one tick of the new-objects sensor and of
+the launch sensor.
 """
 
 import argparse
@@ -39,9 +39,9 @@ target_size = "1MiB"
 automatic = true
 """
 FOLDER_VARIABLE = "PYTHON_CROSSED_MODULES"
-"""Names the folder for a process's list of modules.
+"""Names the folder to which each process writes its list of modules.
 
-Processes of ours get variables that begin with PYTHON.
+caf passes variables that begin with PYTHON on to its child processes.
 """
 
 PROFILER = f'''
@@ -73,24 +73,25 @@ def begin():
 
 if "{FOLDER_VARIABLE}" in os.environ:
     import atexit
-    os._exit = leave  # `caf` ends by it
+    os._exit = leave  # `caf` exits with os._exit
     atexit.register(write)
     if os.environ["{FOLDER_VARIABLE}_AT"] == "start":
         begin()
 '''
-"""Runs as `sitecustomize` in each process."""
+"""Each process runs this text as `sitecustomize`."""
 
 
 def crossed_by(
     folder: Path, command: list[str], environment: Mapping[str, str], *, at: str = "start"
 ) -> list[str]:
-    """Return the modules that a command crosses, in order of their names.
+    """Return the names of the modules that a command crosses, sorted.
 
     Args:
-        folder: for what the processes write.
-        command: the command and its arguments.
-        environment: variables beside those of this process.
-        at: "start": of each process; "call": from when the process calls `sitecustomize.begin`.
+        folder: Working folder. Contains the profiler.
+        command: The command and its arguments.
+        environment: Additional environment variables.
+        at: When counting begins. "start": when a process starts. "call": when the process calls
+            `sitecustomize.begin`.
     """
     with tempfile.TemporaryDirectory(dir=folder) as written:
         profiled = {FOLDER_VARIABLE: written, f"{FOLDER_VARIABLE}_AT": at}
@@ -125,7 +126,7 @@ def measure() -> dict[str, list[str]]:
         get = crossed_by(
             folder, [CAF, "get", SOURCE, "some/key-03", "-o", str(folder / "fetched")], environment
         )
-        bucket.put("later", b"later")  # the tick that looks for new objects finds it
+        bucket.put("later", b"later")  # a new object for the sensor
         sensors = {"tick: new objects": new_objects_name(SOURCE), "tick: launching": LAUNCH_SENSOR}
         module = [sys.executable, "-m", "benchmarks.crossed_modules", "--tick"]
         ticks = {
@@ -136,8 +137,9 @@ def measure() -> dict[str, list[str]]:
 
 
 def tick(sensor: str) -> None:
-    """Evaluate a sensor's tick once, and count from there on, as a code server does that has loaded
-    the definitions.
+    """Evaluate one tick of a sensor and count the modules that the tick crosses.
+
+    Loading the definitions does not count: a code server loads them before its first tick.
     """
     from sitecustomize import begin  # noqa: PLC0415 - written by `measure`
 
@@ -155,9 +157,9 @@ def tick(sensor: str) -> None:
 
 
 def main() -> None:
-    """Measure, or do the tick that a measuring process asks for."""
+    """Print the number of modules for each command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="print the modules, too")
+    parser.add_argument("--list", action="store_true", help="also print the names of the modules")
     parser.add_argument("--tick", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.tick:

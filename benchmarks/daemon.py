@@ -1,11 +1,13 @@
-"""Dagster's daemon and its runs: how fast a backfill is submitted and done, what a run leaves, how
-soon an object is located.
+"""Measure Dagster's daemon and its runs.
 
-`python -m benchmarks.daemon --chunks 200`. A real daemon with a code server, a process for each
-run, an S3 server, a ledger on Postgres and a folder as store; Dagster keeps its state in SQLite,
-then in Postgres. Chunks are tiny: what is measured is what each costs beside its bytes. `--puts`
-objects are then put one after the other, each some time after the last was located. As many chunks
-are then archived by `caf run`, with each number of `--workers`.
+`python -m benchmarks.daemon --chunks 200` measures how fast a backfill is submitted and finished,
+what each run leaves in Dagster's storage, and how soon a new object is located. It uses a real
+daemon with a code server, one process for each run, an S3 server, a ledger on Postgres and a folder
+store. Dagster keeps its state first in SQLite, then in Postgres.
+
+The chunks are tiny, so that only the fixed costs count. The daemon then archives `--puts` new
+objects. Each object is put some time after the previous one was located. At the end, `caf run`
+archives the same number of chunks with each number of `--workers`.
 """
 
 import argparse
@@ -46,13 +48,13 @@ from caf_pipeline_tests.support.dagster_daemon import daemon
 from caf_pipeline_tests.support.postgres import database_at
 
 SOURCE = "bench"
-OBJECTS = 3  # of a chunk
+OBJECTS = 3  # in a chunk
 OBJECT_BYTES = 5_500
 TARGET_BYTES = 20_000  # room for three, and the chunk's manifest
-LOOK_SECONDS = 5
-"""Of the sensor that notices new objects.
+WATCH_SECONDS = 5
+"""Interval of the sensor that notices new objects.
 
-The one that launches chunks looks every 30 s, as it always does.
+The launch sensor keeps its own interval of 30 s.
 """
 
 SETTINGS = """home = "{home}"
@@ -66,53 +68,51 @@ endpoint_url = "{endpoint}"
 target_size = {target}
 public = true
 automatic = true
-watch_interval_seconds = {look}
+watch_interval_seconds = {watch_seconds}
 """
 
 
 def measure(chunks: int, puts: int, storage: str) -> dict[str, Any]:
-    """Return what was measured with Dagster's state in `sqlite` or `postgres`."""
+    """Measure with Dagster's state in `storage`, which is `sqlite` or `postgres`."""
     with _bucket(chunks, storage) as (home, databases, server, prefix):
-        settings = _settings(home, server, prefix, look=0)
+        settings = _settings(home, server, prefix, watch_seconds=0)
         with open_instance(settings) as instance:
-            found = {
+            results = {
                 "chunks": chunks,
                 "storage": storage,
                 **_backfill(settings, instance, databases.get(URL_VARIABLE), home),
             }
-            settings = _settings(home, server, prefix, look=LOOK_SECONDS)
+            settings = _settings(home, server, prefix, watch_seconds=WATCH_SECONDS)
             if puts:
-                found |= _latency(settings, server, prefix, puts, home)
-    return found
+                results |= _latency(settings, server, prefix, puts, home)
+    return results
 
 
 def measure_command(chunks: int, workers: int) -> dict[str, Any]:
-    """Return how fast `caf run` archives so many chunks at a time; its runs are in SQLite."""
+    """Measure how fast `caf run` archives the chunks. Its runs are stored in SQLite."""
     with _bucket(chunks, "sqlite") as (home, _, server, prefix):
-        settings = _settings(home, server, prefix, look=0)
+        settings = _settings(home, server, prefix, watch_seconds=0)
         with closing(open_ledger(settings)) as ledger:
             _plan(settings, ledger)
-        began = time.time()
+        started = time.time()
         subprocess.run(
             [CAF, "run", "--source", SOURCE, "--workers", str(workers)],
             check=True,
             capture_output=True,
         )
-        took = time.time() - began
+        seconds = time.time() - started
         with open_instance(settings) as instance:
             return {
                 "chunks": chunks,
                 "workers": workers,
-                "seconds": took,
-                **_rates(instance, began),
+                "seconds": seconds,
+                **_rates(instance, started),
             }
 
 
 @contextmanager
 def _bucket(chunks: int, storage: str) -> Iterator[tuple[Path, Mapping[str, str], S3Server, str]]:
-    """Give a new home, its databases, an S3 server, and the prefix of objects for so many
-    chunks.
-    """
+    """Yield a new home, its database addresses, an S3 server, and the objects' prefix."""
     KEPT.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=KEPT) as folder,
@@ -126,8 +126,9 @@ def _bucket(chunks: int, storage: str) -> Iterator[tuple[Path, Mapping[str, str]
 
 @contextmanager
 def _servers(home: Path, storage: str) -> Iterator[Mapping[str, str]]:
-    """Run a Postgres for the ledger and, where asked for, Dagster; give their addresses as our
-    variables, which are set.
+    """Run a Postgres for the ledger and, if `storage` is `postgres`, for Dagster.
+
+    Yields the environment variables with the addresses. They are set while the context lasts.
     """
     url = embedded_url(Settings(home=home))
     databases = {"CAF_CONFIG": str(home / "caf.toml"), **SOURCE_KEYS}
@@ -148,42 +149,47 @@ def _servers(home: Path, storage: str) -> Iterator[Mapping[str, str]]:
         embedded_server(home / "postgres").close()
 
 
-def _settings(home: Path, server: S3Server, prefix: str, *, look: int) -> Settings:
-    about = {
+def _settings(home: Path, server: S3Server, prefix: str, *, watch_seconds: int) -> Settings:
+    values = {
         "bucket": BUCKET,
         "prefix": prefix,
         "endpoint": server.endpoint,
         "target": TARGET_BYTES,
     }
-    (home / "caf.toml").write_text(SETTINGS.format(home=home, look=look, **about), encoding="utf-8")
+    (home / "caf.toml").write_text(
+        SETTINGS.format(home=home, watch_seconds=watch_seconds, **values), encoding="utf-8"
+    )
     return load_settings()
 
 
 def _backfill(
     settings: Settings, instance: DagsterInstance, url: str | None, home: Path
 ) -> dict[str, Any]:
-    """Plan, and let the daemon do all chunks as one backfill."""
+    """Plan the chunks, and let the daemon run all of them as one backfill."""
     with closing(open_ledger(settings)) as ledger:
         names = _plan(settings, ledger)
-        before = _kept(home, url)
-        began = time.time()
+        stored_before = _stored_sizes(home, url)
+        started = time.time()
         backfill.submit(settings, instance, ledger, SOURCE, names, "a-backfill")
-        asked = time.time() - began
+        submit_seconds = time.time() - started
         with daemon("caf_pipeline.definitions", home):
             while len(ledger.chunks.list(SOURCE, [ChunkState.LOCATED])) < len(names) or _unfinished(
                 instance
             ):
                 time.sleep(2)
-    kept = {name: (size - before[name]) / len(names) for name, size in _kept(home, url).items()}
+    stored = {
+        name: (size - stored_before[name]) / len(names)
+        for name, size in _stored_sizes(home, url).items()
+    }
     return {
-        "asked_seconds": asked,
-        **_rates(instance, began),
-        **{f"{name}_a_run": value for name, value in kept.items()},
+        "asked_seconds": submit_seconds,
+        **_rates(instance, started),
+        **{f"{name}_a_run": value for name, value in stored.items()},
     }
 
 
 def _plan(settings: Settings, ledger: Ledger) -> list[str]:
-    """Plan what is in the bucket; return the chunks' names."""
+    """Plan the bucket's objects and return the names of the chunks."""
     context = open_run_context(settings, SOURCE, run="benchmark", ledger=ledger)
     try:
         return [
@@ -198,8 +204,8 @@ def _unfinished(instance: DagsterInstance) -> int:
     return instance.get_runs_count(RunsFilter(statuses=UNFINISHED))
 
 
-def _rates(instance: DagsterInstance, began: float) -> dict[str, Any]:
-    """Return how fast the runs of chunks were made and done, from Dagster's own times of them."""
+def _rates(instance: DagsterInstance, started: float) -> dict[str, Any]:
+    """Return how fast the chunks' runs were queued and finished, by Dagster's own times."""
     records = [
         record for record in instance.get_run_records() if PARTITION_TAG in record.dagster_run.tags
     ]
@@ -211,7 +217,7 @@ def _rates(instance: DagsterInstance, began: float) -> dict[str, Any]:
     return {
         "runs": len(records),
         "failed_runs": len(records) - len(done),
-        "first_run_queued_seconds": created[0] - began,
+        "first_run_queued_seconds": created[0] - started,
         "queued_a_second": (len(created) - 1) / max(created[-1] - created[0], 1e-9),
         "runs_a_minute": 60 * len(done) / (last - first),
         "median_run_seconds": statistics.median(end - start for start, end in times),
@@ -220,15 +226,12 @@ def _rates(instance: DagsterInstance, began: float) -> dict[str, Any]:
     }
 
 
-def _kept(home: Path, url: str | None) -> dict[str, int]:
-    """Return what Dagster keeps: bytes of its storage, of the steps' output, and rows of
-    Postgres.
-    """
+def _stored_sizes(home: Path, url: str | None) -> dict[str, int]:
+    """Return what Dagster stores: bytes of its storage and of step output, and Postgres rows."""
     for file in (home / "dagster").rglob("*.db"):
         with closing(sqlite3.connect(file)) as connection:
-            connection.execute(
-                "PRAGMA wal_checkpoint(TRUNCATE)"
-            )  # a run that was the last to use a file would have done so
+            # The last process to close a file does the same.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     output = home / "dagster" / "storage"
     output_bytes = _bytes_below(output)
     if url is None:
@@ -245,8 +248,8 @@ def _kept(home: Path, url: str | None) -> dict[str, int]:
         ]
         rows = {}
         for name in tables:
-            found = connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()  # type: ignore[call-overload]  # a name of its own
-            rows[f"rows_of_{name}"] = int(found[0])
+            row = connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()  # type: ignore[call-overload]  # the name comes from Postgres
+            rows[f"rows_of_{name}"] = int(row[0])
         sizes = connection.execute(
             "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c WHERE relkind = 'r'"
         ).fetchone()
@@ -260,56 +263,63 @@ def _bytes_below(folder: Path) -> int:
 def _latency(
     settings: Settings, server: S3Server, prefix: str, puts: int, home: Path
 ) -> dict[str, Any]:
-    """Put objects one by one; return the seconds from each PUT until its location is written."""
-    chance, client, took = random.Random(inputs.SEED), server.client(), []
+    """Put objects one by one and measure the seconds from each PUT to its location."""
+    generator, client, latencies = random.Random(inputs.SEED), server.client(), []
     keys = [f"{prefix}/new-{number}" for number in range(puts + 1)]
     with closing(open_ledger(settings)) as ledger, daemon("caf_pipeline.definitions", home):
-        known = ledger.chunks.account(SOURCE).located_objects
+        located = ledger.chunks.account(SOURCE).located_objects
         for number, key in enumerate(keys):
-            client.put_object(Bucket=BUCKET, Key=key, Body=chance.randbytes(OBJECT_BYTES))
-            put = time.monotonic()
-            while ledger.chunks.account(SOURCE).located_objects == known:
+            client.put_object(Bucket=BUCKET, Key=key, Body=generator.randbytes(OBJECT_BYTES))
+            put_at = time.monotonic()
+            while ledger.chunks.account(SOURCE).located_objects == located:
                 time.sleep(0.1)
-            known += 1
-            if number:  # while the first waits, the daemon starts
-                took.append(time.monotonic() - put)
-            time.sleep(chance.uniform(0, 30))
-    for key in keys:  # the server keeps its objects for the next measurement
+            located += 1
+            if number:  # the daemon is still starting when the first object is put
+                latencies.append(time.monotonic() - put_at)
+            time.sleep(generator.uniform(0, 30))
+    for key in keys:  # the server keeps its objects between measurements
         client.delete_object(Bucket=BUCKET, Key=key)
     return {
-        "look_seconds": LOOK_SECONDS,
+        "look_seconds": WATCH_SECONDS,
         "puts": puts,
-        "median_latency_seconds": statistics.median(took),
-        "least_latency_seconds": min(took),
-        "most_latency_seconds": max(took),
+        "median_latency_seconds": statistics.median(latencies),
+        "least_latency_seconds": min(latencies),
+        "most_latency_seconds": max(latencies),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure; a line of JSON for each storage on standard output."""
+    """Measure, and print a line of JSON for each storage and each number of workers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.daemon", description=__doc__)
-    parser.add_argument("--chunks", type=int, default=200)
+    parser.add_argument("--chunks", type=int, default=200, help="chunks of a backfill")
     parser.add_argument(
-        "--puts", type=int, default=10, help="objects of which the latency is measured"
+        "--puts", type=int, default=10, help="new objects to measure the latency with"
     )
     parser.add_argument(
-        "--storage", choices=("sqlite", "postgres"), nargs="+", default=("sqlite", "postgres")
+        "--storage",
+        choices=("sqlite", "postgres"),
+        nargs="+",
+        default=("sqlite", "postgres"),
+        help="storages of Dagster's state",
     )
-    parser.add_argument("--workers", type=int, nargs="*", default=(1, 2, 4), help="of `caf run`")
     parser.add_argument(
-        "--keep", action="store_true", help="add what was measured to benchmarks/history.jsonl"
+        "--workers", type=int, nargs="*", default=(1, 2, 4), help="numbers of workers of `caf run`"
     )
-    asked = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")  # Dagster's, of its own names
-    for storage in asked.storage:
-        found = measure(asked.chunks, asked.puts, storage)
-        report.tell(
-            {"case": "daemon", "scale": "daemon", **found, **report.about()}, keep=asked.keep
+    parser.add_argument(
+        "--keep", action="store_true", help="append the results to benchmarks/history.jsonl"
+    )
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # Dagster warns about its own names
+    for storage in options.storage:
+        results = measure(options.chunks, options.puts, storage)
+        report.publish(
+            {"case": "daemon", "scale": "daemon", **results, **report.about()}, keep=options.keep
         )
-    for workers in asked.workers:
-        found = measure_command(asked.chunks, workers)
-        report.tell(
-            {"case": "run-workers", "scale": "daemon", **found, **report.about()}, keep=asked.keep
+    for workers in options.workers:
+        results = measure_command(options.chunks, workers)
+        report.publish(
+            {"case": "run-workers", "scale": "daemon", **results, **report.about()},
+            keep=options.keep,
         )
 
 

@@ -1,9 +1,8 @@
-"""Other programs' archives: a cotar index made and asked, the metadata of a clp-s archive, a
-ChunkIO log written and read.
+"""Measure the archive formats of other programs: cotar indexes, clp-s archives and ChunkIO logs.
 
-`python -m benchmarks.formats`. The library is measured, in this process and on files that the
-system has in memory; the median of some runs is told. The real clp-s, of the extra `logs`, makes
-the archive; without it that part is left out.
+`python -m benchmarks.formats` measures the library in its own process, with the files in the page
+cache. Each figure is the median of several runs. The extra `logs` installs clp-s. If it is missing,
+its part is skipped.
 """
 
 import argparse
@@ -32,36 +31,36 @@ from caf_pipeline.retrieval.log_search import find_clp_s
 from caf_pipeline.system.ranges import LocalFile
 
 RUNS = 5
-CONTENT_BYTES = 100_000  # of an entry of a log: the size for which the original's rates are known
+CONTENT_BYTES = 100_000  # of a log entry: the rates of the original program are known for it
 SEED = 1
 
 
 def measure(files: int, inputs: int, entries: int) -> dict[str, Any]:
-    """Return seconds and rates.
+    """Measure all formats.
 
     Args:
-        files: of the tar that is indexed.
-        inputs: of the clp-s archive whose metadata are read.
-        entries: of the log that is written and read.
+        files: Number of files in the tar that is indexed.
+        inputs: Number of inputs of the clp-s archive whose metadata is read.
+        entries: Number of entries of the log that is written and read.
     """
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as name:
         folder = Path(name).resolve()
-        told = {**_cotar(folder, files), **_chunkio(folder, entries)}
+        results = {**_cotar(folder, files), **_chunkio(folder, entries)}
         try:
-            told |= _clps(folder, inputs)
+            results |= _clps(folder, inputs)
         except SettingsError as error:
-            told["clps"] = str(error)
-    return {**told, **report.about()}
+            results["clps"] = str(error)
+    return {**results, **report.about()}
 
 
 def _median(work: Callable[[], Any]) -> float:
-    took = []
+    seconds = []
     for _ in range(RUNS):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         work()
-        took.append(time.perf_counter() - begun)
-    return statistics.median(took)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
 
 
 def _cotar(folder: Path, count: int) -> dict[str, Any]:
@@ -76,44 +75,44 @@ def _cotar(folder: Path, count: int) -> dict[str, Any]:
             archive.addfile(member, io.BytesIO(file_name.encode().ljust(100)))
     source, size_bytes = LocalFile(tar), tar.stat().st_size
 
-    def made() -> tuple[TarFiles, bytes]:
-        found = files_of(walk(source.read, size_bytes))
-        return found, index_of(found.files)
+    def build_index() -> tuple[TarFiles, bytes]:
+        tar_files = files_of(walk(source.read, size_bytes))
+        return tar_files, index_of(tar_files.files)
 
-    seconds = _median(made)
-    found, table = made()
-    assert len(found.files) == count
+    index_seconds = _median(build_index)
+    tar_files, table = build_index()
+    assert len(tar_files.files) == count
     (path := folder / "many.tar.index").write_bytes(table)
     index_file = LocalFile(path)
     tail, index_bytes = index_file.read_suffix(SUFFIX_BYTES)
     index = CotarIndex.open_separate(index_file.read, tail, index_bytes, name=path.name)
-    asked = [name.encode() for name in random.Random(SEED).choices(names, k=20_000)]
-    took = _median(lambda: [index.find(name) for name in asked])
-    assert all(index.find(name) for name in asked)
+    looked_up = [name.encode() for name in random.Random(SEED).choices(names, k=20_000)]
+    look_up_seconds = _median(lambda: [index.find(name) for name in looked_up])
+    assert all(index.find(name) for name in looked_up)
     index_file.close()
     source.close()
     return {
         "files": count,
-        "index_seconds": round(seconds, 3),
-        "look_ups_a_second": round(len(asked) / took),
+        "index_seconds": round(index_seconds, 3),
+        "look_ups_a_second": round(len(looked_up) / look_up_seconds),
     }
 
 
 def _chunkio(folder: Path, count: int) -> dict[str, Any]:
     path, content = folder / "log", random.Random(SEED).randbytes(CONTENT_BYTES)
 
-    def written() -> None:
+    def write() -> None:
         writer = LogWriter()
         with path.open("wb", buffering=0) as file:
             for number in range(count):
                 file.write(writer.entry(number.to_bytes(16, "little"), content))
 
-    write_seconds = _median(written)
+    write_seconds = _median(write)
     source = LocalFile(path)
     reader = LogReader(source.read, path.stat().st_size)
 
     def read() -> int:
-        return sum(isinstance(one, LogEntry) for one in reader.check())
+        return sum(isinstance(item, LogEntry) for item in reader.check())
 
     assert read() == count
     read_seconds = _median(read)
@@ -145,7 +144,7 @@ def _clps(folder: Path, count: int) -> dict[str, Any]:
         str(logs),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    [archive] = [one for one in out.rglob("*") if one.is_file()]
+    [archive] = [path for path in out.rglob("*") if path.is_file()]
     source, size_bytes = LocalFile(archive), archive.stat().st_size
 
     def read() -> int:
@@ -162,13 +161,13 @@ def _clps(folder: Path, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print one line of JSON."""
+    """Print the results as one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.formats", description=__doc__)
-    parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--inputs", type=int, default=10_000)
-    parser.add_argument("--entries", type=int, default=5_000)
-    chosen = parser.parse_args()
-    print(json.dumps(measure(chosen.files, chosen.inputs, chosen.entries)))
+    parser.add_argument("--files", type=int, default=100_000, help="files of the tar")
+    parser.add_argument("--inputs", type=int, default=10_000, help="inputs of clp-s")
+    parser.add_argument("--entries", type=int, default=5_000, help="entries of the log")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.files, options.inputs, options.entries)))
 
 
 if __name__ == "__main__":

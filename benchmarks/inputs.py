@@ -1,5 +1,6 @@
-"""Inputs by a seeded generator: sizes fixed or log-normal, bytes that do not compress, made once
-and kept below `.caf/bench`.
+"""Inputs from a seeded generator.
+
+Sizes are equal or log-normal, and the bytes do not compress. Inputs are kept below `.caf/bench`.
 """
 
 import math
@@ -14,28 +15,31 @@ _NOISE_BYTES = 8 * MIB
 
 
 def fixed(count: int, size_bytes: int) -> list[int]:
-    """Return sizes that are all the same."""
+    """Return `count` equal sizes."""
     return [size_bytes] * count
 
 
 def log_normal(total_bytes: int, median_bytes: int, sigma: float = 1.5) -> list[int]:
-    """Return sizes that add up to `total_bytes`, as object stores hold them: many small ones, few
-    large ones.
+    """Return log-normal sizes that add up to `total_bytes`.
+
+    Object stores hold such sizes: many small objects and few large ones.
     """
-    chance = random.Random(SEED)
-    sizes, left = [], total_bytes
-    while left > 0:
-        size_bytes = min(left, max(1, round(chance.lognormvariate(math.log(median_bytes), sigma))))
+    generator = random.Random(SEED)
+    sizes, remaining = [], total_bytes
+    while remaining > 0:
+        size_bytes = min(
+            remaining, max(1, round(generator.lognormvariate(math.log(median_bytes), sigma)))
+        )
         sizes.append(size_bytes)
-        left -= size_bytes
+        remaining -= size_bytes
     return sizes
 
 
 def bodies(sizes: Sequence[int]) -> Iterator[tuple[str, bytes]]:
-    """Yield names in byte order and bodies of these sizes, no two alike."""
+    """Yield names in byte order and different bodies, one for each size."""
     noise = memoryview(random.Random(SEED).randbytes(_NOISE_BYTES) * 2)
     for number, size_bytes in enumerate(sizes):
-        start = number * 4099 % _NOISE_BYTES  # a prime: bodies begin at other places of the noise
+        start = number * 4099 % _NOISE_BYTES  # a prime, so that bodies begin at different offsets
         head = number.to_bytes(8, "big")[: min(8, size_bytes)]
         body = bytearray(head)
         while len(body) < size_bytes:
@@ -44,7 +48,7 @@ def bodies(sizes: Sequence[int]) -> Iterator[tuple[str, bytes]]:
 
 
 def files(name: str, sizes: Sequence[int]) -> Path:
-    """Return a folder of files of these sizes; made where it is not there whole."""
+    """Return a folder of files with these sizes. Create it if it is missing or incomplete."""
     folder, done = KEPT / name, KEPT / f"{name}.done"
     described = f"{len(sizes)} {sum(sizes)}"
     if not done.exists() or done.read_text() != described:
@@ -58,6 +62,6 @@ def files(name: str, sizes: Sequence[int]) -> Path:
 
 
 def one_file(name: str, size_bytes: int) -> Path:
-    """Return one file of this size."""
+    """Return a file of this size."""
     [path] = [path for path in files(name, [size_bytes]).rglob("*") if path.is_file()]
     return path

@@ -1,4 +1,4 @@
-"""Inventories of any size, made and not listed: what planning is measured with."""
+"""Generated inventories of any size, as inputs for planning."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 100_000
 
 
-# Keys as `key` makes them, identities as S3Object.object_version does.
+# The same keys as `key` returns. Versions have the format of S3Object.object_version.
 _OBJECTS = """
     SELECT encode(format('data/year=2025/part-{:012d}-{:016x}.parquet', number,
             (number::HUGEINT * 2654435761 % 18446744073709551616)::UBIGINT)) AS key,
@@ -30,12 +30,13 @@ _OBJECTS = """
 
 
 def make(path: Path, count: int) -> None:
-    """Write a snapshot of `count` objects, and beside it what the ledger would know: every second
-    of them is located.
+    """Write a snapshot of `count` objects, and the ledger's rows for it to a `.known` file.
+
+    Every second object is located.
     """
     with (
         SnapshotWriter(path, source="bench", listed_at=MOMENT) as writer,
-        pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as known,
+        pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as ledger_rows,
     ):
         for first in range(0, count, BATCH):
             numbers = {"first": first, "last": min(first + BATCH, count)}
@@ -55,24 +56,24 @@ def make(path: Path, count: int) -> None:
                 else pa.array([standing[name]] * len(every_second), type_)
                 for name, type_ in zip(STANDING_SCHEMA.names, STANDING_SCHEMA.types, strict=True)
             ]
-            known.write_table(pa.Table.from_arrays(columns, schema=STANDING_SCHEMA))
+            ledger_rows.write_table(pa.Table.from_arrays(columns, schema=STANDING_SCHEMA))
         writer.finish()
 
 
 def make_located(path: Path, count: int) -> None:
-    """Write a snapshot of `count` objects, and beside it that all are located as they are listed,
-    and that nothing was stated.
+    """Write a snapshot of `count` objects, all of them located in their current version.
 
-    What is located is written as the ledger keeps it.
+    The `.known` file has the ledger's rows for them. The `.stated` file, with the exceptions that
+    the ledger has recorded, is empty.
     """
     make(path, count)
-    known = {"standing": "located", "reason": None, "due": False}
+    standing = {"standing": "located", "reason": None, "due": False}
 
     def rows(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         for batch in file.iter_batches(BATCH):
             columns = [
-                pa.array([known[field.name]] * len(batch), field.type)
-                if field.name in known
+                pa.array([standing[field.name]] * len(batch), field.type)
+                if field.name in standing
                 else batch[field.name]
                 for field in STANDING_SCHEMA
             ]
@@ -84,5 +85,5 @@ def make_located(path: Path, count: int) -> None:
 
 
 def key(number: int) -> str:
-    """Return the key of an object, as long as those of a data lake."""
+    """Return the key of an object. Its length is typical for a data lake."""
     return f"data/year=2025/part-{number:012d}-{number * 2654435761 % (1 << 64):016x}.parquet"

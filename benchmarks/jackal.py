@@ -1,7 +1,7 @@
-"""Uploads: one chunk to one provider of the loopback network, beside curl sending the same form.
+"""Uploads of one chunk to one provider of the loopback network.
 
-Both meet the same server on the same machine. Each run posts a file of its own first, as a provider
-takes each file once.
+The peer is curl, which sends the same form. Both sides use the same server on the same machine.
+Each run posts a new file, because a provider accepts each file only once.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from caf_pipeline_tests.support.memory_log import MemoryLog
 
 MIB = 1 << 20
 GIB = 1 << 30
-# a test vector of BIP-39, not a wallet
+# A test vector of BIP-39. No wallet uses these words.
 WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 PATTERN = bytes(range(256)) * 4096
 
 
 def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """A chunk of 4 GiB."""
+    """Upload a chunk of 4 GiB."""
     size_bytes = bench.pick(4 * GIB, 256 * MIB, MIB)
     wallet, numbers, path = Wallet(WORDS), itertools.count(1), bench.folder / "upload"
     with LoopbackNetwork(
@@ -43,35 +43,36 @@ def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
     ) as network:
         address = network.providers[0]
 
-        def posted() -> PostRecord:
+        def post_new_file() -> PostRecord:
             for stored in (bench.folder / "network").rglob("*"):
                 if stored.is_file() and stored.stat().st_size == size_bytes:
-                    # room on the disk: what was stored in the run before is not read again
+                    # Saves disk space: nothing reads the file of the previous run again.
                     stored.unlink()
             _write(path, size_bytes, next(numbers))
             return post(network, wallet, size_bytes, merkle_root(path, 3))
 
         def our_arguments() -> Sequence[str]:
-            posting = posted()
-            place = [
+            posting = post_new_file()
+            arguments = [
                 address,
                 str(path),
                 posting.merkle_root.hex(),
                 posting.owner,
                 str(posting.start),
             ]
-            return [sys.executable, "-m", "benchmarks.work", "upload", *place]
+            return [sys.executable, "-m", "benchmarks.work", "upload", *arguments]
 
         def their_arguments() -> Sequence[str]:
-            return curl(address, posted(), path)
+            return curl(address, post_new_file(), path)
 
         yield Command(our_arguments), Command(their_arguments)
     path.unlink(missing_ok=True)
 
 
 def _write(path: Path, size_bytes: int, first: int) -> None:
-    """Write a file of this size whose blocks differ; `first` makes its root differ from those of
-    other files.
+    """Write a file whose blocks all differ.
+
+    Files with different values of `first` have different roots.
     """
     with path.open("wb") as file:
         written = 0
@@ -81,7 +82,7 @@ def _write(path: Path, size_bytes: int, first: int) -> None:
 
 
 def curl(address: str, posting: PostRecord, path: Path) -> list[str]:
-    """Return the command that sends a posted file to a provider."""
+    """Return the command that uploads a posted file to a provider."""
     fields = {
         "sender": posting.owner,
         "merkle": posting.merkle_root.hex(),
@@ -120,25 +121,25 @@ def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes)
         chain.close()
 
 
-class _Unhurried:
-    """Watches an upload and lets it run."""
-
+class _UnlimitedUpload:
     def check(self) -> None:
-        """Let it go on."""
+        """Never stop the upload."""
 
     def piece_bytes(self) -> int:
-        """Return as much as uploads send at once."""
+        """Return the usual size of a piece."""
         return 1 << 20
 
     def sent(self, size_bytes: int) -> None:
-        """Let it go on."""
+        """Ignore the progress."""
 
 
 def send(address: str, path: str, root: str, owner: str, start: str) -> dict[str, Any]:
-    """Upload a posted file to one provider, up to its answer."""
+    """Upload a posted file to one provider and wait for the answer."""
     file = Path(path)
     posting = PostRecord(bytes.fromhex(root), owner, int(start), file.stat().st_size)
     client = ProviderClient(address, may_be_private=True)
-    job = client.upload(Sending(posting, file, _Unhurried(), proof_type=3, answer_seconds=600))
+    job = client.upload(
+        Sending(posting, file, _UnlimitedUpload(), proof_type=3, answer_seconds=600)
+    )
     client.close()
     return {"bytes": posting.stored_size_bytes, "status": job.status}

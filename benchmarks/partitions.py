@@ -1,8 +1,9 @@
-"""Many chunks as partitions: how long Dagster takes to learn of them, to answer what the asset's
-page asks, and for ticks.
+"""Measure Dagster with many chunks as partitions.
 
-`python -m benchmarks.partitions --chunks 100000`. Dagster keeps them in SQLite, the ledger is a
-real Postgres, and a code server has the definitions, as under `dagster dev`.
+`python -m benchmarks.partitions --chunks 100000` measures how long Dagster takes to register the
+partitions, to answer the queries of the asset's page, and to evaluate ticks. Dagster keeps its
+state in SQLite, the ledger is a real Postgres, and a code server has the definitions, as under
+`dagster dev`.
 """
 
 import argparse
@@ -44,33 +45,36 @@ bucket = "bench"
 public = true
 """
 PLANNED = """
-    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, 'bench',
-        %(address)s)
-        RETURNING source_id),
-    plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count,
-        object_bytes)
-        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', %(count)s, %(count)s FROM
-            source
-        RETURNING source_id, plan_id)
-    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes,
-        expected_size_bytes)
-    SELECT %(source)s || '-00000000-' || lpad(number::text, 6, '0'), source_id, plan_id, number, 1,
-        1, 1
+    WITH source AS (
+        INSERT INTO sources (name, archive_id, address)
+        VALUES (%(source)s, 'bench', %(address)s)
+        RETURNING source_id
+    ), plan AS (
+        INSERT INTO plans (
+            source_id, name, sha256, snapshot, folder, object_count, object_bytes)
+        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', %(count)s, %(count)s
+        FROM source
+        RETURNING source_id, plan_id
+    )
+    INSERT INTO caf_files (
+        name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
+    SELECT %(source)s || '-00000000-' || lpad(number::text, 6, '0'),
+        source_id, plan_id, number, 1, 1, 1
     FROM plan, generate_series(1, %(count)s) AS number
 """
-# What the page of an asset asks for its bar of partitions, and for the list that one is chosen
-# from.
+# The queries of an asset's page: the bar of partitions, and the list to choose a partition from.
 STATUSES = """
-query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { assetPartitionStatuses {
-    ... on DefaultPartitionStatuses { materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""  # noqa: E501
+query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+    assetPartitionStatuses { ... on DefaultPartitionStatuses {
+        materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""
 KEYS = """
-query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { partitionKeysByDimension {
-    name partitionKeys } } } }"""  # noqa: E501
+query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+    partitionKeysByDimension { name partitionKeys } } } }"""
 
 
 @dataclass(frozen=True)
-class At:
-    """Of what sensors are evaluated."""
+class TickContext:
+    """The arguments that `evaluate_tick` needs for a sensor."""
 
     settings: Settings
     instance: DagsterInstance
@@ -78,13 +82,13 @@ class At:
 
 
 def measure(count: int) -> dict[str, Any]:
-    """Return what each step took, in seconds."""
-    took: dict[str, float] = {}
+    """Return the seconds that each step took."""
+    seconds: dict[str, float] = {}
 
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        begun = time.perf_counter()
-        result = work()
-        took[name] = round(time.perf_counter() - begun, 2)
+    def timed(name: str, step: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = step()
+        seconds[name] = round(time.perf_counter() - started, 2)
         return result
 
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -107,17 +111,20 @@ def measure(count: int) -> dict[str, Any]:
                     answer = timed(name, lambda query=query: server.ask(query, key=key))
                     assert json.dumps(answer).count(f'"{SOURCE}-00000000-') == count
             settings = load_settings()
-            work = At(settings, instance, build_defs(settings))
+            context = TickContext(settings, instance, build_defs(settings))
             for name in (ALERT_SENSOR, LAUNCH_SENSOR):
-                evaluate_tick(work, name)  # loads what a code server has loaded
-                timed(f"tick of {name}", lambda name=name: evaluate_tick(work, name))
+                # The first tick loads the definitions, which a code server has loaded before.
+                evaluate_tick(context, name)
+                timed(f"tick of {name}", lambda name=name: evaluate_tick(context, name))
             names = [chunk.name for chunk in ledger.chunks.list(SOURCE)]
             timed(
                 "backfill submitted",
-                lambda: backfill.submit(work.settings, instance, ledger, SOURCE, names, "all"),
+                lambda: backfill.submit(context.settings, instance, ledger, SOURCE, names, "all"),
             )
-            timed(f"tick of {LAUNCH_SENSOR}, beside it", lambda: evaluate_tick(work, LAUNCH_SENSOR))
-    return {"chunks": count, "seconds": took, **report.about()}
+            timed(
+                f"tick of {LAUNCH_SENSOR}, beside it", lambda: evaluate_tick(context, LAUNCH_SENSOR)
+            )
+    return {"chunks": count, "seconds": seconds, **report.about()}
 
 
 @contextmanager
@@ -137,9 +144,9 @@ def _ledger(home: Path) -> Iterator[tuple[Ledger, Database]]:
 
 
 def main() -> None:
-    """Measure, and print one line of JSON."""
+    """Print the results as one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.partitions", description=__doc__)
-    parser.add_argument("--chunks", type=int, default=100_000)
+    parser.add_argument("--chunks", type=int, default=100_000, help="number of partitions")
     print(json.dumps(measure(parser.parse_args().chunks)))
 
 

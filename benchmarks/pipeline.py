@@ -1,8 +1,8 @@
-"""All of it: objects of a bucket until each is located, beside the programs that do the same work
-one after the other.
+"""The whole pipeline, from the objects of a bucket to their locations.
 
-Each run finds a network that is new, and each of ours a home and a ledger, too. What the others
-send is posted before, and their rows go into a table that is there: neither is timed.
+The peer is a series of programs that do the same work one after the other. Each run starts with a
+new network. Each run of caf has a new home and a new ledger, too. The peer's file is posted before
+its run, and the table for its rows exists already. Neither is timed.
 """
 
 import shutil
@@ -19,9 +19,10 @@ from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
-MEAN_OVER_MEDIAN = 3  # of the sizes: e to the half of sigma's square, which is 1.5
-STEPS = """rclone copy --transfers 16 "$1" "$2"; cd "$2"; export LC_ALL=C; find . -type f | sort | xargs cat > "$3"
-cd /; rm -r "$2"; sha256sum "$3"; shift 3"""  # noqa: E501
+MEAN_OVER_MEDIAN = 3  # of the sizes: exp(sigma² / 2) with sigma = 1.5
+STEPS = """rclone copy --transfers 16 "$1" "$2"
+cd "$2"; export LC_ALL=C; find . -type f | sort | xargs cat > "$3"
+cd /; rm -r "$2"; sha256sum "$3"; shift 3"""
 SETTINGS = """[sources.bench]
 bucket = "{bucket}"
 prefix = "{prefix}/"
@@ -39,7 +40,7 @@ allow_private_addresses = true
 
 
 def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """100,000 objects of log-normal sizes, 10 GiB, in ten chunks."""
+    """Archive 100,000 objects of log-normal sizes, 10 GiB, in ten chunks."""
     total, count = bench.pick(10_240 * MIB, 64 * MIB, MIB), bench.pick(100_000, 600, 20)
     chunks = 2 if bench.scale == "tiny" else 10
     sizes = inputs.log_normal(total, total // count // MEAN_OVER_MEDIAN)
@@ -49,11 +50,11 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
     for _, body in inputs.bodies(sizes):
         tree.update(body)
     root = tree.root()
-    ours, copies, whole, kept = (
+    our_folder, copies, whole, network_folder = (
         bench.folder / name for name in ("ours", "copies", "whole", "network")
     )
     network = LoopbackNetwork(
-        kept,
+        network_folder,
         providers=1,
         block_seconds=0.2,
         fund={wallet.address: 10**12},
@@ -63,22 +64,22 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
     def new_network() -> None:
         network.stop()
-        shutil.rmtree(kept)
+        shutil.rmtree(network_folder)
         network.start()
 
     def our_arguments() -> Sequence[str]:
         new_network()
-        shutil.rmtree(ours, ignore_errors=True)
-        ours.mkdir()
-        about = {
+        shutil.rmtree(our_folder, ignore_errors=True)
+        our_folder.mkdir()
+        values = {
             "bucket": BUCKET,
             "prefix": prefix,
             "endpoint": server.endpoint,
             "key": KEY,
             "target_size": max(total // chunks, 4096),
         }
-        text = SETTINGS.format(**about, lcds=network.lcds, chain_id=network.chain_id)
-        (ours / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
+        text = SETTINGS.format(**values, lcds=network.lcds, chain_id=network.chain_id)
+        (our_folder / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
         return [CAF, "run", "--source", "bench"]
 
     with network, packed(bench, len(sizes), in_order=True) as chunk:
@@ -86,17 +87,19 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
         def their_arguments() -> Sequence[str]:
             new_network()
             chunk.renew()
-            sending = curl(network.providers[0], post(network, wallet, total, root), whole)
-            first = ["sh", "-ec", f'{STEPS}; {{ "$@"; }}; {{ {chunk.copy[-1]}; }}', "sh"]
-            return [*first, f"bench:{BUCKET}/{prefix}", str(copies), str(whole), *sending]
+            upload_command = curl(network.providers[0], post(network, wallet, total, root), whole)
+            script = ["sh", "-ec", f'{STEPS}; {{ "$@"; }}; {{ {chunk.copy[-1]}; }}', "sh"]
+            return [*script, f"bench:{BUCKET}/{prefix}", str(copies), str(whole), *upload_command]
 
         environment = {
             **SOURCE_KEYS,
-            "CAF_CONFIG": str(ours / "caf.toml"),
-            "CAF_HOME": str(ours / "home"),
+            "CAF_CONFIG": str(our_folder / "caf.toml"),
+            "CAF_HOME": str(our_folder / "home"),
             "JACKAL_MNEMONIC": WORDS,
         }
         yield (
             Command(our_arguments, environment=environment, removed=[copies, whole]),
-            Command(their_arguments, environment=server.rclone(), removed=[copies, whole, ours]),
+            Command(
+                their_arguments, environment=server.rclone(), removed=[copies, whole, our_folder]
+            ),
         )

@@ -1,5 +1,6 @@
-"""docs/reference/benchmarks.md and its plot, from the history: of each case the newest line, and
-how its ratio went.
+"""Writes docs/reference/benchmarks.md and its plot from the history.
+
+The page shows the newest line of each case.
 """
 
 import json
@@ -18,16 +19,12 @@ MIB = 1 << 20
 BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 
 _GOALS = {"ratio": "", "cpu_ratio": "CPU ", "peak_ratio": "memory "}
-_ROW, _LEFT, _WIDTH, _SCALE = (
-    24,
-    130,
-    760,
-    120,
-)  # pixels of a row, of the names, of the plot, of a ratio of 1
+# Pixels of a row, of the names, of the plot, and of a ratio of 1.
+_ROW, _LEFT, _WIDTH, _SCALE = 24, 130, 760, 120
 
 
 def about() -> dict[str, str]:
-    """Return what each line of the history says of when and where it was measured."""
+    """Return time, commit and machine, which each line of the history has."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(),
@@ -35,11 +32,12 @@ def about() -> dict[str, str]:
     }
 
 
-def tell(found: Mapping[str, Any], *, keep: bool) -> None:
-    """Print what was measured as a line of JSON, and add it to the history where it is to be
-    kept.
+def publish(result: Mapping[str, Any], *, keep: bool) -> None:
+    """Print a result as a line of JSON.
+
+    If `keep`, also append the line to the history.
     """
-    line = json.dumps(found)
+    line = json.dumps(result)
     print(line, flush=True)
     if keep:
         with HISTORY.open("a", encoding="utf-8") as history:
@@ -47,9 +45,7 @@ def tell(found: Mapping[str, Any], *, keep: bool) -> None:
 
 
 def write(history: Path) -> None:
-    """Write the tables between the marks of the page, and the plot beside it; the words around
-    stay.
-    """
+    """Replace the tables between the marks of the page, and write the plot."""
     lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     newest = {line["case"]: line for line in lines if line["scale"] == "full"}
     shown = [newest[name] for name in CASES if name in newest]
@@ -58,7 +54,7 @@ def write(history: Path) -> None:
 
 
 def replace_between(page: Path, text: str) -> None:
-    """Put a text between the marks of a page."""
+    """Replace the text between the marks of a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
@@ -89,7 +85,7 @@ def _tables(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _plot(lines: Sequence[dict[str, Any]]) -> str:
-    """Return bars of the ratios from their lowest to their highest, the goal as a line, in SVG."""
+    """Return an SVG of the ratios as bars, with a line at each goal."""
     height = _ROW * (len(lines) + 1)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH} {height}"',
@@ -97,8 +93,7 @@ def _plot(lines: Sequence[dict[str, Any]]) -> str:
         f'<rect width="{_LEFT + _WIDTH}" height="{height}" fill="white"/>',
         f'<line x1="{_LEFT + _SCALE}" x2="{_LEFT + _SCALE}" y1="0" y2="{height - _ROW}" '
         'stroke="#999"/>',
-        f'<text x="{_LEFT + _SCALE}" y="{height - 8}" text-anchor="middle">as long as the '
-        "other</text>",
+        f'<text x="{_LEFT + _SCALE}" y="{height - 8}" text-anchor="middle">equal times</text>',
     ]
     for number, line in enumerate(lines):
         top, end = number * _ROW, min(line["ratio"] * _SCALE, _WIDTH - 60)

@@ -1,5 +1,7 @@
-"""Inventories: S3's reports beside DuckDB, which reads, sorts and writes the same files; listings
-beside rclone's.
+"""Benchmarks of inventories.
+
+An S3 Inventory report is compared with DuckDB, which reads, sorts and writes the same files. A
+listing is compared with rclone's.
 """
 
 import random
@@ -25,41 +27,51 @@ from caf_pipeline_tests.support.inventory_reports import (
 FILES = 8
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
-# DuckDB reads no ORC without the network: pyarrow reads the files for it, as it does for us.
+# DuckDB needs the network to read ORC. pyarrow reads the files instead, as in caf.
 READ_SORT_WRITE = """import sys, duckdb, pyarrow.orc
 kind, out, *paths = sys.argv[1:]
 if kind == "CSV":
-    found = duckdb.read_csv(paths, header=False)
+    rows = duckdb.read_csv(paths, header=False)
 elif kind == "ORC":
-    found = duckdb.from_arrow(pyarrow.concat_tables(pyarrow.orc.ORCFile(path).read() for path in paths))
+    tables = [pyarrow.orc.ORCFile(path).read() for path in paths]
+    rows = duckdb.from_arrow(pyarrow.concat_tables(tables))
 else:
-    found = duckdb.read_parquet(paths)
-found.order(found.columns[1]).write_parquet(out)"""  # noqa: E501
+    rows = duckdb.read_parquet(paths)
+rows.order(rows.columns[1]).write_parquet(out)"""
 
 
 def report(file_format: str, bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """A report of 2,000,000 objects in eight files, in no order."""
+    """Read an S3 Inventory report of 2,000,000 unsorted objects in eight files."""
     count = bench.pick(2_000_000, 100_000, 800)
     server = bench.s3()
     numbers = list(range(count))
     random.Random(SEED).shuffle(numbers)
     bodies = [
-        WRITERS[file_format]([_row(number) for number in numbers[at::FILES]], SCHEMA.names)
-        for at in range(FILES)
+        WRITERS[file_format]([_row(number) for number in numbers[offset::FILES]], SCHEMA.names)
+        for offset in range(FILES)
     ]
-    paths = [bench.folder / f"{at}.{SUFFIXES[file_format]}" for at in range(FILES)]
+    paths = [bench.folder / f"{offset}.{SUFFIXES[file_format]}" for offset in range(FILES)]
     for path, body in zip(paths, bodies, strict=True):
         path.write_bytes(body)
     writer = ReportWriter(
         server.client(), BUCKET, BUCKET, file_format, folder_prefix=f"reports/{file_format}-{count}"
     )
     writer.write_files(bodies, MOMENT)
-    one, other = bench.folder / "taken", bench.folder / "sorted.parquet"
+    our_output, their_output = bench.folder / "taken", bench.folder / "sorted.parquet"
     yield (
-        ours("report", server.endpoint, writer.folder, one, removed=[one, other]),
+        ours(
+            "report", server.endpoint, writer.folder, our_output, removed=[our_output, their_output]
+        ),
         Command(
-            [sys.executable, "-c", READ_SORT_WRITE, file_format, str(other), *map(str, paths)],
-            removed=[one, other],
+            [
+                sys.executable,
+                "-c",
+                READ_SORT_WRITE,
+                file_format,
+                str(their_output),
+                *map(str, paths),
+            ],
+            removed=[our_output, their_output],
         ),
     )
 
@@ -94,37 +106,38 @@ folder = "{folder}/store"
 """
 
 
-# LastModified as listed: else rclone asks for each object's headers, where its own copies note a
-# time.
+# rclone uses the listed LastModified. By default it requests each object's headers, because its own
+# copies store a time there.
 LIST = 'rclone lsf -R --files-only --use-server-modtime --format pst "$1" > "$2"'
 
 
 def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """30,000 objects, a thousand in each folder; to put them takes longer than to list them."""
-    listed, names = _listed(bench), bench.folder / "names"
+    """List 30,000 objects, 1,000 in each folder.
+
+    Putting the objects takes longer than listing them.
+    """
+    listed, names = _put_objects(bench), bench.folder / "names"
     yield (
-        listed.planned(threads=8),
+        listed.plan_command(threads=8),
         shell(LIST, f"bench:{BUCKET}/{listed.prefix}", names, environment=bench.s3().rclone()),
     )
 
 
 def listing_serially(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """The same objects, listed in ranges side by side, or page after page."""
-    listed = _listed(bench)
-    yield listed.planned(threads=8), listed.planned(threads=1)
+    """List the same objects in concurrent ranges, or one page after the other."""
+    listed = _put_objects(bench)
+    yield listed.plan_command(threads=8), listed.plan_command(threads=1)
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedPrefix:
     """A prefix of objects on the S3 server."""
 
     bench: Bench
     prefix: str
 
-    def planned(self, *, threads: int) -> Command:
-        """Return the command that lists it by so many threads, in a home of its own, which is
-        made.
-        """
+    def plan_command(self, *, threads: int) -> Command:
+        """Return the command that lists the prefix by `threads` threads, in its own home."""
         home = self.bench.folder / f"listed-by-{threads}"
         settings = self.bench.folder / f"listing-by-{threads}.toml"
         endpoint = self.bench.s3().endpoint
@@ -133,12 +146,12 @@ class Listed:
         )
         settings.write_text(text, encoding="utf-8")
         environment = {**SOURCE_KEYS, "CAF_CONFIG": str(settings), "CAF_HOME": str(home / "home")}
-        plan = Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment)
-        run(plan)  # makes the database
-        return plan
+        command = Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment)
+        run(command)  # creates the database
+        return command
 
 
-def _listed(bench: Bench) -> Listed:
+def _put_objects(bench: Bench) -> ListedPrefix:
     count = bench.pick(30_000, 2_000, 20)
     bench.s3().fill(prefix := f"listed-{count}", inputs.fixed(count, 16))
-    return Listed(bench, prefix)
+    return ListedPrefix(bench, prefix)

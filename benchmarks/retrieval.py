@@ -1,8 +1,8 @@
-"""Getting it back from the loopback network: one object, many small ones, a large one, beside
-programs that need no look-up.
+"""Benchmarks of retrieval from the loopback network.
 
-What is read is archived before by `caf run`, which is not timed. The database's server runs while
-the case lasts.
+The cases read one object, many small objects, and a large object. The peers need no look-up. `caf
+run` archives the objects before, which is not timed. The database's server runs while the case
+lasts.
 """
 
 import sys
@@ -26,30 +26,32 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
-TARGET_BYTES = 16 * GIB  # one chunk has all that a case archives
-ALLOWED_SECONDS = 0.002  # that a look-up and a comparison may add to a GET: its goal is stated so
+TARGET_BYTES = 16 * GIB  # all objects of a case fit one chunk
+ALLOWED_SECONDS = 0.002  # the goal: a look-up and a comparison may add this much to a GET
 
 GETS = f"""import http.client, json, statistics, sys, time, urllib.parse
 url, start, size, count = sys.argv[1], *map(int, sys.argv[2:])
-place, seconds = urllib.parse.urlsplit(url), []
-connection = http.client.HTTPConnection(place.netloc)
+address, seconds = urllib.parse.urlsplit(url), []
+connection = http.client.HTTPConnection(address.netloc)
+headers = {{"Range": f"bytes={{start}}-{{start + size - 1}}"}}
 for _ in range(count):
-    begun = time.perf_counter()
-    connection.request("GET", place.path, headers={{"Range": f"bytes={{start}}-{{start + size - 1}}"}})
+    started = time.perf_counter()
+    connection.request("GET", address.path, headers=headers)
     answer = connection.getresponse()
     assert (answer.status, len(answer.read())) == (206, size)
-    seconds.append(time.perf_counter() - begun)
+    seconds.append(time.perf_counter() - started)
     time.sleep({ALLOWED_SECONDS})
-print(json.dumps({{"p50_ms": 1000 * statistics.median(seconds)}}))"""  # noqa: E501
+print(json.dumps({{"p50_ms": 1000 * statistics.median(seconds)}}))"""
 
 
 @dataclass(frozen=True)
-class Archived:
-    """Objects of a source that are located on a network.
+class ArchivedObjects:
+    """Archived objects of a source.
 
-    Attributes: environment: of `caf`, which knows source, network and database. references: of each
-        object its `key`, and by which URL, from which `offset` on (`path`, `offset`, `size`) others
-        read it.
+    Attributes:
+        environment: The environment of `caf`: source, network and database.
+        references: A row for each object: `key`, and the URL (`path`), `offset` and `size` that
+            other programs read.
     """
 
     environment: Mapping[str, str]
@@ -57,10 +59,8 @@ class Archived:
 
 
 @contextmanager
-def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archived]:
-    """Archive objects of these sizes below a prefix of the S3 server, by one provider, while the
-    context lasts.
-    """
+def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[ArchivedObjects]:
+    """Archive objects of these sizes with one provider, while the context lasts."""
     server, wallet, folder = bench.s3(), Wallet(WORDS), bench.folder / prefix
     server.fill(prefix, sizes)
     folder.mkdir(exist_ok=True)
@@ -69,14 +69,14 @@ def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archiv
     with LoopbackNetwork(
         folder / "network", providers=1, block_seconds=0.2, no_zero_draws=1, **space
     ) as network:
-        about = {
+        values = {
             "bucket": BUCKET,
             "prefix": prefix,
             "endpoint": server.endpoint,
             "key": KEY,
             "target_size": TARGET_BYTES,
         }
-        text = SETTINGS.format(**about, lcds=network.lcds, chain_id=network.chain_id)
+        text = SETTINGS.format(**values, lcds=network.lcds, chain_id=network.chain_id)
         (folder / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
         home = folder / "home"
         try:
@@ -95,60 +95,74 @@ def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archiv
                     environment=environment,
                 )
             )
-            yield Archived(environment, pq.read_table(references).to_pylist())
+            yield ArchivedObjects(environment, pq.read_table(references).to_pylist())
         finally:
             embedded_server(home / "postgres").close()
 
 
 def read_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """One object of 64 KiB, 5,000 times."""
+    """Read one object of 64 KiB 5,000 times."""
     count = bench.pick(5_000, 500, 20)
-    with archived(bench, "read-one", [64 << 10]) as found:
-        [one] = found.references
-        place = [one["path"], str(one["offset"]), str(one["size"]), str(count)]
+    with archived(bench, "read-one", [64 << 10]) as objects:
+        [reference] = objects.references
+        arguments = [
+            reference["path"],
+            str(reference["offset"]),
+            str(reference["size"]),
+            str(count),
+        ]
         yield (
-            ours("read-one", one["key"], count, environment=found.environment),
-            Command([sys.executable, "-c", GETS, *place]),
+            ours("read-one", reference["key"], count, environment=objects.environment),
+            Command([sys.executable, "-c", GETS, *arguments]),
         )
 
 
 def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """10,000 objects of 16 KiB."""
+    """Restore 10,000 objects of 16 KiB."""
     count = bench.pick(10_000, 1_000, 20)
     server, prefix = bench.s3(), f"restored-{count}"
-    one, other = bench.folder / "restored", bench.folder / "copied"
-    with archived(bench, prefix, inputs.fixed(count, 16 << 10)) as found:
+    our_output, their_output = bench.folder / "restored", bench.folder / "copied"
+    with archived(bench, prefix, inputs.fixed(count, 16 << 10)) as objects:
         yield (
             Command(
-                [CAF, "restore", "bench", str(one)],
-                environment=found.environment,
-                removed=[one, other],
+                [CAF, "restore", "bench", str(our_output)],
+                environment=objects.environment,
+                removed=[our_output, their_output],
             ),
             shell(
                 COPY,
                 f"bench:{BUCKET}/{prefix}",
-                other,
+                their_output,
                 environment=server.rclone(),
-                removed=[one, other],
+                removed=[our_output, their_output],
             ),
         )
 
 
 def read_large(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """One object of 4 GiB."""
+    """Read one object of 4 GiB."""
     size_bytes = bench.pick(4 * GIB, 128 * MIB, MIB)
-    mine, theirs = bench.folder / "got", bench.folder / "curled"
-    with archived(bench, f"read-{size_bytes}", [size_bytes]) as found:
-        [one] = found.references
-        wanted = f"{one['offset']}-{one['offset'] + size_bytes - 1}"
+    our_output, their_output = bench.folder / "got", bench.folder / "curled"
+    with archived(bench, f"read-{size_bytes}", [size_bytes]) as objects:
+        [reference] = objects.references
+        byte_range = f"{reference['offset']}-{reference['offset'] + size_bytes - 1}"
         yield (
             Command(
-                [CAF, "get", "bench", one["key"], "-o", str(mine)],
-                environment=found.environment,
-                removed=[mine, theirs],
+                [CAF, "get", "bench", reference["key"], "-o", str(our_output)],
+                environment=objects.environment,
+                removed=[our_output, their_output],
             ),
             Command(
-                ["curl", "-sS", "--fail", "-r", wanted, "-o", str(theirs), one["path"]],
-                removed=[mine, theirs],
+                [
+                    "curl",
+                    "-sS",
+                    "--fail",
+                    "-r",
+                    byte_range,
+                    "-o",
+                    str(their_output),
+                    reference["path"],
+                ],
+                removed=[our_output, their_output],
             ),
         )

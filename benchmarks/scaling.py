@@ -1,5 +1,6 @@
-"""What an archive takes, on paper: docs/explanation/scaling.md from coefficients that `make bench`
-and `make bench-scaling` measured.
+"""Estimates the costs of an archive: docs/explanation/scaling.md.
+
+`make bench` and `make bench-scaling` measured the coefficients.
 """
 
 import json
@@ -14,21 +15,20 @@ PAGE = Path("docs/explanation/scaling.md")
 
 KIB, MIB, GIB, TIB = (1 << shift for shift in (10, 20, 30, 40))
 
-# --- what is assumed ---
+# --- assumptions ---
 
 CORES: Final = 8
 NETWORK: Final = 1.25e9  # bytes a second each way: 10 Gbit/s
 GETS: Final = 64  # packing.fetch_threads
-GET_SECONDS: Final = 0.03  # of S3 to its first byte
+GET_SECONDS: Final = 0.03  # until S3 sends the first byte
 PREFIXES: Final = 16
-PREFIX_GETS: Final = (
-    5_500  # a second and prefix: "Best practices design patterns" in the Amazon S3 User Guide
-)
+PREFIX_GETS: Final = 5_500
+"""GETs a second for each prefix: "Best practices design patterns" in the Amazon S3 User Guide."""
 COPIES: Final = 3
 BLOCK_SECONDS: Final = 6.0
-POSTS: Final = 8  # in one transaction: docs/how-to/connect-jackal.md
+POSTS: Final = 8  # files that one transaction posts: docs/how-to/connect-jackal.md
 TARGET: Final = 30 * GIB
-MEMBERS: Final = 1_000_000  # of a chunk at most
+MEMBERS: Final = 1_000_000  # the maximum of a chunk
 
 WORKLOADS: Final = (
     ("10⁶ objects of 128 KiB", 10**6, 128 * KIB),
@@ -40,14 +40,16 @@ WORKERS: Final = (1, 10, 100)
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What was measured; seconds.
+    """Measured costs in seconds.
 
     Attributes:
-        object_cpu: of packing one small object: GET, checksum, SHA-256, manifest, index, journal.
-        byte_cpu: of packing one more byte of a large one: fetch, SHA-256, root.
-        plan_object: of one object of an inventory that is cut into chunks.
-        load_row: of one location row, the database's work included.
-        chunk_moves: of the ledger for one chunk's states, with as many workers as it serves best.
+        object_cpu: CPU time to pack a small object: GET, checksum, SHA-256, manifest, index,
+            journal.
+        byte_cpu: CPU time to pack a byte of a large object: fetch, SHA-256, root.
+        plan_object: CPU time to plan an object of an inventory.
+        load_row: Wall time to load a location row, including the database's work.
+        chunk_moves: Wall time of the ledger to move a chunk through its states, with the number of
+            workers that the ledger serves best.
     """
 
     object_cpu: float
@@ -58,12 +60,11 @@ class Coefficients:
 
     @classmethod
     def measured(cls, lines: list[dict[str, Any]]) -> "Coefficients":
-        """Take the newest line of each case."""
+        """Compute the coefficients from the newest line of each case."""
         newest = {(line["case"], line["scale"]): line for line in lines}
         rates = [line["chunks_per_second"] for line in lines if line["case"] == "workers"]
-        loading = newest[
-            "load-in-order", "slopes-full"
-        ]  # by the clock: most of it is the server's work
+        # Wall time, because the database does most of the work.
+        loading = newest["load-in-order", "slopes-full"]
         return cls(
             object_cpu=newest["packing-small", "slopes-full"]["slope"] / 20_000,
             byte_cpu=newest["packing-large", "slopes-full"]["slope"] / (8 * 256 * MIB),
@@ -78,7 +79,7 @@ class Coefficients:
 def stages(
     measured: Coefficients, objects: int, object_bytes: int, workers: int
 ) -> dict[str, float]:
-    """Return the seconds that each stage alone would take; side by side the slowest one counts."""
+    """Return the seconds that each stage alone takes. Stages overlap, so the slowest counts."""
     size_bytes = objects * object_bytes
     chunks = max(size_bytes / TARGET, objects / MEMBERS)
     return {
@@ -94,7 +95,7 @@ def stages(
 
 
 def write(history: Path) -> None:
-    """Write the tables between the marks of the page; the words around stay."""
+    """Replace the tables between the marks of the page."""
     lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     replace_between(PAGE, _tables(lines))
 
@@ -117,9 +118,8 @@ def _tables(lines: list[dict[str, Any]]) -> str:
     for name, objects, object_bytes in WORKLOADS:
         size_bytes = objects * object_bytes
         for workers in WORKERS:
-            first, second = sorted(
-                stages(measured, objects, object_bytes, workers).items(), key=lambda one: -one[1]
-            )[:2]
+            seconds = stages(measured, objects, object_bytes, workers)
+            first, second = sorted(seconds.items(), key=lambda stage: -stage[1])[:2]
             rows.append(
                 f"| {name} | {workers} | {_time(objects * measured.plan_object)} | "
                 f"**{_time(first[1])}**: {first[0]} "

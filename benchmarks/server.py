@@ -1,8 +1,7 @@
-"""The S3 server of the measurements: versitygw where `make bench` could install it, else moto's,
-which is the slower one.
+"""The S3 server of the benchmarks: versitygw if `make bench` could install it, else moto's.
 
-A slow server hides what packing costs beside reading, so the report names the server. What is put
-there stays below `.caf/bench`.
+A slow server hides the costs of packing, and moto's is the slower one. So the results name the
+server. versitygw keeps its objects below `.caf/bench`.
 """
 
 import os
@@ -28,18 +27,24 @@ BUCKET = "bench"
 SOURCE_KEYS = {
     f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
 }
-"""The server's keys as the environment gives them to our source `bench`."""
+"""Environment variables with the server's keys for the source `bench`."""
 COPY = 'rclone copy --transfers 16 "$1" "$2"'
-"""The peer's copy of `bench:bench/PREFIX` to a folder, in the environment of `S3Server.rclone`."""
+"""Script of the peer: copies `bench:bench/PREFIX` to a folder.
+
+It needs the environment of `S3Server.rclone`.
+"""
 START_SECONDS = 60
 FILLERS = 8
 
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server with one bucket.
+    """An S3 server with one bucket.
 
-    `name` is the program's, `folder` where what it keeps is noted; None where nothing stays.
+    Attributes:
+        name: Name of the program.
+        folder: Folder of the server's objects, with a note for each filled prefix. None
+            if the objects do not outlive the server.
     """
 
     endpoint: str
@@ -47,31 +52,29 @@ class S3Server:
     folder: Path | None
 
     def fill(self, prefix: str, sizes: Sequence[int]) -> None:
-        """Put objects of these sizes below a prefix, where they are not there; the server keeps a
-        checksum of each.
-        """
+        """Put objects of these sizes below a prefix with checksums, if they are missing."""
         done = self.folder / f"{prefix}.done" if self.folder else None
-        described = f"{len(sizes)} {sum(sizes)}"
-        if done and done.exists() and done.read_text() == described:
+        description = f"{len(sizes)} {sum(sizes)}"
+        if done and done.exists() and done.read_text() == description:
             return
         client = self.client()
 
-        def put(one: tuple[str, bytes]) -> None:
-            client.put_object(Bucket=BUCKET, Key=f"{prefix}/{one[0]}", Body=one[1])
+        def put(item: tuple[str, bytes]) -> None:
+            client.put_object(Bucket=BUCKET, Key=f"{prefix}/{item[0]}", Body=item[1])
 
         with ThreadPoolExecutor(FILLERS) as pool:
             waiting: list[Any] = []
-            for one in bodies(sizes):
-                waiting.append(pool.submit(put, one))
-                if len(waiting) >= 2 * FILLERS:  # no more bodies in memory than these
+            for item in bodies(sizes):
+                waiting.append(pool.submit(put, item))
+                if len(waiting) >= 2 * FILLERS:  # limits the bodies in memory
                     waiting.pop(0).result()
             for future in waiting:
                 future.result()
         if done:
-            done.write_text(described)
+            done.write_text(description)
 
     def client(self) -> Any:
-        """Return boto3's client, for what is not measured."""
+        """Return a boto3 client. It is not used in measurements."""
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
@@ -81,7 +84,7 @@ class S3Server:
         )
 
     def rclone(self) -> dict[str, str | None]:
-        """Return the environment in which rclone knows the server as the remote `bench:`."""
+        """Return an environment in which rclone has the server as the remote `bench:`."""
         remote = {
             "TYPE": "s3",
             "PROVIDER": "Other",
@@ -90,9 +93,9 @@ class S3Server:
             "ACCESS_KEY_ID": KEY,
             "SECRET_ACCESS_KEY": KEY,
         }
-        named = {f"RCLONE_CONFIG_BENCH_{name}": value for name, value in remote.items()}
-        # Debian's rclone ends where a bundle is named.
-        return {**named, "RCLONE_CONFIG": "/dev/null", "AWS_CA_BUNDLE": None}
+        variables = {f"RCLONE_CONFIG_BENCH_{name}": value for name, value in remote.items()}
+        # Debian's rclone fails if AWS_CA_BUNDLE is set.
+        return {**variables, "RCLONE_CONFIG": "/dev/null", "AWS_CA_BUNDLE": None}
 
 
 def _free_port() -> int:

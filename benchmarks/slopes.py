@@ -1,5 +1,7 @@
-"""How costs grow: our side of cases at three sizes, a straight line through their CPU seconds, and
-the peak memory of each.
+"""Measure how costs grow with size.
+
+`python -m benchmarks.slopes` runs caf's side of cases at three sizes. It fits a straight line to
+the CPU seconds and reports the peak memory of each size.
 """
 
 import argparse
@@ -30,17 +32,18 @@ STAGES = (
     "restore-small",
     "planning",
     "load-in-order",
-)  # one case of each stage: all of them take hours, three runs at three sizes
-RUNS = 3  # of each size, of which the fastest counts: what disturbs a run only ever makes it slower
+)
+"""One case for each stage. All cases take hours: three runs at each of three sizes."""
+RUNS = 3  # of each size; the fastest counts, because disturbances only slow a run down
 
 
 def measure(name: str, scale: str) -> dict[str, Any]:
-    """Return what our side of a case takes at each share of its size, and the line that fits best.
+    """Return the costs of caf's side of a case at each share of its size, and the fitted line.
 
-    `curve` is how much more a share costs at the largest size than at the smallest: 1 where it
-    grows linearly.
+    `curve` is the slope between the two largest sizes divided by that between the two smallest. It
+    is 1 if the costs grow linearly.
     """
-    usages = [_least(name, scale, share) for share in SHARES]
+    usages = [_fastest_run(name, scale, share) for share in SHARES]
     seconds = [usage.cpu_seconds for usage in usages]
     slope, start = np.polyfit(SHARES, seconds, 1)
     steps = np.diff(seconds) / np.diff(SHARES)
@@ -55,7 +58,7 @@ def measure(name: str, scale: str) -> dict[str, Any]:
     }
 
 
-def _least(name: str, scale: str, share: float) -> Usage:
+def _fastest_run(name: str, scale: str, share: float) -> Usage:
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, contextlib.ExitStack() as stack:
         bench = Bench(Path(folder).resolve(), scale, stack, share)
         with contextlib.contextmanager(CASES[name].sides)(bench) as (ours, _):
@@ -63,22 +66,31 @@ def _least(name: str, scale: str, share: float) -> Usage:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure cases; a line of JSON for each on standard output."""
+    """Measure cases and print a line of JSON for each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slopes", description=__doc__)
     parser.add_argument(
-        "cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=f"none: {', '.join(STAGES)}"
+        "cases",
+        nargs="*",
+        choices=[*CASES, []],
+        metavar="CASE",
+        help=f"cases to measure (default: {', '.join(STAGES)})",
     )
-    parser.add_argument("--scale", choices=SCALES, default="full")
+    parser.add_argument("--scale", choices=SCALES, default="full", help="size of the inputs")
     parser.add_argument(
-        "--keep", action="store_true", help="add what was measured to benchmarks/history.jsonl"
+        "--keep", action="store_true", help="append the results to benchmarks/history.jsonl"
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     KEPT.mkdir(parents=True, exist_ok=True)
     about = report.about()
-    for name in asked.cases or STAGES:
-        report.tell(
-            {"case": name, "scale": f"slopes-{asked.scale}", **measure(name, asked.scale), **about},
-            keep=asked.keep,
+    for name in options.cases or STAGES:
+        report.publish(
+            {
+                "case": name,
+                "scale": f"slopes-{options.scale}",
+                **measure(name, options.scale),
+                **about,
+            },
+            keep=options.keep,
         )
 
 

@@ -1,6 +1,6 @@
-"""Our side of the cases, each in a process of its own: `python -m benchmarks.work WHAT …`.
+"""caf's side of the cases: `python -m benchmarks.work FUNCTION …` runs a function in a new process.
 
-Each function imports what it needs, as a command of `caf` does: what a process loads counts.
+Each function imports what it needs, as the commands of `caf` do, because imports cost time.
 """
 
 import json
@@ -21,11 +21,14 @@ LIMIT_BYTES = 32 << 30
 def pack(
     endpoint: str, prefix: str, folder: str, compared: str = "compared", checkpoints: str = "kept"
 ) -> dict[str, Any]:
-    """Pack objects from S3 into one chunk on the disk, as a run does: listing, plan, journal,
-    SHA-256, root.
+    """Pack objects from S3 into one chunk on disk, as a run does.
 
-    `compared` is "left" where S3's own checksums are not to be compared; `checkpoints` is "none"
-    where the journal is to have none but the last.
+    Args:
+        endpoint: Address of the S3 server.
+        prefix: Prefix of the objects.
+        folder: Folder of the chunk.
+        compared: "compared" to compare S3's checksums, "left" to ignore them.
+        checkpoints: "kept" for all checkpoints of the journal, "none" for only the last one.
     """
     from benchmarks.server import BUCKET, KEY
     from caf_pipeline.inventory.cutting import write_plan
@@ -39,17 +42,17 @@ def pack(
     from caf_pipeline.settings import PackingSettings, SourceSettings
     from caf_pipeline.source.s3.source import open_s3_source
 
-    endless = 1 << 62
+    unlimited = 1 << 62
     no_checkpoints = CheckpointPace(
-        due_bytes=endless,
-        due_seconds=endless,
-        due_outcomes=endless,
-        due_outcomes_bytes=endless,
-        ahead_bytes=endless,
-        ahead_seconds=endless,
+        due_bytes=unlimited,
+        due_seconds=unlimited,
+        due_outcomes=unlimited,
+        due_outcomes_bytes=unlimited,
+        ahead_bytes=unlimited,
+        ahead_seconds=unlimited,
     )
-    place = Path(folder)
-    (place / "plan").mkdir(parents=True, exist_ok=True)
+    work_folder = Path(folder)
+    (work_folder / "plan").mkdir(parents=True, exist_ok=True)
     settings = SourceSettings.model_validate(
         {
             "bucket": BUCKET,
@@ -60,12 +63,16 @@ def pack(
         }
     )
     source = open_s3_source("bench", settings, attempts=3, connections=16)
-    with SnapshotWriter(place / "snapshot.parquet", source="bench", listed_at=MOMENT) as writer:
+    with SnapshotWriter(
+        work_folder / "snapshot.parquet", source="bench", listed_at=MOMENT
+    ) as writer:
         for page in source.list_pages():
             writer.add(page)
         snapshot = writer.finish()
     plan = write_plan(
-        snapshot.path, place / "plan", PlanTerms("bench", "0" * 32, LIMIT_BYTES, "snapshot", MOMENT)
+        snapshot.path,
+        work_folder / "plan",
+        PlanTerms("bench", "0" * 32, LIMIT_BYTES, "snapshot", MOMENT),
     )
     packer = Packer(
         plan.chunks[0],
@@ -78,12 +85,12 @@ def pack(
         progress=lambda objects, size_bytes: None,
         pace=no_checkpoints if checkpoints == "none" else None,
     )
-    path = place / "chunk.part"
+    path = work_folder / "chunk.part"
     part = PartFile.open(path) if path.exists() else PartFile.create(path)
-    journal = Journal.open(place / "chunk.journal", packer.opening)
-    (place / "manifest.part").unlink(missing_ok=True)
+    journal = Journal.open(work_folder / "chunk.journal", packer.opening)
+    (work_folder / "manifest.part").unlink(missing_ok=True)
     packed = packer.pack(
-        read_chunk_objects(place / "plan", 1), part, place / "manifest.part", journal
+        read_chunk_objects(work_folder / "plan", 1), part, work_folder / "manifest.part", journal
     )
     journal.close()
     return {
@@ -96,67 +103,66 @@ def pack(
 
 
 def plan(inventory: str, folder: str) -> dict[str, Any]:
-    """Cut a large inventory into chunks, half of it known to the ledger already."""
+    """Plan a large inventory. Half of its objects are located."""
     from caf_pipeline.inventory.cutting import write_plan
     from caf_pipeline.inventory.plan import PlanTerms
     from caf_pipeline.inventory.remaining import not_yet_archived
 
-    place = Path(folder)
-    (place / "plan").mkdir(parents=True)
-    known = Path(inventory).with_suffix(".known")
-    delta = not_yet_archived(Path(inventory), known, place / "delta.parquet")
-    made = write_plan(
-        delta.path, place / "plan", PlanTerms("bench", "0" * 32, 30 << 30, "snapshot", MOMENT)
+    work_folder = Path(folder)
+    (work_folder / "plan").mkdir(parents=True)
+    standings = Path(inventory).with_suffix(".known")
+    delta = not_yet_archived(Path(inventory), standings, work_folder / "delta.parquet")
+    result = write_plan(
+        delta.path, work_folder / "plan", PlanTerms("bench", "0" * 32, 30 << 30, "snapshot", MOMENT)
     )
-    return {"objects": made.object_count, "bytes": made.object_bytes}
+    return {"objects": result.object_count, "bytes": result.object_bytes}
 
 
 def plan_again(inventory: str, folder: str) -> dict[str, Any]:
-    """Find that an inventory has nothing new: the identities, what is to be stated, what is to be
-    planned, skips that ended.
-    """
+    """Plan an inventory without new objects: versions, exceptions, delta, ended skips."""
     from caf_pipeline.inventory.current import find_exceptions, identify
     from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
     from caf_pipeline.inventory.snapshot import read_snapshot
 
-    place, snapshot = Path(folder), read_snapshot(Path(inventory))
-    place.mkdir()
+    work_folder, snapshot = Path(folder), read_snapshot(Path(inventory))
+    work_folder.mkdir()
     files = Path(inventory).with_suffix(".known"), Path(inventory).with_suffix(".stated")
-    found = identify(snapshot, *files, place / "identified.parquet")
-    stated = find_exceptions(snapshot, found, *files, place / "found.parquet")
-    delta = not_yet_archived(found.unsettled, files[0], place / "delta.parquet")
+    identified = identify(snapshot, *files, work_folder / "identified.parquet")
+    exception_count = find_exceptions(snapshot, identified, *files, work_folder / "found.parquet")
+    delta = not_yet_archived(identified.unsettled, files[0], work_folder / "delta.parquet")
     return {
-        "settled": found.settled_count,
-        "objects": delta.object_count + stated + len(ended_skips(delta.path, files[0])),
+        "settled": identified.settled_count,
+        "objects": delta.object_count + exception_count + len(ended_skips(delta.path, files[0])),
     }
 
 
 def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:
-    """Make a snapshot of S3's report of a bucket, as a run does."""
+    """Make a snapshot of an S3 Inventory report, as a run does."""
     from benchmarks.server import BUCKET, KEY
     from caf_pipeline.inventory.snapshot import SnapshotWriter
     from caf_pipeline.settings import SourceSettings
     from caf_pipeline.source.s3.source import open_s3_source
 
-    place = Path(folder)
-    (place / "files").mkdir(parents=True)
+    work_folder = Path(folder)
+    (work_folder / "files").mkdir(parents=True)
     keys = {"access_key_id": KEY, "secret_access_key": KEY}
     settings = SourceSettings.model_validate(
         {"bucket": BUCKET, "endpoint_url": endpoint, "inventory": inventory} | keys
     )
-    found = open_s3_source("bench", settings, attempts=3, connections=16).open_report()
+    inventory_report = open_s3_source("bench", settings, attempts=3, connections=16).open_report()
     with SnapshotWriter(
-        place / "snapshot.parquet", source="bench", listed_at=found.taken_at, report=found.url
+        work_folder / "snapshot.parquet",
+        source="bench",
+        listed_at=inventory_report.taken_at,
+        report=inventory_report.url,
     ) as writer:
-        writer.add_files([file for file, _ in found.fetch(place / "files")])
+        writer.add_files([file for file, _ in inventory_report.fetch(work_folder / "files")])
         snapshot = writer.finish()
     return {"objects": snapshot.object_count}
 
 
 def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
-    """Register a plan of so many chunks of so many objects, with their claims, as a plan's last
-    step does.
-    """
+    """Register a plan with its claims, as the last step of planning does."""
     import pyarrow.parquet as pq
 
     from caf_pipeline.inventory.plan import ChunkPlan
@@ -170,8 +176,8 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
         "src", bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size
     )
     planned = [
-        ChunkPlan(one, count, size, size, ".caf/chunk", ".caf/manifest.parquet")
-        for one in range(1, int(chunks) + 1)
+        ChunkPlan(number, count, size, size, ".caf/chunk", ".caf/manifest.parquet")
+        for number in range(1, int(chunks) + 1)
     ]
     with (
         pq.ParquetFile(rows) as file,
@@ -184,7 +190,7 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
 
 
 def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
-    """Seal a packed chunk with its rows, and locate it, as a run does."""
+    """Seal a packed chunk with its rows and locate it, as a run does."""
     from caf_pipeline.chunk_state import ChunkState
     from caf_pipeline.inventory.manifest import open_manifest
     from caf_pipeline.ledger.database import Database
@@ -195,7 +201,7 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
 
     ledger, opened = Ledger(Database(url)), open_manifest(Path(manifest))
     with ledger.leases.hold(f"chunk/{chunk}", this_process("bench")) as lease:
-        began = time.monotonic()
+        started = time.monotonic()
         seal = SealRecord(
             1000, 1000, opened.row_count, 1000, 0, 0, bytes(32), 3, [], 900, bytes(32)
         )
@@ -210,32 +216,32 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     ledger.close()
     return {
         "locations": count,
-        "seal_seconds": sealed - began,
+        "seal_seconds": sealed - started,
         "locate_seconds": time.monotonic() - verified,
     }
 
 
 def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
-    """Look up keys, so many at once, as one process that stays connected does."""
+    """Look up keys in batches of `at_once`, as a process with an open connection does."""
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.lookup import Lookup
 
-    lookup, wanted, count = Lookup(Database(url)), Path(keys).read_text().split(), 0
-    for first in range(0, len(wanted), int(at_once)):
-        some = wanted[first : first + int(at_once)]
-        count += len(lookup.locate_many("src", some))
+    lookup, all_keys, count = Lookup(Database(url)), Path(keys).read_text().split(), 0
+    for first in range(0, len(all_keys), int(at_once)):
+        batch = all_keys[first : first + int(at_once)]
+        count += len(lookup.locate_many("src", batch))
     lookup.close()
-    return {"looked_up": len(wanted), "located": count}
+    return {"looked_up": len(all_keys), "located": count}
 
 
 def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
-    """List what is below a prefix, so many pages of it, as `caf ls` does."""
+    """List pages of entries below a prefix, as `caf ls` does."""
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.lookup import Lookup
     from caf_pipeline.retrieval.listing import list_level, list_objects
 
     lookup = Lookup(Database(url))
-    pages_read = _of_pages(
+    pages_read = _time_pages(
         (list_level if int(level) else list_objects)(lookup, "src", prefix), int(pages)
     )
     lookup.close()
@@ -243,50 +249,48 @@ def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
 
 
 def select_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
-    """Select the keys below a prefix alone, 1,000 at a time: the peer of `list_pages`."""
+    """Select only the keys below a prefix, 1,000 at a time: the peer of `list_pages`."""
     import psycopg
 
     def keys(connection: psycopg.Connection[Any]) -> Iterator[str]:
         last = prefix
-        while found := connection.execute(
-            "SELECT file_path FROM file_locations WHERE source_id = 1 AND file_path > %s AND "
-            "file_path < %s"
-            " ORDER BY file_path LIMIT 1000",
+        while rows := connection.execute(
+            "SELECT file_path FROM file_locations "
+            "WHERE source_id = 1 AND file_path > %s AND file_path < %s "
+            "ORDER BY file_path LIMIT 1000",
             [last, prefix + chr(0x10FFFF)],
         ).fetchall():
-            yield from (one for (one,) in found)
-            last = found[-1][0]
+            yield from (key for (key,) in rows)
+            last = rows[-1][0]
 
     with psycopg.connect(url, autocommit=True) as connection:
         entries = keys(connection)
         if int(level):
             entries = (
                 folder
-                for folder, _ in groupby(entries, lambda one: one[: one.index("/", len(prefix))])
+                for folder, _ in groupby(entries, lambda key: key[: key.index("/", len(prefix))])
             )
-        return _of_pages(entries, int(pages))
+        return _time_pages(entries, int(pages))
 
 
-def _of_pages(entries: Iterator[Any], pages: int) -> dict[str, Any]:
-    """Take pages of 1,000 entries; return how many entries there were, and how long a page took."""
+def _time_pages(entries: Iterator[Any], pages: int) -> dict[str, Any]:
+    """Read pages of 1,000 entries. Return the number of entries and a page's median time."""
     import statistics
     import time
 
     count, seconds = 0, list[float]()
     while len(seconds) < pages:
-        begun = time.perf_counter()
-        taken = sum(1 for _ in islice(entries, 1000))
-        if not taken:
+        started = time.perf_counter()
+        page_size = sum(1 for _ in islice(entries, 1000))
+        if not page_size:
             break
-        count += taken
-        seconds.append(time.perf_counter() - begun)
+        count += page_size
+        seconds.append(time.perf_counter() - started)
     return {"entries": count, "p50_ms": 1000 * statistics.median(seconds)}
 
 
 def read_one(key: str, count: str) -> dict[str, Any]:
-    """Read an object again and again, as a program does that keeps the archive open; each time it
-    is looked up and compared.
-    """
+    """Look up, read and compare an object repeatedly, as a program with an open archive does."""
     import statistics
     import time
 
@@ -295,15 +299,15 @@ def read_one(key: str, count: str) -> dict[str, Any]:
     seconds = []
     with open_archive() as archive:
         for _ in range(int(count)):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             with archive.open("bench", key) as file:
                 size_bytes = len(file.read())
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
     return {"bytes": size_bytes, "p50_ms": 1000 * statistics.median(seconds)}
 
 
 def upload(*arguments: str) -> dict[str, Any]:
-    """Upload a posted file to one provider, up to its answer."""
+    """Upload a posted file to one provider and wait for the answer."""
     from benchmarks.jackal import send
 
     return send(*arguments)
@@ -325,13 +329,11 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Do the work that the arguments name, as a process of ours that does such work; print what
-    came of it.
-    """
+    """Run the function that the arguments name, as a caf process does, and print its result."""
     collect_garbage_rarely()
     block_unused_modules()
-    what, *arguments = sys.argv[1:]
-    print(json.dumps(WORK[what](*arguments)))
+    function, *arguments = sys.argv[1:]
+    print(json.dumps(WORK[function](*arguments)))
 
 
 if __name__ == "__main__":

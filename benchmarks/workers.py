@@ -1,9 +1,9 @@
-"""Many workers and one ledger, no bytes moved: how many chunks a second a real Postgres takes
-through all their states.
+"""Simulates many workers that share one ledger.
 
-A worker takes a chunk's lease, makes the seven moves from planned to located with all that they
-write, and gives the lease back. Workers are threads in a few processes, each with connections of
-its own as a run has them.
+`python -m benchmarks.workers` measures how many chunks a second a real Postgres takes through all
+their states. No bytes are stored. A worker takes a chunk's lease, makes the seven moves from
+planned to located with all their rows, and releases the lease. Workers are threads in a few
+processes, and each has its own connections, as in a run.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from caf_pipeline_tests.contracts.ledger import bring_to, register
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 100)
 PROCESSES = 4
 MOVES = 7
-CONNECTIONS = 3 * max(WORKERS)  # two of each worker, and room
+CONNECTIONS = 3 * max(WORKERS)  # two for each worker, and some to spare
 
 
 def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[dict[str, Any]]:
-    """Yield what so many workers did with `chunks` chunks of `objects` objects."""
+    """Yield the result for each number of workers, with `chunks` chunks of `objects` objects."""
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, _server(Path(folder).resolve()) as url:
         ledger = Ledger(Database(url))
@@ -58,8 +58,7 @@ def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[di
 
 
 def _keys(workers: int, number: int, objects: int) -> list[str]:
-    """Return the keys of the chunk of this number, in the plan for so many workers."""
-    return [f"{workers}/{number}/{each}" for each in range(objects)]
+    return [f"{workers}/{number}/{position}" for position in range(objects)]
 
 
 @contextmanager
@@ -76,7 +75,7 @@ def _server(home: Path) -> Iterator[str]:
 
 
 def _run(url: str, names: Sequence[str], workers: int, objects: int) -> dict[str, float]:
-    """Share the chunks out among processes; they begin at once, when all are there."""
+    """Divide the chunks among processes. All start together when the last one is ready."""
     shares = min(PROCESSES, workers)
     processes = []
     for share in range(shares):
@@ -99,64 +98,68 @@ def _run(url: str, names: Sequence[str], workers: int, objects: int) -> dict[str
         assert process.stdout
         process.stdout.readline()
     started = time.monotonic()
-    told = [json.loads(process.communicate("go\n")[0]) for process in processes]
+    outputs = [json.loads(process.communicate("go\n")[0]) for process in processes]
     seconds = time.monotonic() - started
     if any(process.returncode for process in processes):
         raise SystemExit("a worker failed")
-    taken = sorted(one for each in told for one in each)
+    durations = sorted(duration for output in outputs for duration in output)
     return {
         "seconds": seconds,
-        "chunks_per_second": len(taken) / seconds,
-        "moves_per_second": MOVES * len(taken) / seconds,
-        "median_chunk_seconds": statistics.median(taken),
-        "slowest_chunk_seconds": taken[-1],
+        "chunks_per_second": len(durations) / seconds,
+        "moves_per_second": MOVES * len(durations) / seconds,
+        "median_chunk_seconds": statistics.median(durations),
+        "slowest_chunk_seconds": durations[-1],
     }
 
 
 def _work(url: str, workers: int, threads: int, objects: int, names: Sequence[str]) -> None:
-    """Take the chunks through their states; print how long each took."""
+    """Take the chunks through their states and print how long each took."""
     ledgers = [Ledger(Database(url)) for _ in range(threads)]
     for ledger in ledgers:
         ledger.lookup.sources()
     print("ready", flush=True)
     sys.stdin.readline()
-    taken: list[float] = []
+    durations: list[float] = []
 
-    def work(ledger: Ledger, some: Sequence[str]) -> None:
-        for name in some:
-            began = time.monotonic()
+    def move_chunks(ledger: Ledger, chunks: Sequence[str]) -> None:
+        for name in chunks:
+            started = time.monotonic()
             bring_to(ledger, name, ChunkState.LOCATED)
-            taken.append(time.monotonic() - began)
+            durations.append(time.monotonic() - started)
 
     running = [
-        threading.Thread(target=work, args=(ledger, names[number::threads]))
+        threading.Thread(target=move_chunks, args=(ledger, names[number::threads]))
         for number, ledger in enumerate(ledgers)
     ]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    print(json.dumps(taken))
+    print(json.dumps(durations))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulate; a line of JSON for each number of workers on standard output."""
+    """Simulate, and print a line of JSON for each number of workers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=__doc__)
     parser.add_argument("--work", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
-    parser.add_argument("--chunks", type=int, default=1_000)
-    parser.add_argument("--objects", type=int, default=10)
     parser.add_argument(
-        "--keep", action="store_true", help="add what was measured to benchmarks/history.jsonl"
+        "--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers to simulate"
     )
-    asked = parser.parse_args(arguments)
-    if asked.work:
-        url, *counts = asked.work[:4]
-        _work(url, *map(int, counts), names=asked.work[4:])
+    parser.add_argument("--chunks", type=int, default=1_000, help="chunks of each simulation")
+    parser.add_argument("--objects", type=int, default=10, help="objects of each chunk")
+    parser.add_argument(
+        "--keep", action="store_true", help="append the results to benchmarks/history.jsonl"
+    )
+    options = parser.parse_args(arguments)
+    if options.work:
+        url, *counts = options.work[:4]
+        _work(url, *map(int, counts), names=options.work[4:])
         return
     about = report.about()
-    for found in measure(asked.workers, chunks=asked.chunks, objects=asked.objects):
-        report.tell({"case": "workers", "scale": "simulation", **found, **about}, keep=asked.keep)
+    for result in measure(options.workers, chunks=options.chunks, objects=options.objects):
+        report.publish(
+            {"case": "workers", "scale": "simulation", **result, **about}, keep=options.keep
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""`demo/processes.py`, which `make ui` is built on: nothing that was started is left, however it is
-ended.
-"""
+"""Tests of the demo's programs: `demo/processes.py` ends every process that it started."""
 
 import signal
 import socket
@@ -16,8 +14,8 @@ from caf_pipeline_tests.support.sessions import in_session
 
 DEMO = Path(__file__).parents[1] / "demo"
 
-# What `dg dev` is to `make ui`: it starts others, of which one uses the embedded Postgres and
-# ignores signals, and loses one of them by a middleman's end.
+# Stands for `dg dev` in `make ui`. It starts a process that uses the embedded Postgres and ignores
+# signals, and another process whose parent ends.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -45,9 +43,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def program(tmp_path):
-    """The program in a session of its own, in the middle of it; started as a shell starts what is
-    in the background.
-    """
+    """The running program in its own session. It ignores SIGINT, like a shell's background jobs."""
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,8 +60,8 @@ def program(tmp_path):
         assert process.stdout.readline() == "begun\n"
         yield process
     finally:
-        for each in in_session(process.pid):
-            each.kill()
+        for member in in_session(process.pid):
+            member.kill()
         process.wait()
         process.stdout.close()
         embedded_server(tmp_path / "postgres").close()
@@ -84,7 +80,7 @@ def test_signal_stops_children_in_order_then_the_rest(program, number, tmp_path)
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+    sys.platform != "linux", reason="only Linux signals a process when its parent ends"
 )
 def test_children_stop_in_order_if_the_parent_is_killed(program):
     program.kill()

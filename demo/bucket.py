@@ -1,4 +1,4 @@
-"""Makes an existing bucket a source of the demo, by environment variables."""
+"""Makes an existing bucket a source of the demo, through environment variables."""
 
 import os
 import re
@@ -9,12 +9,11 @@ from caf_pipeline.settings import load_settings
 
 
 def use(name: str, inventory: str = "") -> str:
-    """Set the source's variables, with the folder of its inventory reports; return its name."""
+    """Set the variables of the source, and return its name. `inventory` is the reports' folder."""
     source = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:30].strip("-")
     if not source or source == "demo":
         sys.exit(
-            f"a bucket called '{name}' needs a source of its own in caf.toml; see "
-            "docs/reference/settings.md"
+            f"bucket '{name}' needs its own source in caf.toml; see docs/reference/settings.md"
         )
     prefix = f"CAF_SOURCES__{source.upper()}__"
     os.environ[f"{prefix}BUCKET"] = name

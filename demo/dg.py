@@ -1,4 +1,4 @@
-"""Dagster's `dg` for `demo/ui.py`: it ends with its parent, and logs only what users need."""
+"""Dagster's `dg` for `demo/ui.py`: ends with its parent process, and filters the log."""
 
 import signal
 import sys

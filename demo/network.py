@@ -1,7 +1,7 @@
 """The demo's Jackal network: the tests' loopback network, with a wallet that the demo creates.
 
-`make network` keeps it running. Its data is below the settings' `home`. Its coins and its wallet
-have no value anywhere else.
+`make network` keeps it running. Its data is in the settings' `home`. Its coins and its wallet have
+no value anywhere else.
 """
 
 import os
@@ -26,7 +26,7 @@ from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 SETTINGS = load_settings()
 PROVIDERS = 4
-BLOCK_SECONDS = 0.5  # the real network takes about six
+BLOCK_SECONDS = 0.5  # the real network needs about six
 COINS = 10_000_000_000  # ujkl
 SPACE_BYTES = 100_000_000_000
 DAYS = 30
@@ -37,7 +37,7 @@ CAF = str(Path(sys.executable).with_name("caf"))
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the demo's commands: without S3 keys and the user's wallet."""
+    """Return the environment of the demo's commands, without S3 keys and the user's wallet."""
     return child_environment(
         Need.SETTINGS | Need.NETWORK | Need.LEDGER | Need.STORAGE | Need.POSTGRES
     )
@@ -105,26 +105,26 @@ def running() -> Iterator[None]:
 
 
 def buy_space() -> None:
-    """Buy space by the command line if the wallet has none."""
+    """Buy space with the `caf` command if the wallet has none."""
     if SETTINGS.store.kind != "jackal":
         return
-    shown = subprocess.run(
+    wallet = subprocess.run(
         [CAF, "jackal", "wallet", "--json"],
         env=environment(),
         capture_output=True,
         text=True,
         check=False,
     )
-    if shown.returncode == 0 and '"plan": null' not in shown.stdout:
+    if wallet.returncode == 0 and '"plan": null' not in wallet.stdout:
         return
     size, days = str(SPACE_BYTES), str(DAYS)
-    bought = subprocess.run(
+    purchase = subprocess.run(
         [CAF, "jackal", "buy", "--bytes", size, "--days", days, "--yes"],
         env=environment(),
         check=False,
     )
-    if bought.returncode:
-        sys.exit(bought.returncode)
+    if purchase.returncode:
+        sys.exit(purchase.returncode)
 
 
 def main() -> int:

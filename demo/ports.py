@@ -12,11 +12,11 @@ def answers(host: str, port: int) -> bool:
 
 
 def require_free(host: str, port: int, *, user: str, hint: str) -> None:
-    """End this process with a message if the port cannot be used. `user` names what needs it."""
+    """End this process with a message if the port is unavailable. `user` names what needs it."""
     reason = "another program uses it"
     if not answers(host, port):
         with socket.socket() as probe:
-            # A port that was closed a moment ago is free.
+            # A recently closed port counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))

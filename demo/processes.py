@@ -1,8 +1,8 @@
 """Ends all processes that the demo started.
 
-It does so at the end, at Ctrl-C, SIGTERM and SIGHUP, and on Linux also after SIGKILL.
-The embedded Postgres has a session of its own, and the last program that uses it stops it. If that
-program was killed, this module stops Postgres.
+This happens at the demo's end, at Ctrl-C, SIGTERM and SIGHUP, and on Linux also after SIGKILL. The
+embedded Postgres runs in its own session, and its last user stops it. If that user was killed, this
+module stops Postgres.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ import psutil
 
 from caf_pipeline.ledger.embedded import embedded_server
 
-ORDERLY_SECONDS = 15  # for Dagster's programs to end by themselves
+ORDERLY_SECONDS = 15  # for Dagster's processes to end by themselves
 TERMINATED_SECONDS = 10  # for the remaining processes, before and after they are killed
 STOP_SECONDS = 3  # for the embedded Postgres: a killed process may still count as a user
 
@@ -33,7 +33,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """Let the kernel send this process a signal when its parent ends in any way."""
+    """Let the kernel send this process a signal when its parent ends. Only on Linux."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, number)
 
 
@@ -50,7 +50,7 @@ def ending_all(home: Path) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # already ending
-        _end(_ours())
+        _terminate(_session_processes())
         _stop_postgres(home / "postgres")
 
 
@@ -64,7 +64,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _ours() -> list[psutil.Process]:
+def _session_processes() -> list[psutil.Process]:
     processes = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -73,12 +73,12 @@ def _ours() -> list[psutil.Process]:
     return processes
 
 
-def _end(processes: Sequence[psutil.Process]) -> None:
+def _terminate(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     _, remaining = psutil.wait_procs(processes, TERMINATED_SECONDS)
-    killed = {*remaining, *_ours()}  # including processes that were started meanwhile
+    killed = {*remaining, *_session_processes()}  # including processes that were started meanwhile
     for process in killed:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -86,14 +86,14 @@ def _end(processes: Sequence[psutil.Process]) -> None:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program until it ends or this process is signalled; return its exit status."""
+    """Run a program and return its exit status. A signal to this process ends the program, too."""
     process = subprocess.Popen(command, env=environment)
     try:
         return process.wait()
     finally:
-        # SIGINT to all, as at Ctrl-C in a terminal. At SIGTERM Dagster leaves its children behind.
+        # Send SIGINT to all, like Ctrl-C in a terminal. After SIGTERM, Dagster's children live on.
         if process.poll() is None:
-            for running in _ours():
+            for running in _session_processes():
                 with suppress(psutil.NoSuchProcess):
                     running.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):

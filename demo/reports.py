@@ -1,4 +1,7 @@
-"""Writes an S3 Inventory report of the demo's bucket, since moto, its S3 server, writes none."""
+"""Writes an S3 Inventory report of the demo's bucket.
+
+The demo's S3 server, moto, writes none.
+"""
 
 import os
 
@@ -13,7 +16,7 @@ BUCKET = f"{server.BUCKET}-reports"
 
 
 def write(file_format: str, console: Console) -> None:
-    """Write a report of the bucket, and set it as the inventory of the demo's source."""
+    """Write a report of the bucket, and make it the inventory of the demo's source."""
     client = server.client()
     client.create_bucket(Bucket=BUCKET)
     reports = ReportWriter(client, server.BUCKET, BUCKET, file_format, folder_prefix="s3")

@@ -1,10 +1,11 @@
 """Archives real files through Dagster, and fetches some of them back: `make demo`.
 
-python demo/run.py                      this machine's own Python files
-python demo/run.py --folder DIR         the files of a folder
-python demo/run.py --bucket NAME        an existing bucket, with the AWS environment's keys
-python demo/run.py --inventory FORMAT   by an S3 Inventory report in CSV, ORC or Parquet;
-                                        with --bucket, the folder of its reports: s3://…/
+python demo/run.py                      archives this machine's own Python files.
+python demo/run.py --folder DIR         archives the files of a folder.
+python demo/run.py --bucket NAME        archives an existing bucket with the environment's AWS keys.
+python demo/run.py --inventory FORMAT   reads an S3 Inventory report: CSV, ORC or Parquet.
+
+If --bucket is set, FORMAT is the folder of its reports, such as s3://reports/daily/.
 """
 
 import argparse
@@ -33,15 +34,15 @@ COMPARED = 5  # besides the largest file and an empty one
 
 
 def main() -> int:
-    """Run the demo; return the exit status."""
+    """Run the demo and return its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--folder", type=Path, help="archive the files of this folder")
-    what.add_argument("--bucket", help="archive this existing bucket")
+    origin = parser.add_mutually_exclusive_group()
+    origin.add_argument("--folder", type=Path, help="archive the files of this folder")
+    origin.add_argument("--bucket", help="archive this existing bucket")
     parser.add_argument(
-        "--inventory", metavar="FORMAT", help="take an inventory report instead of a listing"
+        "--inventory", metavar="FORMAT", help="use an S3 Inventory report instead of a listing"
     )
     arguments = parser.parse_args()
     console = Console(stderr=True)
@@ -49,7 +50,7 @@ def main() -> int:
     if arguments.folder and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder} is not a folder")
     if arguments.inventory and not arguments.bucket and arguments.inventory not in reports.FORMATS:
-        parser.error(f"--inventory is one of {', '.join(reports.FORMATS)}")
+        parser.error(f"--inventory must be one of {', '.join(reports.FORMATS)}")
     if not arguments.bucket:
         server.runs()
     network.runs()  # ends the demo if a port is taken, before it starts anything
@@ -78,17 +79,16 @@ def main() -> int:
         subprocess.run([CAF, "status"], env=environment, check=False)
     seconds = time.monotonic() - started
     if status:
-        console.print(f"{seconds:.0f} s; the demo failed: see above")
+        console.print(f"{seconds:.0f} s; the demo failed, see above")
     else:
         console.print(
-            f"{seconds:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives "
-            "what is new"
+            f"{seconds:.0f} s; 'make ui' opens the Dagster UI, and 'make demo' archives new files"
         )
     return status
 
 
 def compare(source: str, files: list[tuple[Path, str]], console: Console) -> int:
-    """Fetch some files back and compare them byte for byte with those on the disk."""
+    """Fetch some files and compare them byte for byte with those on disk."""
     by_size = sorted(files, key=lambda file: file[0].stat().st_size)
     chosen = {by_size[0], by_size[-1], *random.sample(files, min(COMPARED, len(files)))}
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def compare(source: str, files: list[tuple[Path, str]], console: Console) -> int
             if not filecmp.cmp(path, fetched, shallow=False):
                 console.print(f"differs: {key}")
                 return 1
-            console.print(f"the same, byte for byte: {key} ({path.stat().st_size:,} bytes)")
+            console.print(f"identical: {key} ({path.stat().st_size:,} bytes)")
             fetched.unlink()
     return 0
 

@@ -1,7 +1,8 @@
-"""The demo's S3 server, moto in a process of its own, and the files of its bucket.
+"""The demo's S3 server (moto in its own process) and the files of its bucket.
 
-moto keeps everything in memory. A new server gets the files of all earlier demos, with their times
-as LastModified, so that they are the archived objects. Objects of a user end with the server.
+moto keeps everything in memory. A new server gets the files of all earlier demos, with their
+modification times as LastModified, so that they equal the archived objects. Objects that a user
+adds are lost when the server ends.
 """
 
 import json
@@ -38,8 +39,8 @@ DEMO = SETTINGS.source("demo")
 ENDPOINT = DEMO.endpoint_url
 BUCKET = DEMO.bucket
 
-SHOWN = SETTINGS.home / "demo-folders.json"
-"""The folders of all demos so far; "" is this machine's Python files."""
+FOLDERS_FILE = SETTINGS.home / "demo-folders.json"
+"""The folders of all demos so far. "" stands for this machine's Python files."""
 
 # moto accepts any key, and the demo must not depend on the user's keys.
 KEYS = {
@@ -50,14 +51,8 @@ KEYS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 
-PACKAGES = (
-    "boto3",
-    "dagster",
-    "numpy",
-    "pyarrow",
-    "rich",
-    "sqlalchemy",
-)  # some thousand files, up to tens of MiB
+PACKAGES = ("boto3", "dagster", "numpy", "pyarrow", "rich", "sqlalchemy")
+"""Installed packages to archive: some thousand files of up to tens of MiB."""
 LARGEST_BYTES = 64 << 20
 START_SECONDS = 60
 ASK_SECONDS = 5
@@ -90,7 +85,7 @@ def _address() -> tuple[str, int]:
 
 
 def runs() -> bool:
-    """Return whether the demo's server is already running, as by `make ui`.
+    """Return whether the demo's server is already running, for example in `make ui`.
 
     Ends this process if another program uses the port.
     """
@@ -150,36 +145,38 @@ def main() -> None:
     threading.Thread(target=end_with_input, daemon=True).start()
     moto = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     moto.create_bucket(BUCKET, KEYS["AWS_DEFAULT_REGION"])
-    for folder in _shown():
+    for folder in _demo_folders():
         for path, key in files_of(Path(folder) if folder else None):
             stored = moto.put_object(BUCKET, key, path.read_bytes())
-            stored.last_modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(
-                tzinfo=None
-            )  # as moto keeps times
+            modified = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            stored.last_modified = modified.replace(tzinfo=None)  # moto's times have no zone
     serve(["-H", "127.0.0.1", "-p", str(urlsplit(ENDPOINT).port)])
 
 
-def _shown() -> list[str]:
-    return json.loads(SHOWN.read_text(encoding="utf-8")) if SHOWN.exists() else []
+def _demo_folders() -> list[str]:
+    return json.loads(FOLDERS_FILE.read_text(encoding="utf-8")) if FOLDERS_FILE.exists() else []
 
 
 def show(folder: Path | None) -> list[tuple[Path, str]]:
-    """Give new servers the files of a folder (None: Python files); return each (file, key)."""
-    shown = _shown()
+    """Add a folder to those that new servers hold, and return each (file, key) of the folder.
+
+    None is this machine's Python files.
+    """
+    folders = _demo_folders()
     name = str(folder) if folder else ""
-    if name not in shown:
-        SHOWN.parent.mkdir(parents=True, exist_ok=True)
-        SHOWN.write_text(json.dumps([*shown, name]), encoding="utf-8")
+    if name not in folders:
+        FOLDERS_FILE.parent.mkdir(parents=True, exist_ok=True)
+        FOLDERS_FILE.write_text(json.dumps([*folders, name]), encoding="utf-8")
     return files_of(folder)
 
 
 def files_of(folder: Path | None) -> list[tuple[Path, str]]:
-    """Return (file, key) of a folder's files; None: of this machine's Python files."""
+    """Return each (file, key) of a folder, or of this machine's Python files if None."""
     return folder_files(folder, folder.name) if folder else python_files()
 
 
 def python_files() -> list[tuple[Path, str]]:
-    """Return (file, key) of the standard library and of some installed packages."""
+    """Return each (file, key) of the standard library and of some installed packages."""
     library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
     roots = [
         (library, f"python/{library.name}"),
@@ -189,7 +186,7 @@ def python_files() -> list[tuple[Path, str]]:
 
 
 def folder_files(root: Path, prefix: str) -> list[tuple[Path, str]]:
-    """Return (file, key) of a folder's regular files, without caches and installed packages."""
+    """Return each (file, key) of a folder's regular files, without caches and packages."""
     pairs = []
     for folder, names, files in os.walk(root):
         names[:] = sorted(
@@ -203,7 +200,7 @@ def folder_files(root: Path, prefix: str) -> list[tuple[Path, str]]:
 
 
 def fill(files: list[tuple[Path, str]], console: Console) -> None:
-    """Put the files into the bucket, except those that are there with the same size."""
+    """Put the files into the bucket, except files that it has with the same size."""
     s3 = client()
     s3.create_bucket(Bucket=BUCKET)
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)

@@ -1,8 +1,8 @@
 """Opens the Dagster UI with the demo's S3 server and Jackal network: `make ui`.
 
 It archives nothing by itself. Set `automatic = true` in [sources.demo] of caf.toml, or switch the
-sensors on in the UI under Automation. Then objects that you add to the bucket are archived, with
-any key and secret:
+sensors on in the UI under Automation. Then caf archives objects that you add to the bucket. Any key
+and secret work:
 
     aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/
 """
@@ -25,8 +25,8 @@ import server
 import yaml
 from dagster import DagsterInstance
 
-# A code server with keys, for a webserver and a daemon without. A private name of the version that
-# `dagster_private` names. If it goes, use one `dg dev`, which then has the keys.
+# Runs the code server with keys, so that the webserver and the daemon have none. The name is
+# private to the Dagster version in `dagster_private`. The fallback is one `dg dev` with the keys.
 from dagster._cli.proxy_server_manager import ProxyServerManager
 
 from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
@@ -40,12 +40,12 @@ DG = Path(__file__).with_name("dg.py")
 
 
 def main() -> int:
-    """Run the UI until it is ended; return its exit status."""
+    """Run the UI until it ends, and return its exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bucket", help="show this existing bucket, too")
-    parser.add_argument("--port", default="3000", help="of the UI")
+    parser.add_argument("--bucket", help="also show this existing bucket")
+    parser.add_argument("--port", default="3000", help="port of the UI (default: 3000)")
     arguments = parser.parse_args()
     if not (
         arguments.port.isascii()
@@ -62,7 +62,7 @@ def main() -> int:
         "127.0.0.1",
         int(arguments.port),
         user="the UI",
-        hint="choose another port by PORT=, as in make ui PORT=3001",
+        hint="choose another port, as in make ui PORT=3001",
     )
     if not arguments.bucket:
         server.runs()
@@ -97,7 +97,7 @@ def main() -> int:
 
 @contextmanager
 def code_server(environment: dict[str, str]) -> Iterator[Path]:
-    """Run the code server, which alone gets the keys; yield a workspace file that names it."""
+    """Run the code server, which alone gets the keys. Yields a workspace file that names it."""
     os.environ.clear()
     os.environ.update(environment)  # Dagster starts it with this process's environment
     with (

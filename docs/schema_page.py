@@ -1,5 +1,6 @@
-"""Writes docs/reference/schema.md from the ledger's declared tables: `python docs/schema_page.py
-docs/reference/schema.md`.
+"""Writes docs/reference/schema.md from the ledger's declared tables.
+
+Run `python docs/schema_page.py docs/reference/schema.md`.
 """
 
 import sys
@@ -29,7 +30,7 @@ _DIALECT: Final[Dialect] = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 def page() -> str:
-    """Return docs/reference/schema.md as it should be."""
+    """Return the text of docs/reference/schema.md."""
     tables = METADATA.tables.values()
     drawing = [line for table in tables for line in _references(table) or [f"    {table.name}"]]
     return (
@@ -48,7 +49,7 @@ def page() -> str:
 
 
 def _references(table: Table) -> list[str]:
-    """Return a line of the drawing for each reference of a table to another one."""
+    """Return a line of the drawing for each reference from this table to another table."""
     keys = sorted(
         table.foreign_key_constraints, key=lambda key: list(table.columns).index(key.columns[0])
     )
@@ -68,7 +69,7 @@ def _line(stroke: str, target: str, table: Table, columns: list[Column[Any]]) ->
 
 
 def _section(table: Table) -> str:
-    """Return what the page has about a table."""
+    """Return the section about a table."""
     rows = [
         f"| `{column.name}` | {_type(column)} | {'yes' if column.nullable else ''} | "
         f"{_default(column)} | {_comment(column)} |"
@@ -99,7 +100,7 @@ def _default(column: Column[Any]) -> str:
 
 
 def _comment(column: Column[Any]) -> str:
-    """Return the comment of a column, with the target of a reference, as a cell of Markdown."""
+    """Return a column's comment and its references as a Markdown cell."""
     targets = [key.target_fullname for key in column.foreign_keys]
     if REFERS_TO in column.info:
         targets.append(column.info[REFERS_TO])

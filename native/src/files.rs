@@ -1,5 +1,5 @@
-//! Many small files found, read and written at once. `caf_pipeline/system/small_files.py` says what is promised, and has the same
-//! in Python.
+//! Lists, reads and writes many small files. `caf_pipeline/system/small_files.py` documents the contract and has the same
+//! functions in Python.
 
 use std::ffi::{CStr, CString, OsString};
 use std::fs::{self, DirEntry, Metadata, OpenOptions};
@@ -15,9 +15,10 @@ use sha2::{Digest, Sha256};
 /// Name, size and time of modification.
 pub type Entry = (OsString, i64, i64);
 
-const MANY: usize = 256; // looks, of a microsecond or two each, that are worth a second thread
+const MANY: usize = 256; // entries, of a microsecond or two each: with fewer, a second thread does not pay
 
-/// Returns name, size and time of all in a folder, and the size -1 of what is not plainly a file; None where it cannot be listed.
+/// Returns name, size and time of each entry of a folder. The size of an entry that is not a regular file, or whose name is not
+/// UTF-8, is -1. None if the folder cannot be listed.
 pub fn list(folder: &Path) -> Option<Vec<Entry>> {
     let entries = fs::read_dir(folder).ok()?.collect::<Result<Vec<_>, _>>().ok()?;
     let mut found = if entries.len() < MANY {
@@ -35,7 +36,7 @@ pub fn list(folder: &Path) -> Option<Vec<Entry>> {
     Some(found.into_iter().map(|(_, entry)| entry).collect())
 }
 
-/// Returns what each is sorted by, and what is said of it.
+/// Returns the sort key and the entry of each file.
 fn look_at_each(entries: &[DirEntry]) -> Option<Vec<(Vec<u8>, Entry)>> {
     entries.iter().map(look_at).collect()
 }
@@ -52,16 +53,17 @@ fn look_at(entry: &DirEntry) -> Option<(Vec<u8>, Entry)> {
     Some((sorted_by, (name, size, modified)))
 }
 
-/// In 128 bits: file systems hold times behind the year 2262, where 64 bits of nanoseconds end.
+/// In 128 bits, because 64 bits of nanoseconds end in 2262 and file systems can hold later times.
 fn modified_ns(file: &Metadata) -> i128 {
     i128::from(file.mtime()) * 1_000_000_000 + i128::from(file.mtime_nsec())
 }
 
-/// Puts the bodies of the first files back to back, and returns how many they are, and SHA-256 of each where it is wanted.
+/// Writes the bodies of the first files back to back into the buffer, up to a file that does not fit or has changed. Returns the
+/// number of files and, if `hashed`, the SHA-256 of each.
 pub fn read(buffer: &mut [u8], paths: &[PathBuf], sizes: &[usize], modified_ns: &[i128], hashed: bool) -> (usize, Vec<[u8; 32]>) {
     let (mut count, mut end, mut digests) = (0, 0, Vec::new());
     for ((path, &size), &modified) in paths.iter().zip(sizes).zip(modified_ns) {
-        // One byte more: a file that has grown shows it.
+        // One more byte, so that a file that has grown is noticed.
         let Some(room) = buffer.get_mut(end..end + size + 1) else { break };
         if !is_read_as_found(path, modified, room) {
             break;
@@ -74,9 +76,9 @@ pub fn read(buffer: &mut [u8], paths: &[PathBuf], sizes: &[usize], modified_ns: 
     (count, digests)
 }
 
-/// Reads a file, and tells whether it has exactly one byte less than `room` and was last modified when it was found.
+/// Reads a file. Returns whether it has one byte less than `room` and the expected time of modification.
 fn is_read_as_found(path: &Path, modified_ns: i128, room: &mut [u8]) -> bool {
-    // Something else may be there by now: a pipe must not be waited for.
+    // The file may have been replaced by a pipe, which must not block.
     let Ok(mut file) = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) else { return false };
     let (size, mut taken) = (room.len() - 1, 0);
     loop {
@@ -86,16 +88,16 @@ fn is_read_as_found(path: &Path, modified_ns: i128, room: &mut [u8]) -> bool {
             Err(_) => return false,
         }
         if taken >= size {
-            break; // nothing is behind it where the file has this size
+            break; // the file has at least the expected size
         }
     }
     let is_as_found = |found: Metadata| found.size() == size as u64 && self::modified_ns(&found) == modified_ns;
     taken == size && file.metadata().is_ok_and(is_as_found)
 }
 
-const FEW: usize = 16; // files, of 50 microseconds or more each, that are not worth a second thread
+const FEW: usize = 16; // files, of 50 microseconds or more each: with fewer, a second thread does not pay
 
-/// Writes files into an open folder, each under a temporary name until it is whole, and tells which of them are there now. The
+/// Writes files into an open folder, each under a temporary name until it is complete. Returns which files were written. The
 /// temporary names are numbered from `first`.
 pub fn write(folder: RawFd, first: u64, names: &[&[u8]], bodies: &[&[u8]]) -> Vec<bool> {
     if names.len() < FEW {
@@ -118,18 +120,18 @@ fn write_each(folder: RawFd, first: u64, names: &[&[u8]], bodies: &[&[u8]]) -> V
     names.iter().zip(bodies).zip(numbers).map(|((name, body), number)| write_one(folder, number, name, body).is_some()).collect()
 }
 
-/// None where it could not be written, or something has its name.
+/// None if the file could not be written or its name is taken.
 fn write_one(folder: RawFd, number: u64, name: &[u8], body: &[u8]) -> Option<()> {
     let name = CString::new(name).ok()?;
     let temporary = CString::new(format!(".caf-{number:016x}.partial")).ok()?;
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
-    // SAFETY: each name is a string of C's, and the folder's descriptor is the caller's, open meanwhile.
+    // SAFETY: the names are C strings, and the caller keeps the folder's descriptor open.
     let file = unsafe { libc::openat(folder, temporary.as_ptr(), flags, 0o666) };
     if file < 0 {
         return None;
     }
     let written = write_all(file, body);
-    // SAFETY: the descriptor is this function's own, and no longer used. Some file systems tell only here that no room was left.
+    // SAFETY: this function owns the descriptor and no longer uses it. Some file systems report a full disk only here.
     let closed = unsafe { libc::close(file) } == 0;
     let named = if written && closed { give_name(folder, &temporary, &name) } else { None };
     // SAFETY: as above.
@@ -137,7 +139,7 @@ fn write_one(folder: RawFd, number: u64, name: &[u8], body: &[u8]) -> Option<()>
     named
 }
 
-/// Unlike a renaming, a link never takes the place of what is there.
+/// Unlike a rename, a link never replaces an existing file.
 fn give_name(folder: RawFd, temporary: &CStr, name: &CStr) -> Option<()> {
     // SAFETY: as above.
     (unsafe { libc::linkat(folder, temporary.as_ptr(), folder, name.as_ptr(), 0) } == 0).then_some(())
@@ -145,7 +147,7 @@ fn give_name(folder: RawFd, temporary: &CStr, name: &CStr) -> Option<()> {
 
 fn write_all(file: RawFd, mut body: &[u8]) -> bool {
     while !body.is_empty() {
-        // SAFETY: the kernel reads no more than the slice has.
+        // SAFETY: the kernel reads only the bytes of the slice.
         match usize::try_from(unsafe { libc::write(file, body.as_ptr().cast(), body.len()) }) {
             Ok(some) if some > 0 => body = &body[some..],
             _ => return false,

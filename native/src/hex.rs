@@ -1,23 +1,23 @@
 //! A block as lower-case hex.
 
-/// Writes two digits for each byte; `text` is twice as long as `bytes`.
+/// Writes two digits for each byte. `text` is twice as long as `bytes`.
 pub fn write(bytes: &[u8], text: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, the one thing that is asked of a caller.
+        // SAFETY: the processor has AVX2, which is the only requirement.
         return unsafe { write_avx2(bytes, text) };
     }
     write_anywhere(bytes, text);
 }
 
-/// The same, compiled for registers of 32 bytes.
+/// The same function, compiled for registers of 32 bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn write_avx2(bytes: &[u8], text: &mut [u8]) {
     write_anywhere(bytes, text);
 }
 
-/// Arithmetic instead of a table, so that the compiler makes vector instructions of it.
+/// Uses arithmetic instead of a table, so that the compiler emits vector instructions.
 #[inline(always)]
 fn write_anywhere(bytes: &[u8], text: &mut [u8]) {
     assert_eq!(text.len(), 2 * bytes.len());

@@ -1,5 +1,5 @@
-//! What Python is too slow for: the Merkle root, and finding, reading and writing small files.
-//! `caf_pipeline/caf/merkle_reference.py` and `caf_pipeline/system/small_files.py` are the same in Python.
+//! Functions that are too slow in Python: the Merkle root, and listing, reading and writing small files.
+//! `caf_pipeline/caf/merkle_reference.py` and `caf_pipeline/system/small_files.py` have the same functions in Python.
 
 mod files;
 mod hex;
@@ -19,7 +19,7 @@ use pyo3::types::PyBytes;
 
 use subtree::BLOCK_BYTES;
 
-/// Returns the root of a full subtree: a power of two of whole blocks, or one short block.
+/// Returns the root of a full subtree, which has a power of two of whole blocks or a single short block.
 #[pyfunction]
 fn subtree_root<'py>(py: Python<'py>, data: PyBuffer<u8>, first_number: u64, proof_type: u8) -> PyResult<Bound<'py, PyBytes>> {
     let count = data.len_bytes().div_ceil(BLOCK_BYTES);
@@ -30,8 +30,8 @@ fn subtree_root<'py>(py: Python<'py>, data: PyBuffer<u8>, first_number: u64, pro
     if first_number.checked_add(count as u64 - 1).is_none() {
         return Err(PyValueError::new_err("a block's number has 64 bits"));
     }
-    // SAFETY: the buffer's owner keeps these bytes where they are while `data` lives. As with hashlib, no thread may write
-    // into them meanwhile.
+    // SAFETY: the buffer's owner keeps these bytes in place while `data` lives. As with hashlib, no thread may write to them
+    // during the call.
     let bytes = unsafe { std::slice::from_raw_parts(data.buf_ptr().cast::<u8>(), data.len_bytes()) };
     match proof_type {
         0 => Ok(PyBytes::new(py, &py.detach(|| subtree::sha_root(bytes, first_number)))),
@@ -40,13 +40,13 @@ fn subtree_root<'py>(py: Python<'py>, data: PyBuffer<u8>, first_number: u64, pro
     }
 }
 
-/// Returns name, size and time of modification of all in a folder; None where it cannot be listed.
+/// Returns name, size and time of modification of each entry of a folder. None if the folder cannot be listed.
 #[pyfunction]
 fn list_folder(py: Python<'_>, path: PathBuf) -> Option<Vec<files::Entry>> {
     py.detach(|| files::list(&path))
 }
 
-/// Puts the bodies of the first files into a buffer; returns how many files they are, and SHA-256 of each where it is wanted.
+/// Writes the bodies of the first files into a buffer. Returns the number of files and, if `hashed`, the SHA-256 of each.
 #[pyfunction]
 fn read_files<'py>(
     py: Python<'py>,
@@ -59,14 +59,14 @@ fn read_files<'py>(
     if buffer.readonly() || !buffer.is_c_contiguous() {
         return Err(PyValueError::new_err("not a buffer that can be filled"));
     }
-    // SAFETY: the buffer's owner keeps these bytes where they are while `buffer` lives. As with a file's readinto, no other
-    // thread may use them meanwhile.
+    // SAFETY: the buffer's owner keeps these bytes in place while `buffer` lives. As with a file's readinto, no other thread may
+    // use them during the call.
     let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
     let (count, digests) = py.detach(|| files::read(bytes, &paths, &sizes, &modified_ns, hashed));
     Ok((count, digests.iter().map(|digest| PyBytes::new(py, digest)).collect()))
 }
 
-/// Writes small files into an open folder; tells which of them are there now.
+/// Writes small files into an open folder. Returns which files were written.
 #[pyfunction]
 fn write_files(
     py: Python<'_>,
@@ -79,8 +79,8 @@ fn write_files(
         return Err(PyValueError::new_err("not a name and a body for each file"));
     }
     let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
-    // SAFETY: each buffer's owner keeps its bytes where they are while `bodies` lives. As with a file's write, no other thread
-    // may write into them meanwhile.
+    // SAFETY: each buffer's owner keeps its bytes in place while `bodies` lives. As with a file's write, no other thread may
+    // write to them during the call.
     let bytes_of = |body: &PyBuffer<u8>| unsafe { std::slice::from_raw_parts(body.buf_ptr().cast::<u8>(), body.len_bytes()) };
     let bodies: Vec<&[u8]> = bodies.iter().map(|body| if body.len_bytes() == 0 { &[] } else { bytes_of(body) }).collect();
     Ok(py.detach(|| files::write(folder, first, &names, &bodies)))

@@ -1,4 +1,4 @@
-//! SHA-256 of two messages of one length at once, whose instructions fill each other's waiting times.
+//! SHA-256 of two messages of equal length in parallel. The instructions of each fill the other's waiting times.
 
 use std::arch::x86_64::*;
 
@@ -14,12 +14,12 @@ const K: [u32; 64] = [
     0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
 ];
 
-/// Tells whether this processor can run `of_two`.
+/// Returns whether this processor can run `of_two`.
 pub fn two_at_once() -> bool {
     is_x86_feature_detected!("sha") && is_x86_feature_detected!("sse4.1") && is_x86_feature_detected!("avx")
 }
 
-/// Returns both digests of messages that are padded already, as FIPS 180-4 says in 5.1.1.
+/// Returns the digests of two messages with the padding of FIPS 180-4, section 5.1.1.
 #[target_feature(enable = "sha,sse4.1,avx")]
 pub fn of_two(first: &[u8], second: &[u8]) -> [[u8; 32]; 2] {
     let swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
@@ -33,7 +33,7 @@ pub fn of_two(first: &[u8], second: &[u8]) -> [[u8; 32]; 2] {
                 *word = _mm_shuffle_epi8(load(bytes), swap);
             }
         }
-        // Unrolled by hand: as a loop it keeps `w` in memory, and is no faster than one message after the other.
+        // Unrolled by hand. A loop keeps `w` in memory and is no faster than one message after the other.
         macro_rules! four_rounds {
             ($($i:literal)*) => {$(
                 for (w, [abef, cdgh]) in w.iter_mut().zip(&mut state) {
@@ -67,11 +67,11 @@ fn constants<const GROUP: usize>() -> __m128i {
 
 #[inline]
 fn load(bytes: &[u8; 16]) -> __m128i {
-    // SAFETY: 16 bytes are there, and the instruction asks for no alignment.
+    // SAFETY: there are 16 bytes, and the instruction needs no alignment.
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
-/// The eight words in the order in which the instructions want them.
+/// The eight words in the order that the instructions expect.
 #[target_feature(enable = "sse2")]
 fn to_rounds(words: [u32; 8]) -> [__m128i; 2] {
     let [a, b, c, d, e, f, g, h] = words.map(|word| word as i32);

@@ -1,10 +1,10 @@
-//! SHA3-512 of four messages of one length at once, each in its lane of AVX2's registers: three times as fast as one by one.
+//! SHA3-512 of four messages of equal length in parallel, each in its lane of AVX2 registers. Three times as fast as one by one.
 
 use std::arch::x86_64::*;
 
 const RATE_BYTES: usize = 72;
 
-// Of FIPS 202: the constants of iota (3.2.5), and for each place of the state by how much rho turns it (3.2.2).
+// From FIPS 202: the constants of iota (3.2.5), and the rotation of each lane by rho (3.2.2).
 const IOTA: [u64; 24] = [
     0x0000000000000001,
     0x0000000000008082,
@@ -34,12 +34,12 @@ const IOTA: [u64; 24] = [
 const RHO: [[i32; 5]; 5] =
     [[0, 1, 62, 28, 27], [36, 44, 6, 55, 20], [3, 10, 43, 25, 39], [41, 45, 15, 21, 8], [18, 2, 61, 56, 14]];
 
-/// Tells whether this processor can run `of_four`.
+/// Returns whether this processor can run `of_four`.
 pub fn four_at_once() -> bool {
     is_x86_feature_detected!("avx2")
 }
 
-/// Returns the digests of four messages, of less than 144 bytes each.
+/// Returns the digests of four messages with fewer than 144 bytes each.
 #[target_feature(enable = "avx2")]
 pub fn of_four<const SIZE: usize>(messages: &[[u8; SIZE]; 4]) -> [[u8; 64]; 4] {
     let mut padded = [[0; 2 * RATE_BYTES]; 4];

@@ -1,4 +1,4 @@
-//! The root of a full subtree of the Jackal Merkle tree. What the tree is stands in `caf_pipeline/caf/merkle.py`.
+//! The root of a full subtree of the Jackal Merkle tree. `caf_pipeline/caf/merkle.py` describes the tree.
 
 use sha2::{Digest, Sha256};
 use sha3::Sha3_512;
@@ -8,10 +8,10 @@ use crate::hex;
 use crate::{sha256, sha3_512};
 
 pub const BLOCK_BYTES: usize = 10_240;
-const NUMBER_BYTES: usize = 20; // of the largest 64-bit number in decimal
-const PADDING_BYTES: usize = 64 + 8; // at most, behind a message of SHA-256
+const NUMBER_BYTES: usize = 20; // digits of the largest 64-bit number
+const PADDING_BYTES: usize = 64 + 8; // the most that SHA-256 appends to a message
 
-/// Returns the root of proof type 3 over blocks of which the first has this number.
+/// Returns the root of proof type 3 of blocks that are numbered from `first_number`.
 pub fn blake3_root(data: &[u8], first_number: u64) -> [u8; 32] {
     let mut text = Text::new();
     let leaf = |(number, block)| blake3_of(&blake3_of(text.of(number, block)));
@@ -19,7 +19,7 @@ pub fn blake3_root(data: &[u8], first_number: u64) -> [u8; 32] {
     reduce::<32, 64>(leaves, |pairs| pairs.iter().map(|pair| blake3_of(pair)).collect())
 }
 
-/// Returns the root of proof type 0 over blocks of which the first has this number.
+/// Returns the root of proof type 0 of blocks that are numbered from `first_number`.
 pub fn sha_root(data: &[u8], first_number: u64) -> [u8; 64] {
     let mut digests = hashed_in_pairs(data, first_number);
     let mut text = Text::new();
@@ -29,7 +29,7 @@ pub fn sha_root(data: &[u8], first_number: u64) -> [u8; 64] {
     reduce::<64, 128>(sha3_of_each(&digests), sha3_of_each)
 }
 
-/// Returns SHA-256 of as many blocks' texts as go in pairs, where the processor hashes two at once.
+/// Returns the SHA-256 of the leading blocks that form pairs. Empty if the processor cannot hash two messages in parallel.
 #[cfg(target_arch = "x86_64")]
 fn hashed_in_pairs(data: &[u8], first_number: u64) -> Vec<[u8; 32]> {
     let mut digests = Vec::new();
@@ -39,7 +39,7 @@ fn hashed_in_pairs(data: &[u8], first_number: u64) -> Vec<[u8; 32]> {
         let mut blocks = numbered(whole, first_number);
         while let (Some((number, block)), Some((other_number, other))) = (blocks.next(), blocks.next()) {
             let (first, second) = (text.padded(number, block), other_text.padded(other_number, other));
-            // SAFETY: `two_at_once` has found what the function is compiled for.
+            // SAFETY: `two_at_once` has checked the required processor features.
             digests.extend(unsafe { sha256::of_two(first, second) });
         }
     }
@@ -55,7 +55,7 @@ fn numbered(data: &[u8], first_number: u64) -> impl Iterator<Item = (u64, &[u8])
     (first_number..=u64::MAX).zip(data.chunks(BLOCK_BYTES))
 }
 
-/// What a leaf hashes: the block's number in decimal, and its bytes as hex.
+/// The input of a leaf's hash: the block's number in decimal, then its bytes as hex.
 struct Text(Vec<u8>);
 
 impl Text {
@@ -68,7 +68,7 @@ impl Text {
         &self.0[from..end]
     }
 
-    /// Ends the text as SHA-256 wants it: one bit, zeros up to a whole block, the number of bits before.
+    /// Appends SHA-256's padding: a 1 bit, zeros, and the message's number of bits, up to a whole block.
     #[cfg(target_arch = "x86_64")]
     fn padded(&mut self, number: u64, block: &[u8]) -> &[u8] {
         let (from, end) = self.write(number, block);
@@ -108,12 +108,12 @@ fn sha3_of_each<const SIZE: usize>(messages: &[[u8; SIZE]]) -> Vec<[u8; 64]> {
     digests
 }
 
-/// Returns SHA3-512 of as many messages as go in fours, where the processor hashes four at once.
+/// Returns the SHA3-512 of the leading messages that form groups of four. Empty if the processor cannot hash four in parallel.
 #[cfg(target_arch = "x86_64")]
 fn hashed_in_fours<const SIZE: usize>(messages: &[[u8; SIZE]]) -> Vec<[u8; 64]> {
     let mut digests = Vec::with_capacity(messages.len());
     if sha3_512::four_at_once() {
-        // SAFETY: `four_at_once` has found what the function is compiled for.
+        // SAFETY: `four_at_once` has checked the required processor features.
         digests.extend(messages.as_chunks().0.iter().flat_map(|four| unsafe { sha3_512::of_four(four) }));
     }
     digests
