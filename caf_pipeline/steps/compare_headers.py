@@ -111,7 +111,7 @@ def _compare(
             if isinstance(head, ObjectUnavailable):
                 reason = SkipReason(head.reason)
             skips.append(Skip.of(obj, reason, str(head)))
-        elif proven := _of_same_bytes(versions[obj], head):
+        elif proven := [version for version in versions[obj] if _has_bytes_of(version, head)]:
             header_set = head.headers.id
             same = (
                 version.object_version for version in proven if version.header_set == header_set
@@ -160,14 +160,6 @@ def _located_versions(
     }
 
 
-def _of_same_bytes(
-    versions: Sequence[LocatedVersion], head: ObjectHead
-) -> Sequence[LocatedVersion]:
-
-    def agrees(version: LocatedVersion) -> bool:
-        shared = head.checksums.keys() & version.checksums.keys()
-        return bool(shared) and all(
-            head.checksums[name] == version.checksums[name] for name in shared
-        )
-
-    return [version for version in versions if agrees(version)]
+def _has_bytes_of(version: LocatedVersion, head: ObjectHead) -> bool:
+    shared = head.checksums.keys() & version.checksums.keys()
+    return bool(shared) and all(head.checksums[name] == version.checksums[name] for name in shared)

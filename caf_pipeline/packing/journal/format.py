@@ -207,26 +207,23 @@ class Journal:
         """
         self.broken = "its journal has no opening"
         previous: Checkpoint | None = None
-        for number, (entry, content) in enumerate(self._entries()):
-            record: Opening | Checkpoint | None = None
-            with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                record = None if content is None else _decoder.decode(content)
-            self.broken = self._fault_of(number, entry, record, previous)
-            if self.broken:
-                return
-            if isinstance(record, Checkpoint):
-                yield JournalPosition(entry.end, number + 1), record
-                previous = record
-
-    def _entries(self) -> Iterator[tuple[LogEntry, bytes | None]]:
         with staging_errors(self.path):
             log = LogReader(
                 lambda start, end: os.pread(self._descriptor, end - start, start),
                 min(self.file_bytes(), MAX_JOURNAL_BYTES),
             )
-            for entry in log.entries():
+            for number, entry in enumerate(log.entries()):
                 is_short = entry.content_size_bytes <= MAX_ENTRY_BYTES
-                yield entry, log.content(entry) if is_short else None
+                content = log.content(entry) if is_short else None
+                record: Opening | Checkpoint | None = None
+                with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                    record = None if content is None else _decoder.decode(content)
+                self.broken = self._fault_of(number, entry, record, previous)
+                if self.broken:
+                    return
+                if isinstance(record, Checkpoint):
+                    yield JournalPosition(entry.end, number + 1), record
+                    previous = record
 
     def _fault_of(
         self,
