@@ -18,7 +18,7 @@ Read = Callable[[int, int], bytes]
 
 
 def is_log(planned: PlannedObject, head: Buffer) -> bool:
-    """Return whether an object that begins so is a log archive; parts never are."""
+    """Return whether an object that begins so is a log archive. Parts are none."""
     return planned.part is None and begins_as_archive(head)
 
 

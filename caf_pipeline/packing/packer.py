@@ -521,6 +521,6 @@ def _member_row(
 
 
 def remove_staged(*paths: Path) -> None:
-    """Remove files; missing files are not an error."""
+    """Remove the files that exist."""
     for path in paths:
         path.unlink(missing_ok=True)

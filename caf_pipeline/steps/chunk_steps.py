@@ -548,7 +548,10 @@ def unpark(context: RunContext, name: str) -> Chunk:
 
 
 def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
-    """Give up a chunk for good, unless it may have been posted. Its objects are planned again."""
+    """Give up a chunk for good; its objects are planned again.
+
+    Raises IllegalMove if it may have been posted.
+    """
     with lease_chunk(context, name, though_paused=True) as lease:
         return _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
 

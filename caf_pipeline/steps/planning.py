@@ -210,8 +210,8 @@ def cut_plan(
     Chunks have the source's target size, even if the store was too slow for it when last measured.
     They get smaller only after a chunk that did not fit was withdrawn.
 
-    `new_archive` plans even if the store may have objects that the ledger lacks, and is remembered.
-    Another run's plan is awaited for `patience_seconds`.
+    `new_archive` plans even if the store may have objects that the ledger lacks; later plans do not
+    check that again. Another run's plan is awaited for `patience_seconds`.
 
     Raises:
         StoredAlready: see `refuse_new_archive`.

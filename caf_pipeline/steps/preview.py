@@ -172,7 +172,7 @@ class PlanPreview:
 
 
 def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> PlanDifference:
-    """Return the difference between a plan and an earlier one."""
+    """Return the difference from an earlier plan."""
     return PlanDifference(
         plan=previous.record.name,
         planned_at=previous.created_at,
