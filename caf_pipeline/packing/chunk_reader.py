@@ -29,11 +29,11 @@ from caf_pipeline.store.protocol import ChunkReader, PostRecord
 from caf_pipeline.system.quantities import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
-"""Bytes of one range read. It serves the many small reads of the Parquet reader."""
+"""Bytes of one range read, for many small reads of the Parquet reader."""
 
 
 SKIP_COLUMNS: Final = ("key", *IDENTITY_COLUMNS, "skip_reason", "skip_detail", "last_modified")
-"""The columns of the manifest that `skips_of` needs."""
+"""The manifest's columns for `skips_of`."""
 
 
 class StagedSource:
@@ -43,19 +43,18 @@ class StagedSource:
         self._path = path
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes of the range, or fewer if the file ends earlier."""
+        """Return fewer bytes if the file ends earlier."""
         with self._path.open("rb") as file:
             file.seek(start_byte)
             return file.read(end_byte - start_byte)
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes and the size of the file."""
         total = self._path.stat().st_size
         return self.read(max(total - size_bytes, 0), total), total
 
 
 class RemoteSource:
-    """A stored chunk as a `RangeSource`, read from any provider or from `provider` only."""
+    """A stored chunk as a `RangeSource`, from any provider or from `provider` only."""
 
     def __init__(
         self, store: ChunkReader, posting: PostRecord, provider: str | None = None
@@ -65,13 +64,11 @@ class RemoteSource:
         self._provider = provider
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes of the range."""
         return b"".join(
             self._store.read(self._posting, start_byte, end_byte, provider=self._provider)
         )
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes and the size of the chunk."""
         total = self._posting.stored_size_bytes
         return self.read(max(total - size_bytes, 0), total), total
 
@@ -108,7 +105,7 @@ class _MemberFile(io.RawIOBase):
 
 
 def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
-    """Yield the skipped objects in a batch of manifest rows with `SKIP_COLUMNS`."""
+    """Yield the skipped objects in manifest rows with `SKIP_COLUMNS`."""
     for row in batch.filter(pc.is_valid(batch["skip_reason"])).to_pylist():
         yield Skip(
             key=row["key"],
@@ -124,8 +121,8 @@ def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
 class ChunkFile:
     """A chunk's members and manifest. The index is read on first use, which may take seconds.
 
-    Methods raise MalformedArchive if the file is not a chunk of this pipeline, and StagingError if
-    a staged file cannot be read.
+    Raises MalformedArchive if the file is not a chunk of this pipeline, and StagingError if it
+    cannot be read.
     """
 
     def __init__(self, source: RangeSource, name: str) -> None:
@@ -134,14 +131,13 @@ class ChunkFile:
 
     @cached_property
     def reader(self) -> CafReader:
-        """The CAF file with its index."""
         with self._reading():
             return CafReader.open(self._source, name=self.name)
 
     def manifest(self, start_byte: int | None = None) -> OpenedManifest:
-        """Open the manifest. Its rows are in plan order.
+        """Open the manifest, whose rows are in plan order.
 
-        If `start_byte` is set, as the seal records it, the index is not read.
+        If `start_byte` is known from the seal, the index is not read.
         """
         if start_byte is None:
             member = self.manifest_member()
@@ -165,7 +161,7 @@ class ChunkFile:
             ) from error
 
     def range_fault(self, member: str, start_byte: int, end_byte: int, size_bytes: int) -> str:
-        """Compare a manifest's range of a member with the index; return "" if they agree."""
+        """Compare a manifest row's range with the index; "" if they agree."""
         if member not in self.reader:
             return f"the manifest names member {member[:60]!r}, which is missing from the index"
         indexed = self.reader[member]
@@ -175,28 +171,26 @@ class ChunkFile:
         return ""
 
     def member_count_fault(self, members: int) -> str:
-        """Compare the number of manifest members with the index; return "" if they agree."""
         objects = len(self.reader) - 2  # without the head and the manifest
         if objects == members:
             return ""
         return f"the index has {counted(objects, 'object')}, the manifest describes {members}"
 
     def head_member(self) -> Member:
-        """Return the head member. It begins the file."""
         for member in self._members_named(HEAD_MEMBER):
             if (member.start_byte, member.end_byte) == (0, HEAD_SIZE_BYTES):
                 return member
         raise self._foreign(f"begin with a member {HEAD_MEMBER}")
 
     def manifest_member(self) -> Member:
-        """Return the manifest member. It is the last body of the file and never empty."""
+        """Return the last body of the file. It is never empty."""
         for member in self._members_named(MANIFEST_MEMBER):
             if member.end_byte == self.reader.data_size_bytes and member.size_bytes:
                 return member
         raise self._foreign(f"end with a member {MANIFEST_MEMBER}")
 
     def _members_named(self, name: str) -> Iterator[Member]:
-        """Yield members with this name and any number of `~`, as ours if an object has the name."""
+        """Our name ends with `~`s if an object has it."""
         for count in range(MAX_KEY_BYTES):
             if name + "~" * count in self.reader:
                 yield self.reader[name + "~" * count]

@@ -1,6 +1,6 @@
 """Packs a chunk into staging, or resumes what an earlier run has packed.
 
-Source: promises 2 and 4 in docs/explanation/design.md; docs/decisions/0010-the-packing-journal.md.
+Source: promises 2 and 4 in docs/explanation/design.md.
 """
 
 import contextlib
@@ -34,13 +34,10 @@ from caf_pipeline.system.atomic_files import sync_folder
 def pack_or_resume(context: RunContext, lease: Lease, chunk: Chunk) -> PackedChunk:
     """Pack a chunk into files of this lease's epoch, or resume what an earlier run packed.
 
-    A run that lost its lease therefore cannot write into them. If space is short, kept files of
-    located chunks are removed first.
-
     Raises:
-        StagingError: the disk or the staging limit has no room.
-        SourceError: the run cannot continue. The next run resumes the journaled bytes.
-        ObjectReadFailed: an object cannot be read, and too few runs have failed on it to skip it.
+        StagingError: no room, even without kept files of located chunks.
+        SourceError: the next run resumes the journaled bytes.
+        ObjectReadFailed: too few runs have failed on an object to skip it.
     """
     staging, folder = context.staging(), Path(chunk.plan_folder)
     plan = read_chunk_plan(folder, chunk.number)
@@ -82,7 +79,7 @@ def pack_or_resume(context: RunContext, lease: Lease, chunk: Chunk) -> PackedChu
 
 
 def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
-    """Return a packer for this chunk. Its progress callback raises if the lease is lost."""
+    """Return a packer whose progress callback raises if the lease is lost."""
     terms = read_terms(Path(chunk.plan_folder))
     identity = ChunkIdentity(
         archive_id=terms["archive"],

@@ -1,8 +1,7 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over the ordered bodies fills sink, index and manifest. Objects that cannot be archived are
-skipped with a reason. When the next member does not fit, the chunk closes and the remaining objects
-are released for the next plan. A resumed packing gives the same bytes.
+One pass over the ordered bodies fills sink, index and manifest. When the next member does not fit,
+the chunk closes and releases the remaining objects. A resumed packing gives the same bytes.
 
 Source: docs/explanation/design.md, which lists the reasons of skips.
 """
@@ -69,10 +68,8 @@ A key has up to 1,024 bytes, and `\u0000` stands for a single byte.
 class PackedChunk(SealRecord):
     """A packed file, not yet sampled, and how it was made.
 
-    Attributes:
-        fetched_bytes: bytes received over the network.
-        resumed_bytes: bytes of the file that an earlier run had packed.
-        not_resumed: why an earlier run's file was not resumed completely, or "".
+    `resumed_bytes` are an earlier run's. `not_resumed` is why its file was not resumed completely,
+    or "".
     """
 
     fetched_bytes: int
@@ -85,14 +82,13 @@ class Packer:
     """Packs one chunk.
 
     Args:
-        limit_bytes: upper limit of the finished file.
-        give_up_on: called if an object cannot be read. True skips the object; False fails the run.
+        give_up_on: whether to skip an unreadable object instead of failing the run.
         progress: called with the objects and bytes done since the last call. Bytes are negative if
-            a counted object is skipped after all. May raise to end the packing.
-        pace: of the journal; derived from the settings by default.
+            a counted object is skipped. May raise to end the packing.
+        pace: by default, from the settings.
 
     Attributes:
-        kept_bytes: after a failure, the bytes of the staged file that can be resumed.
+        kept_bytes: after a failure, the bytes that can be resumed.
     """
 
     def __init__(
@@ -128,7 +124,6 @@ class Packer:
 
     @property
     def opening(self) -> Opening:
-        """The opening that a journal must have to be resumed."""
         return opening_of(
             self._chunk,
             self._identity,
@@ -142,12 +137,8 @@ class Packer:
     ) -> PackedChunk:
         """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
 
-        `objects` are in plan order. `part` is new, or is resumed with its `journal`.
-
-        Raises:
-            StagingError: the disk is full.
-            ObjectReadFailed, SourceError: the run cannot continue. The part keeps what the journal
-                holds; the caller keeps or removes the files.
+        `objects` are in plan order. `part` is new, or is resumed with its `journal`. After an
+        error, it keeps what the journal holds.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
@@ -238,7 +229,7 @@ class Packer:
     def _journaled(
         self, journal: Journal, sink: StagingSink, reached: ReplayState
     ) -> Iterator[None]:
-        """Keep the journal. After a failure, save a last checkpoint and cut the part to it."""
+        """After a failure, save a last checkpoint and cut the part to it."""
         checkpoints = self._checkpoints = Checkpoints(
             journal,
             sink,
@@ -271,10 +262,7 @@ class Packer:
         )
 
     def find_unreadable(self, objects: Iterable[PlannedObject]) -> Iterator[PlannedObject]:
-        """Read objects without packing them, and yield those that cannot be read.
-
-        Uses the memory of one more window.
-        """
+        """Yield objects that cannot be read. Takes the memory of one more window."""
         with self._fetch(objects) as fetch:
             while (planned := fetch.next_object()) is not None:
                 checks: _MemberChecks | None = None
@@ -301,7 +289,7 @@ class Packer:
         sink: StagingSink,
         manifest: ManifestWriter,
     ) -> bool:
-        """Add one object or its skip. Returns False, with nothing added, if it does not fit."""
+        """Add one object or its skip; False, with nothing added, if it does not fit."""
         opened, self._open = self._open, None
         self._reported_bytes = 0
         # A small object arrives with its checksums. Those of a larger one are computed by part.
@@ -393,7 +381,6 @@ class Packer:
     def _resume_member(
         self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject
     ) -> "_MemberChecks":
-        """Return the checksums of a partly staged object, computed over its staged bytes."""
         checks = _checks_of(planned, fetch, opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
             size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
@@ -460,8 +447,6 @@ class Packer:
 
 
 class _MemberChecks:
-    """Running checksums of a member that arrives in parts, and S3's own checksum."""
-
     def __init__(
         self, s3: Checksum | None, *, compare: bool, sha256: RunningHash | None = None
     ) -> None:
@@ -475,7 +460,6 @@ class _MemberChecks:
         self.update_crcs(body)
 
     def update_crcs(self, body: Buffer) -> None:
-        """Add bytes to all checksums but the SHA-256."""
         self._crc64nvme.update(body)
         if self._digest:
             self._digest.update(body)
@@ -537,6 +521,6 @@ def _member_row(
 
 
 def remove_staged(*paths: Path) -> None:
-    """Remove files; missing files are not an error."""
+    """Remove the files that exist."""
     for path in paths:
         path.unlink(missing_ok=True)

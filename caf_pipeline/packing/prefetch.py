@@ -1,8 +1,8 @@
 """Runs many GETs concurrently and returns their bodies in order.
 
-A small object takes one GET; a large one is read in ranges. A window of bytes limits pending GETs,
-and so the memory. The writer starts the smallest GETs itself, since passing them to a thread and
-back costs more than processing them.
+A large object is read in ranges. A window of bytes limits pending GETs, and so the memory. The
+writer starts the smallest GETs itself, since passing them to a thread and back costs more than
+processing them.
 """
 
 import hashlib
@@ -22,36 +22,36 @@ from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource, PendingRead
 
 MIN_UNIT_BYTES: Final = 4096
-"""Bytes that an empty object counts in the window, for its headers, futures and buffers."""
+"""Bytes that an empty object counts in the window, for headers, futures and buffers."""
 
 CHECKSUM_ATTEMPTS: Final = 3
-"""GETs of one body whose checksum differs before the object counts as unreadable."""
+"""GETs of a body with a wrong checksum before it counts as unreadable."""
 
 
 SMALL_OBJECT_BYTES: Final = 64 << 10
 """The writer itself starts GETs of objects up to this size.
 
-Hashing so many bytes takes 0.1 ms. Larger bodies are hashed in threads beside the writer.
+Hashing so many bytes takes 0.1 ms. Larger bodies are hashed in threads.
 """
 
 SMALL_GETS_PER_THREAD: Final = 4
-"""Small GETs started per thread, so that they continue while the writer is busy."""
+"""Small GETs started per thread, which continue while the writer is busy."""
 
 
 class BodySums(NamedTuple):
-    """The checksums of a member's bytes; the CRC is big-endian."""
+    """A member's checksums; the CRC is big-endian."""
 
     sha256: bytes
     crc64nvme: bytes
 
 
 Fetched = tuple[ObjectPart, BodySums | None]
-"""A part, with the object's checksums if the part is the whole object."""
+"""A part, with the object's checksums if it is the whole object."""
 
 
 @dataclass(slots=True)
 class _Unit:
-    """A pending GET, in a thread or started by the writer. `weight` counts in the window."""
+    """A pending GET. `weight` counts in the window."""
 
     planned: PlannedObject
     weight: int
@@ -78,7 +78,7 @@ class OrderedFetch:
         compare_checksums: bool = True,
         begin_at: int = 0,
     ) -> None:
-        """Fetch `objects` in order, starting at byte `begin_at` of the first."""
+        """Start at byte `begin_at` of the first object."""
         self._source = source
         self._units = _split_units(objects, part_bytes, begin_at)
         self._window_bytes = window_bytes
@@ -105,18 +105,14 @@ class OrderedFetch:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def next_object(self) -> PlannedObject | None:
-        """Return the object whose parts come next, or None at the end.
-
-        Remaining parts of earlier objects are dropped.
-        """
+        """Return the object whose parts come next. Drops parts of earlier ones."""
         self._fill()
         return self._pending[0].planned if self._pending else None
 
     def parts(self, planned: PlannedObject) -> Generator[Fetched]:
-        """Yield the object's parts, with its checksums if a part is the whole object.
+        """Yield the object's parts. After an error or an early stop, the others are dropped.
 
-        After an error or an early stop, the rest of the object is dropped. Raises like
-        `ObjectSource.read`.
+        Raises like `ObjectSource.read`.
         """
         try:
             while self._pending and self._pending[0].planned is planned:
@@ -179,11 +175,10 @@ class OrderedFetch:
         return unit.future.result()
 
     def s3_checksum(self, planned: PlannedObject) -> Checksum | None:
-        """Return S3's own checksum of the full object, if it has one."""
         return self._source.full_object_checksum(planned.object)
 
     def is_comparable(self, planned: PlannedObject) -> bool:
-        """Return whether to compare S3's checksum. It never covers a part of a split object."""
+        """Return whether to compare S3's checksum. It never covers a part."""
         return self._compare_checksums and not planned.part
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
@@ -205,7 +200,7 @@ def _sums_of(body: Buffer) -> BodySums:
 
 
 def _differing(part: ObjectPart) -> str:
-    """Return the algorithm of S3's checksum if the body does not match it, else ""."""
+    """Return the checksum algorithm that contradicts the body, or ""."""
     digest = new_digest(part.checksum.algorithm) if part.checksum else None
     if part.checksum is None or digest is None:
         return ""
@@ -214,7 +209,7 @@ def _differing(part: ObjectPart) -> str:
 
 
 def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:
-    """Return the error for a body that does not match S3's own checksum."""
+    """Return the error for a body that does not match S3's checksum."""
     return ObjectReadFailed(
         f"the bytes of {obj.key!r} do not match the {algorithm} checksum in S3",
         hint="a proxy changes bytes, or the object is damaged in S3",

@@ -17,7 +17,7 @@ from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord, Sample
 from caf_pipeline.system.quantities import counted
 
 SAMPLE_COUNT: Final = 16
-"""Samples of a chunk: its first and last bytes and 14 others, about 1 MiB in all."""
+"""A chunk's first and last bytes and 14 others."""
 
 SAMPLE_BYTES: Final = 64 * 1024
 
@@ -29,7 +29,6 @@ class CopyFinding:
     Attributes:
         fault: what is wrong with its bytes, or "".
         unanswered: why the provider could not be asked, or "".
-        samples: number of samples compared.
         whole: whether the whole copy was read.
     """
 
@@ -41,15 +40,11 @@ class CopyFinding:
 
     @property
     def good(self) -> bool:
-        """True if every sample was read and matches the seal."""
         return not self.fault and not self.unanswered
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read the samples of stored bytes.
-
-    Their positions depend only on the root and the size, so the same file gives the same samples.
-    """
+    """Read samples, whose positions depend only on root and size."""
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
     for number in range(SAMPLE_COUNT - len(offsets)):
@@ -74,7 +69,7 @@ def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
 def check_copy(
     store: ChunkReader, posting: PostRecord, copy: Copy, samples: Sequence[Sample]
 ) -> CopyFinding:
-    """Read samples from one copy and compare them. Stops at the first that differs."""
+    """Compare the samples of one copy, up to the first that differs."""
     for number, sample in enumerate(samples):
         end = sample.offset + sample.length
         try:
@@ -104,7 +99,7 @@ def lost_range(
 
 
 def described(findings: Sequence[CopyFinding]) -> str:
-    """Summarize findings: "right at A, B; C: differs at bytes 0 to 10; D does not answer: …"."""
+    """Summarize findings in a sentence."""
     right = [finding.copy.provider for finding in findings if finding.good]
     parts = [f"right at {', '.join(right)}"] if right else []
     parts += [f"{finding.copy.provider}: {finding.fault}" for finding in findings if finding.fault]

@@ -1,8 +1,6 @@
 """Writes a chunk's stored bytes to the staged file and computes their Merkle root.
 
-Stored bytes are the CAF file itself. A thread computes the root, a bounded distance behind the
-file. To resume a packing, the sink reads existing bytes back. A file is locked while it is written,
-so other processes know whether its writer is alive.
+A thread computes the root, a bounded distance behind the file.
 """
 
 import contextlib
@@ -24,16 +22,16 @@ from caf_pipeline.errors import StagingError
 from caf_pipeline.system.atomic_files import WRITE_BYTES
 
 BUFFER_BYTES: Final = 1 << 20
-"""Bytes buffered before a write. A write and a hash call for each 16 KiB cost more."""
+"""Bytes buffered before a write. Calls for each 16 KiB cost more."""
 
 MAX_UNHASHED_BYTES: Final = 16 << 20
-"""Bytes that the root may be behind the file; bounds the memory between the two."""
+"""Bytes that the root may be behind the file; bounds the memory."""
 
 _REREAD_BYTES: Final = 4 << 20
 
 
 class PartFile:
-    """A staged file, open for writing and locked by this process until it is closed.
+    """A staged file, locked until it is closed, which shows that its writer is alive.
 
     The lock belongs to the open file, not to its name. A suspended process keeps it.
     """
@@ -52,25 +50,19 @@ class PartFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open an existing file; raise OSError if that fails.
-
-        `locked` is False if another process holds the lock.
-        """
+        """Open an existing file. `locked` is False if another process holds the lock."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         return cls(path, descriptor, locked=_lock(descriptor))
 
     @property
     def size_bytes(self) -> int:
-        """The length of the file."""
         return os.fstat(self.descriptor).st_size
 
     @property
     def allocated_bytes(self) -> int:
-        """The space that the file takes on the disk."""
         return os.fstat(self.descriptor).st_blocks * 512  # stat(2): always of 512 bytes
 
     def is_named(self) -> bool:
-        """Return whether `path` still names this file."""
         try:
             return os.path.samestat(
                 self.path.stat(follow_symlinks=False), os.fstat(self.descriptor)
@@ -79,17 +71,15 @@ class PartFile:
             return False
 
     def rename(self, path: Path) -> None:
-        """Rename the file; raise OSError if that fails."""
         os.rename(self.path, path)
         self.path = path
 
     def cut(self, size_bytes: int) -> None:
-        """Truncate the file by its descriptor and fsync it; raise OSError if that fails."""
+        """Truncate the file and fsync it."""
         os.ftruncate(self.descriptor, size_bytes)
         os.fsync(self.descriptor)
 
     def close(self) -> None:
-        """Close the file, which ends the lock."""
         os.close(self.descriptor)
 
 
@@ -111,25 +101,24 @@ def _lock(descriptor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A position to return to, and the tree of the bytes before it."""
+    """A position to return to, and the tree up to it."""
 
     offset: int
     _tree: "Future[MerkleTree]"
 
     def tree(self) -> MerkleTree:
-        """Wait for the hashing thread; return a copy of the tree before the offset."""
+        """Wait for the hashing thread; return a copy of the tree."""
         return self._tree.result().copy()
 
     def closed_state(self) -> bytes:
-        """Wait for the tree, and return its state at its last whole block."""
+        """Wait for the tree; return its state at its last whole block."""
         return self._tree.result().state(open_block=False)
 
 
 class StagingSink:
-    """Appends bytes to a part and to its Merkle tree, or reads back what the part already has."""
+    """Appends bytes to a part and to its Merkle tree, or reads back existing ones."""
 
     def __init__(self, part: PartFile, *, proof_type: int) -> None:
-        """Begin at the start of a file."""
         self.part = part
         self.size_bytes = 0
         self._tree = MerkleTree(proof_type)
@@ -155,7 +144,6 @@ class StagingSink:
         self.part.close()
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve disk space for the finished file."""
         if hasattr(os, "posix_fallocate"):  # on macOS, a full disk fails a write
             with staging_errors(self.part.path, size_bytes):
                 os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
@@ -186,13 +174,12 @@ class StagingSink:
         self._limit_unhashed()
 
     def read_staged(self, start_byte: int, end_byte: int) -> bytes:
-        """Return bytes that lie before `size_bytes`."""
         self.flush()
         with staging_errors(self.part.path):
             return os.pread(self.part.descriptor, end_byte - start_byte, start_byte)
 
     def finish(self) -> bytes:
-        """Write all bytes, truncate the file to its size, fsync it, and return the Merkle root."""
+        """Truncate the file to its size, fsync it, and return the Merkle root."""
         self._settle()
         with staging_errors(self.part.path):
             self.part.cut(self.size_bytes)
@@ -229,7 +216,7 @@ class StagingSink:
         self._block_taken = 0
 
     def cut(self) -> None:
-        """Truncate the file, durably, to the bytes that were read back; append after them."""
+        """Truncate the file, durably, to the bytes that were read back."""
         self._settle()
         self._block = memoryview(b"")
         with staging_errors(self.part.path):
@@ -239,13 +226,11 @@ class StagingSink:
     # --- places -----------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """Flush, and return the current end as a mark for `roll_back`."""
         self.flush()
         self._hash_block()
         return Mark(self.size_bytes, self._hasher.submit(self._tree.copy))
 
     def roll_back(self, mark: Mark) -> None:
-        """Discard everything after the mark."""
         self._buffered, self._buffered_bytes = [], 0
         self._block, self._block_taken = memoryview(b""), 0
         self._settle()
@@ -272,13 +257,13 @@ class StagingSink:
 
 
 def sync_data(descriptor: int) -> None:
-    """Flush a file's data, and the metadata needed to read it, to the disk."""
+    """Flush a file's data, and the metadata needed to read it."""
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
 
 
 @contextlib.contextmanager
 def staging_errors(path: Path, size_bytes: int = 0) -> Iterator[None]:
-    """Translate the operating system's errors for a file in staging."""
+    """Translate the operating system's errors for a staged file."""
     try:
         yield
     except OSError as error:
@@ -286,7 +271,7 @@ def staging_errors(path: Path, size_bytes: int = 0) -> Iterator[None]:
 
 
 def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingError:
-    """Return the StagingError for an error of the operating system in staging."""
+    """Translate an error for a staged file."""
     needed = f" ({size_bytes} bytes are needed)" if size_bytes else ""
     return StagingError(
         f"the staging folder {path.parent} cannot take the chunk: {error.strerror}{needed}",

@@ -9,9 +9,8 @@
     <chunk>.<epoch>.download  a stored chunk while it is downloaded
     <chunk>.caf               the sealed chunk, until the store releases it and space is needed
 
-Part and journal outlive a kill or a failed run, so that the next run can resume them. The epoch is
-that of the lease under which a file was made. A run that lost its lease therefore cannot write or
-remove another run's files. A sealed chunk has neither part nor journal.
+The epoch is that of the lease under which a file was made, so a run that lost its lease cannot
+write or remove another run's files.
 """
 
 import hashlib
@@ -61,10 +60,7 @@ _NAMES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of the staging folder.
-
-    `chunk` is "" for a foreign file. `epoch` is None if the name has no epoch.
-    """
+    """One file; `chunk` is "" if it is foreign, `epoch` None if its name has none."""
 
     path: Path
     kind: StagedKind
@@ -74,14 +70,14 @@ class StagedFile:
 
 
 def leftovers(context: RunContext, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return all files of the context's staging folder, or those of one chunk."""
+    """Return the context's staged files, or those of one chunk."""
     return files_in(context.staging(), chunk)
 
 
 def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
     """Return all files of a staging folder, or those of one chunk, sorted by name.
 
-    Files with other names, and folders, are "foreign". A file removed meanwhile is left out.
+    Files with other names, and folders, are "foreign".
     """
     files = []
     for path in sorted(folder.iterdir()):
@@ -123,7 +119,7 @@ def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
 def write_packed(
     context: RunContext, name: str, epoch: int, part: Path, packed: PackedChunk
 ) -> None:
-    """Make a finished packing durable: rename the file, then write the record of it."""
+    """Rename a finished packing, then write its record, both durably."""
     final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(context, name)
     described = {
         name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED
@@ -140,7 +136,7 @@ def write_packed(
 
 
 def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
-    """Return the record of a finished packing; None if it is missing or damaged."""
+    """Return a finished packing's record; None if missing or damaged."""
     try:
         described = json.loads(_record_path(context, name).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -152,7 +148,6 @@ def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
 
 
 _NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples"}
-"""Fields of `PackedChunk` that follow from others, or are known only after the seal."""
 
 _RECORDED: Final = {field.name for field in fields(PackedChunk)} - _NOT_RECORDED
 
@@ -162,7 +157,7 @@ def _check_of(described: Mapping[str, Any]) -> str:
 
 
 def read_packed(context: RunContext, name: str) -> tuple[PackedChunk, Path] | None:
-    """Return the finished packing of an unsealed chunk and its file; None if it is incomplete.
+    """Return an unsealed chunk's finished packing and file; None if it is incomplete.
 
     Checks the file's length, manifest and index, but not its other bytes.
     """
@@ -198,10 +193,7 @@ def packing_run(context: RunContext, chunk: Chunk) -> str:
 
 
 def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
-    """Return whether the sealed file has its length and Merkle root.
-
-    Reads the whole file, at about 500 MiB/s.
-    """
+    """Return whether the sealed file has its root. Reads it all, at about 500 MiB/s."""
     path = staged_path(context, chunk.name)
     try:
         return (
@@ -220,14 +212,14 @@ def give_final_name(context: RunContext, name: str, file: Path) -> Path:
 
 
 def remove_packing(context: RunContext, name: str) -> None:
-    """Remove the files of a packing, but not the sealed file and the record."""
+    """Remove all files but the sealed one and the record."""
     remove_staged(
         *(file.path for file in leftovers(context, name) if file.kind not in ("sealed", "record"))
     )
 
 
 def remove_unsealed(context: RunContext, name: str) -> None:
-    """Remove everything but the sealed file."""
+    """Remove all files but the sealed one."""
     remove_staged(_record_path(context, name))
     remove_packing(context, name)
 
@@ -249,10 +241,9 @@ def _record_path(context: RunContext, name: str) -> Path:
 def download(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, providers: Iterable[str]
 ) -> tuple[bool, Sequence[str]]:
-    """Download a stored chunk as its sealed file, after making room.
+    """Make room, and download a stored chunk as its sealed file.
 
-    Tries providers until the bytes match the Merkle root. Returns whether one succeeded, and the
-    errors of the others.
+    Tries providers in turn. Returns whether one succeeded, and the errors of the others.
     """
     remove_staged(
         *(
@@ -288,11 +279,9 @@ def download_from(
     provider: str,
     path: Path,
 ) -> None:
-    """Write a posted file, as one provider returns it, to `path`.
+    """Write a posted file from one provider to `path`.
 
-    Raises:
-        IntegrityError: the bytes do not match the Merkle root; the file keeps them.
-        StoreError: see `ChunkStore.read`.
+    An IntegrityError leaves the wrong bytes there.
     """
     tree = MerkleTree(proof_type)
     with path.open("wb") as file:
@@ -305,7 +294,7 @@ def download_from(
 
 
 def proof_type_of(chunk: Chunk) -> int:
-    """Return the proof type of a sealed chunk's root; raise CafError if it is not sealed."""
+    """Return the proof type of a sealed chunk's root, else raise CafError."""
     if chunk.proof_type is None:
         raise CafError(f"chunk {chunk.name} is '{chunk.state}', not sealed")
     return chunk.proof_type
@@ -315,7 +304,7 @@ def proof_type_of(chunk: Chunk) -> int:
 
 
 def release_located(context: RunContext, name: str) -> None:
-    """Release a located chunk's reservation, and remove its file once the store allows it."""
+    """Release a located chunk's reservation, and its file once the store allows it."""
     if context.store.staging_hold_seconds() > 0:
         remove_unsealed(context, name)
         context.ledger.staging.release(name)
@@ -324,10 +313,10 @@ def release_located(context: RunContext, name: str) -> None:
 
 
 def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
-    """Remove kept files until `size_bytes` fit, the file located first before others.
+    """Remove kept files, the first located first, until `size_bytes` fit.
 
-    `held_bytes` of them are already on the disk. If they do not fit, the reservation or disk
-    refuses them later.
+    `held_bytes` of them are already on the disk. The reservation or disk refuses what still does
+    not fit.
     """
     if _has_room(context, name, size_bytes, held_bytes):
         return
@@ -341,7 +330,7 @@ def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: in
 
 
 def sweep(context: RunContext) -> Iterator[str]:
-    """Remove the kept files whose hold is over; yield the names of their chunks."""
+    """Remove kept files whose hold is over; yield their chunks' names."""
     hold = timedelta(seconds=context.store.staging_hold_seconds())
     now = datetime.now(UTC)
     for kept in _kept(context):
@@ -350,7 +339,7 @@ def sweep(context: RunContext) -> Iterator[str]:
 
 
 def _kept(context: RunContext) -> list[Chunk]:
-    """Return all located chunks with a sealed file here, in the order they were located."""
+    """Return the located chunks with a sealed file, the first located first."""
     kept = []
     for path in context.staging().glob(f"*{_SEALED}"):
         try:

@@ -1,7 +1,7 @@
 """Finds objects that cannot be read although their source answers, and decides when to skip them.
 
-A run that meets such an object reads the rest of the chunk without writing, counts all unreadable
-objects, and fails. The journal still ends at the first of them, which keeps the plan's order.
+The first run that meets such an object reads all objects behind it, counts the unreadable ones, and
+fails. The journal ends at the first, which keeps the plan's order.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,10 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.waits import UNANSWERED_SECONDS
 
 MAX_UNREADABLE: Final = 1_000
-"""Unreadable objects that one run looks for. Each costs several attempts, so some seconds."""
+"""Unreadable objects that one run looks for, some seconds each."""
 
 SAMPLED_OBJECTS: Final = 8
-"""Other objects tried, of the first page and of the chunk, before the source counts as down."""
+"""Other objects tried, of the first page and of the chunk."""
 
 SAMPLE_BYTES: Final = 64 << 10
 
@@ -29,11 +29,8 @@ SAMPLE_BYTES: Final = 64 << 10
 def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
     """Count a failed read of this object; return whether enough runs failed to skip it.
 
-    The first run that fails on an object reads all objects behind it and counts the unreadable
-    ones. Later runs read only those again.
-
-    Raises:
-        SourceUnreachable: the source returns no object at all; nothing is counted.
+    Later runs read only the counted objects again. If the source returns no object at all,
+    SourceUnreachable is raised.
     """
     require_answers(context, chunk, planned.object)
     failures = context.ledger.read_failures.list(chunk.name)
@@ -65,7 +62,7 @@ def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: Plann
 def combined_read_failure(
     context: RunContext, chunk: Chunk, error: ObjectReadFailed
 ) -> ObjectReadFailed:
-    """Return the error of a failed run, with the number of objects if there are several."""
+    """Return the error of a failed run, with the number of objects."""
     failures = context.ledger.read_failures.list(chunk.name).values()
     limit, run = context.settings.packing.unreadable_after, context.holder.run
     count = sum(failure.last_run == run and failure.times < limit for failure in failures)
@@ -77,12 +74,9 @@ def combined_read_failure(
 
 
 def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None:
-    """Return if the source lists its objects and returns an object other than `failed`.
+    """Raise SourceUnreachable if the source does not list, or returns no object but `failed`.
 
     A source without other objects only has to list.
-
-    Raises:
-        SourceUnreachable: it does not.
     """
     page = next(iter(context.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None

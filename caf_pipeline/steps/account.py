@@ -1,8 +1,6 @@
 """Compares a chunk's manifest with its part of the plan and with its index.
 
-Both classes may share one pass over the manifest. Memory is one batch of manifest and plan.
-
-Source: promise 2 in docs/explanation/design.md.
+Memory is one batch of manifest and plan. Source: promise 2 in docs/explanation/design.md.
 """
 
 from collections import Counter
@@ -37,7 +35,7 @@ ACCOUNT_COLUMNS: Final = (
     "skip_reason",
 )
 REPORT_COLUMNS: Final = ("key", "size_bytes", "skip_reason")
-"""The columns of the manifest that `ChunkAuditor` and `ManifestReport` need."""
+"""The manifest's columns for `ChunkAuditor` and `ManifestReport`."""
 
 LARGEST_SHOWN: Final = 10
 
@@ -47,10 +45,7 @@ _PLAN_SCHEMA: Final = pa.schema([PLAN_SCHEMA.field(name) for name in _PLAN_COLUM
 
 @dataclass(frozen=True, slots=True)
 class ChunkAccount:
-    """The fate of the objects that the plan put into a chunk.
-
-    `explanation` describes the first contradiction; "" if there is none.
-    """
+    """The fate of a chunk's planned objects. `explanation` is the first contradiction, or ""."""
 
     planned: int
     members: int
@@ -65,11 +60,7 @@ class ChunkAccount:
 
 
 class ChunkAuditor:
-    """Compares a chunk with its part of the plan: the same objects, order and ranges.
-
-    Attributes:
-        explanation: the first contradiction so far; "" if there is none.
-    """
+    """Compares a chunk with its part of the plan: the same objects, order and ranges."""
 
     def __init__(self, chunk: Chunk, chunk_file: ChunkFile) -> None:
         """Raise CafError if the plan cannot be read."""
@@ -118,7 +109,7 @@ class ChunkAuditor:
         )
 
     def released(self) -> Iterator[tuple[str, str]]:
-        """Yield key and object version of the plan's objects behind those taken so far."""
+        """Yield key and object version of the objects behind those taken."""
         for rows in self._plan.rest():
             yield from zip(
                 rows["key"].cast(pa.string()).to_pylist(),
@@ -161,8 +152,6 @@ class ChunkAuditor:
 
 
 class _PlanRows:
-    """A chunk's part of the plan, in pieces of any length."""
-
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._remaining = pa.RecordBatch.from_pylist([], _PLAN_SCHEMA)
@@ -185,12 +174,7 @@ class _PlanRows:
 
 
 class ManifestReport:
-    """Facts of a chunk's manifest for people.
-
-    Attributes:
-        skipped: number of skipped objects, by reason.
-        largest: keys and sizes of the largest members, the largest first.
-    """
+    """A chunk's skips by reason, and keys and sizes of its largest members, the largest first."""
 
     def __init__(self) -> None:
         self.skipped: Counter[SkipReason] = Counter()

@@ -1,8 +1,4 @@
-"""Read-only checks of finished steps, each from evidence other than the step itself.
-
-`account_for_chunk` compares index and manifest with the plan. `fetch_members` fetches some members
-through the store and compares them with the rows.
-"""
+"""Read-only checks of finished steps, each from evidence other than the step itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +15,14 @@ from caf_pipeline.system.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class FetchedMembers:
-    """The number of members fetched, and the keys of those whose bytes differ."""
+    """The number of members fetched, and the keys whose bytes differ."""
 
     tried: int
     mismatched: Sequence[str]
 
 
 def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
-    """Compare the chunk with its part of the plan: the same objects, order and ranges."""
+    """Compare the chunk with its part of the plan."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.EMPTY:
         skipped, released = chunk.skipped_count, chunk.released_count
@@ -51,7 +47,7 @@ def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
 
 
 def fetch_members(context: RunContext, name: str, *, members: int = 20) -> FetchedMembers:
-    """Fetch random members through the store, as a user would, and compare their SHA-256."""
+    """Fetch random members through the store, and compare their SHA-256."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state in CLAIMING:
         return FetchedMembers(0, [f"none: the chunk is {chunk.state}, not located"])

@@ -3,8 +3,8 @@
     load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored
     → load_locations → release_staging
 
-Each step takes the chunk's lease, does what is left to do, and moves the chunk. Steps
-are idempotent and may run again after a crash. During a pause, a step waits and keeps its lease.
+Each step takes the chunk's lease, does what is left to do, and moves the chunk. It is idempotent.
+During a pause, it waits and keeps its lease.
 """
 
 import time
@@ -68,13 +68,7 @@ from caf_pipeline.system.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """A sealed or empty chunk.
-
-    Attributes:
-        fill: size as a share of the source's target.
-        bytes_per_second: fetched bytes per second of packing.
-        resumed_bytes, not_resumed: see `PackedChunk`.
-    """
+    """A sealed or empty chunk. `fill` is its share of the source's target size."""
 
     chunk: Chunk
     fill: float
@@ -97,7 +91,7 @@ class UploadReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """A verified chunk, its correct copies, and the number of samples compared with each."""
+    """A verified chunk, its correct copies, and the samples compared with each."""
 
     chunk: Chunk
     copies: Sequence[Copy]
@@ -108,12 +102,7 @@ class VerifyReport:
 
 
 def load_batch(context: RunContext, name: str) -> Chunk:
-    """Compare the chunk's plan with the ledger, then move it from planned to packing.
-
-    Raises:
-        StoreError: the store would not take the chunk (see `ChunkStore.admit`).
-        StoredAlready: the store has posts of the source that the ledger lacks.
-    """
+    """Compare the chunk's plan with the ledger, then move it from planned to packing."""
     with lease_chunk(context, name) as lease:
         chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
@@ -135,7 +124,7 @@ def load_batch(context: RunContext, name: str) -> Chunk:
 
 
 def pack_chunk(context: RunContext, name: str) -> Chunk:
-    """Pack the chunk into a staged file, unless that is done and the file is still there."""
+    """Pack the chunk, unless its packed file is still there."""
     with lease_chunk(context, name) as lease:
         chunk = _workable_or_withdrawn(context, lease, name)
         if chunk.state is ChunkState.PLANNED:
@@ -148,7 +137,7 @@ def pack_chunk(context: RunContext, name: str) -> Chunk:
 
 
 def seal_chunk(context: RunContext, name: str) -> SealReport:
-    """Check the packed file, sample it, and move the chunk from packing to sealed or empty."""
+    """Check and sample the packed file, and move the chunk from packing to sealed or empty."""
     with lease_chunk(context, name) as lease:
         chunk = _workable_or_withdrawn(context, lease, name)
         manifest = ManifestReport()
@@ -258,7 +247,7 @@ def _accounted_skips(
     account: ChunkAuditor,
     report: ManifestReport,
 ) -> Iterator[Skip]:
-    """Yield a chunk's skips; raise IntegrityError at the end if the account does not agree."""
+    """Raise IntegrityError at the end if the account does not agree."""
     for batch in manifest.batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
         account.take(batch)
         report.take(batch)
@@ -278,12 +267,9 @@ def _accounted_skips(
 
 
 def post_file(context: RunContext, name: str) -> Chunk:
-    """Announce the chunk to the store, which moves it from sealed to posting and posted.
+    """Post the chunk, which moves it from sealed to posting and posted.
 
-    Raises:
-        ChunkTooLarge: no provider takes a chunk of this size. The chunk is withdrawn; the next plan
-            has its objects in smaller ones.
-        StoreError: see `ChunkStore.post`.
+    Raises ChunkTooLarge, after withdrawing the chunk, if no provider takes it.
     """
     with lease_chunk(context, name) as lease:
         chunk = _with_staged_file(
@@ -305,7 +291,6 @@ def post_file(context: RunContext, name: str) -> Chunk:
 
 
 def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
-    """Return a sealed chunk with a root of this proof type, of the same bytes."""
     if chunk.proof_type == proof_type:
         return chunk
     path = staged_path(context, chunk.name)
@@ -326,7 +311,7 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
 
 
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Give a never posted chunk in `posting` a root of the proof type that is set now."""
+    """Give a never posted chunk in `posting` a root of the store's proof type."""
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
     if (
@@ -353,7 +338,7 @@ def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
 
 
 def upload_chunk(context: RunContext, name: str) -> UploadReport:
-    """Upload the stored bytes, which moves the chunk from posted to uploading."""
+    """Upload the chunk, which moves it from posted to uploading."""
     with lease_chunk(context, name) as lease:
         chunk = _require_reached(
             _with_staged_file(context, lease, _require_workable(context, name)), ChunkState.POSTED
@@ -378,8 +363,7 @@ def put_staged(
 ) -> None:
     """Upload the chunk's staged file; providers in `wrong` get it in any case.
 
-    If providers refuse the file and its root is indeed wrong, it is packed again. A lost lease ends
-    the upload.
+    If providers refuse the file and its root is wrong, it is packed again.
     """
 
     def progress(size_bytes: int) -> None:
@@ -400,9 +384,7 @@ def put_staged(
 def verify_stored(context: RunContext, name: str) -> VerifyReport:
     """Move a chunk to verified, once the required copies are listed and return all samples.
 
-    Raises:
-        NotProven: fewer correct copies than required.
-        IntegrityError: the same, and a copy has other bytes.
+    Raises NotProven if there are fewer, or IntegrityError if a copy has other bytes.
     """
     with lease_chunk(context, name) as lease:
         chunk = _require_workable(context, name)
@@ -443,10 +425,9 @@ def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
 def _with_staged_file(
     context: RunContext, lease: Lease, chunk: Chunk, *, before_post: bool = False
 ) -> Chunk:
-    """Return the chunk with a whole staged file, if it still needs one, by packing it again.
+    """Pack a chunk again if it needs its staged file, and that is not whole.
 
-    Before the post it may get other members. After the post, a plain chunk packs to the same bytes,
-    unless its source has changed: then it is abandoned.
+    Before the post, it may get other members. Later, it is abandoned if its objects have changed.
     """
     chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
@@ -477,10 +458,9 @@ def _with_staged_file(
 
 
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
-    """Pack a posted chunk again; abandon it if its objects have changed.
+    """Pack a posted chunk again.
 
-    If it was staged in another folder, another machine may still have the file: it is not
-    abandoned.
+    If its objects have changed, abandon it, unless another machine may have its file.
     """
     packed_into = next(
         (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
@@ -514,10 +494,7 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
 
 
 def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
-    """Pack a sealed chunk again from its source, into its place in staging.
-
-    Returns False, and leaves no file, if its objects have changed. Raises like `pack_or_resume`.
-    """
+    """Pack a sealed chunk again; return False, without a file, if its objects have changed."""
     pack_or_resume(context, lease, chunk)
     finished = read_packed(context, chunk.name)
     if finished is None or finished[0].merkle_root != chunk.merkle_root:
@@ -532,7 +509,7 @@ def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
 
 
 def load_locations(context: RunContext, name: str) -> Chunk:
-    """Turn the rows of the seal into locations, and move the chunk from verified to located."""
+    """Make the seal's rows locations, and move the chunk from verified to located."""
     with lease_chunk(context, name) as lease:
         chunk = _require_reached(_require_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
@@ -542,7 +519,7 @@ def load_locations(context: RunContext, name: str) -> Chunk:
 
 
 def release_staging(context: RunContext, name: str) -> Chunk:
-    """Remove a located or empty chunk from staging, except what the store wants kept."""
+    """Remove a located or empty chunk from staging, unless the store wants it kept."""
     with lease_chunk(context, name):
         chunk = _require_reached(_require_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
@@ -556,7 +533,7 @@ def release_staging(context: RunContext, name: str) -> Chunk:
 
 
 def park(context: RunContext, name: str, reason: str) -> Chunk:
-    """Set a chunk aside for an operator; its objects stay claimed."""
+    """Set a chunk aside; its objects stay claimed."""
     with lease_chunk(context, name, though_paused=True) as lease:
         chunk = context.ledger.chunks.get(name)
         return _move(context, lease, chunk, ChunkState.PARKED, reason=reason)
@@ -573,8 +550,7 @@ def unpark(context: RunContext, name: str) -> Chunk:
 def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
     """Give up a chunk for good; its objects are planned again.
 
-    Raises:
-        IllegalMove: the chunk was posted, or may have been.
+    Raises IllegalMove if it may have been posted.
     """
     with lease_chunk(context, name, though_paused=True) as lease:
         return _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
@@ -590,7 +566,7 @@ def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -
 
 
 def open_chunk(context: RunContext, chunk: Chunk) -> ChunkFile:
-    """Open a sealed chunk: the staged file if it is whole, else the stored one by range reads."""
+    """Open a sealed chunk: the staged file if it is whole, else the stored one."""
     path = staged_path(context, chunk.name)
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
@@ -606,10 +582,7 @@ def _move(
 
 @contextmanager
 def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
-    """Hold the chunk's lease, and enter once nothing is paused.
-
-    An OSError inside becomes a StagingError.
-    """
+    """Hold the chunk's lease, and wait while paused. An OSError becomes a StagingError."""
     with context.waits.on(name), context.lease(chunk_lease(name)) as lease:
         try:
             if not though_paused:
@@ -625,10 +598,7 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
 
 
 def _workable_or_withdrawn(context: RunContext, lease: Lease, name: str) -> Chunk:
-    """Return the workable chunk; withdraw an unposted part of an object that was given up.
-
-    A posted part continues, since it is paid for. It is never read.
-    """
+    """Withdraw an unposted part of an object that was given up."""
     chunk = _require_workable(context, name)
     if chunk.part_abandoned and chunk.state in (
         ChunkState.PLANNED,
@@ -641,10 +611,7 @@ def _workable_or_withdrawn(context: RunContext, lease: Lease, name: str) -> Chun
 
 
 def _require_workable(context: RunContext, name: str) -> Chunk:
-    """Return the chunk; raise if no run may work on it.
-
-    Steps ignore a withdrawn part of a split object, which is not a failure.
-    """
+    """Raise if no run may work on the chunk, unless it is a withdrawn part."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(

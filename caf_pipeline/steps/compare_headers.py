@@ -1,10 +1,10 @@
 """Compares rewritten objects with the archive, by one HEAD each.
 
-ETag and size prove nothing: S3's checksum of the full object must equal an archived one of the same
-algorithm. If the headers are equal, too, an exception makes the located object current. Otherwise
-the object is archived again.
+ETag and size prove nothing: S3's checksum of the full object must equal an archived one. If the
+headers are equal, too, an exception makes the located object current. Otherwise the object is
+archived again.
 
-Source: docs/explanation/design.md; docs/decisions/0014-what-is-current.md.
+Source: docs/decisions/0014-what-is-current.md.
 """
 
 from collections import Counter, defaultdict
@@ -39,7 +39,7 @@ REWRITTEN_SCHEMA: Final = pa.schema(
         pa.field("detail", pa.string(), nullable=False),  # WITHOUT_CHECKSUM or OTHER_BYTES
     ]
 )
-"""Rewritten objects whose bytes are not proven to be the archived ones, in key order."""
+"""Rewritten objects whose bytes are not proven to be archived, in key order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,7 @@ class Comparison:
     """Number of rewritten objects, by the result of the comparison.
 
     Attributes:
-        requests: HEADs, one for each object.
-        equal: objects with the archived bytes and headers.
-        other_headers: objects with the archived bytes but other headers.
+        other_headers: objects with the archived bytes.
         without_checksum: objects whose bytes could not be compared.
         not_compared: objects that are skipped for now.
     """
@@ -72,13 +70,8 @@ def compare_headers(
 ) -> Comparison:
     """Compare the objects of a file; record equal ones as exceptions, unreadable ones as skips.
 
-    `to_compare` is a file of `inventory.SNAPSHOT_SCHEMA` in key order. Objects with unproven bytes
-    go to the file `rewritten` (REWRITTEN_SCHEMA).
-
-    Raises:
-        SourceError: S3 is unreachable.
-        LeaseLost: another run holds the lease.
-        StagingError: the disk is full.
+    `to_compare` has SNAPSHOT_SCHEMA, in key order. Objects with unproven bytes go to the new file
+    `rewritten` (REWRITTEN_SCHEMA).
     """
     counts = Counter[str]()
 
@@ -109,7 +102,6 @@ def _compare(
     heads: Sequence[tuple[S3Object, _Head]],
     counts: Counter[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Record and count the results; yield objects with other or unproven bytes."""
     versions = _located_versions(context, [obj for obj, _ in heads])
     equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
     for obj, head in heads:
@@ -119,7 +111,7 @@ def _compare(
             if isinstance(head, ObjectUnavailable):
                 reason = SkipReason(head.reason)
             skips.append(Skip.of(obj, reason, str(head)))
-        elif proven := _of_same_bytes(versions[obj], head):
+        elif proven := [version for version in versions[obj] if _has_bytes_of(version, head)]:
             header_set = head.headers.id
             same = (
                 version.object_version for version in proven if version.header_set == header_set
@@ -150,7 +142,7 @@ def _compare(
 def _located_versions(
     context: RunContext, objects: Sequence[S3Object]
 ) -> Mapping[S3Object, Sequence[LocatedVersion]]:
-    """Return each object's located identities with its ETag and size, the newest first."""
+    """The newest identity is first."""
     by_key = defaultdict[str, list[LocatedVersion]](list)
     for version in context.ledger.content.located_versions(
         context.source, [obj.key.decode() for obj in objects]
@@ -168,15 +160,6 @@ def _located_versions(
     }
 
 
-def _of_same_bytes(
-    versions: Sequence[LocatedVersion], head: ObjectHead
-) -> Sequence[LocatedVersion]:
-    """Return the identities that share an algorithm with the HEAD and equal its digests."""
-
-    def agrees(version: LocatedVersion) -> bool:
-        shared = head.checksums.keys() & version.checksums.keys()
-        return bool(shared) and all(
-            head.checksums[name] == version.checksums[name] for name in shared
-        )
-
-    return [version for version in versions if agrees(version)]
+def _has_bytes_of(version: LocatedVersion, head: ObjectHead) -> bool:
+    shared = head.checksums.keys() & version.checksums.keys()
+    return bool(shared) and all(head.checksums[name] == version.checksums[name] for name in shared)

@@ -1,4 +1,4 @@
-"""Conditions of a source that an operator should know, derived from the ledger alone."""
+"""Conditions of a source that an operator should know, from the ledger alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,13 +50,7 @@ DELAYS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that is wrong with a source.
-
-    Attributes:
-        severe: whether it lasts until someone acts.
-        sentence: what is wrong.
-        hint: what to do.
-    """
+    """Something that is wrong with a source. It is `severe` if it lasts until someone acts."""
 
     kind: ConditionKind
     severe: bool
@@ -65,7 +59,6 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """Sentence and hint, for people."""
         return f"{self.sentence}: {self.hint}"
 
 
@@ -77,10 +70,9 @@ def find_conditions(
     paused: bool,
     on_jackal: bool,
 ) -> Iterator[Condition]:
-    """Yield the conditions of a source.
+    """Yield the conditions of a source, without delays while everything is paused.
 
-    While everything is paused, delays are left out. `on_jackal` means that stored chunks should be
-    checked regularly.
+    `on_jackal` means that stored chunks should be checked regularly.
     """
     name = progress.source
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:

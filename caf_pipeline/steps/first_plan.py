@@ -1,7 +1,7 @@
 """Refuses plans that would pay again for objects which the store may already have.
 
-An empty home, a ledger rebuilt for other sources only, and a renamed source look the same: the
-ledger has no chunk. Source: promise 3 in docs/explanation/design.md.
+An empty home, a ledger rebuilt for other sources, and a renamed source look the same: the ledger
+has no chunk. Source: promise 3 in docs/explanation/design.md.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,9 @@ from caf_pipeline.system.quantities import counted
 def refuse_new_archive(context: RunContext) -> None:
     """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
-    One case is an incomplete rebuild. The other is a ledger without a packed chunk of the source,
-    while its owner has files in the store. Files of the source's archive count, and those with an
-    unreadable note. So do files of other archives, unless the archive is known to have another
-    address: an archive's id changes with the source's name. Raises like `ChunkStore.archives`.
+    This is so if a rebuild is incomplete, or if the ledger has no packed chunk of the source, while
+    the store has its files. Files with an unreadable note count, too. So do those of other archives
+    without another known address: an archive's id changes with the source's name.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(
@@ -46,7 +45,7 @@ def refuse_new_archive(context: RunContext) -> None:
 def refuse_unknown(context: RunContext) -> None:
     """Raise StoredAlready if the store has posts of the source that the ledger lacks.
 
-    This happens after a restore of an older backup of the ledger.
+    This happens after a restore of an older backup.
     """
     refuse_unknown_posts(
         context.store.unknown_posts(context.archive_id, context.ledger.transactions(context.holder))
@@ -54,7 +53,7 @@ def refuse_unknown(context: RunContext) -> None:
 
 
 def accept_unknown_posts(context: RunContext) -> None:
-    """Record that objects of unknown posts may be archived again, as an operator ordered."""
+    """Record that an operator lets objects of unknown posts be archived again."""
     log = context.ledger.transactions(context.holder)
     context.ledger.rebuilds.leave_posts(
         context.source, context.store.unknown_posts(context.archive_id, log), superseded=False

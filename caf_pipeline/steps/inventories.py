@@ -1,7 +1,4 @@
-"""Inventories: snapshots of a source, from a listing or an S3 report, and scans for new objects.
-
-A snapshot is written as a whole or not at all. New snapshots replace old ones.
-"""
+"""Snapshots of a source, from a listing or an S3 report, and scans for new objects."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,18 +40,18 @@ WHOLE_KEPT: Final = 3
 """Snapshots of a whole source: the planned one, and two to compare. 10⁸ objects take 6 GB."""
 
 PARTIAL_KEPT: Final = 20
-"""Partial or damaged snapshots. A sensor that scans often would fill the disk."""
+"""Partial or damaged snapshots; a sensor may take many."""
 
 MAX_REPORT_AGE: Final = timedelta(days=9)
-"""A week between two reports, plus the 48 hours that S3 allows for writing one."""
+"""A week between two reports, plus the 48 hours that S3 takes for one."""
 
 REPORTS_TRIED: Final = 3
-"""Reports opened to find a new one, since a folder's name may have another time."""
+"""Reports opened to find a new one, since folders may have other times."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenReport:
-    """The inventory report of a snapshot, what it left out, and its age at that time."""
+    """An inventory report, what the snapshot left out, and its age then."""
 
     report: InventoryReport
     counts: ReportCounts
@@ -62,7 +59,6 @@ class TakenReport:
 
     @property
     def warning(self) -> str:
-        """A warning if the report is too old, even for a weekly inventory; else ""."""
         if self.age <= MAX_REPORT_AGE:
             return ""
         return (
@@ -77,8 +73,7 @@ class NewObjectScan:
 
     Attributes:
         new_objects: objects that a plan would take.
-        next_after: key behind which the next scan begins; None at the end.
-        pages: pages listed.
+        next_after: where the next scan begins, exclusive; None at the end.
         all_new: whether there are new objects and no others.
     """
 
@@ -98,13 +93,12 @@ def take_inventory(
 ) -> Snapshot:
     """List the source into a snapshot with several threads, or resume an interrupted listing.
 
-    If the server does not list keys in byte order, the source is listed again, page by page, and
-    sorted.
+    If the server does not list in byte order, the source is listed again, page by page, and sorted.
 
     Args:
         context: of the source.
-        after: only keys greater than this.
-        until: only keys up to and including this; the snapshot is then not complete.
+        after: exclusive.
+        until: inclusive; the snapshot is then not complete.
         resume: whether to reuse an interrupted listing, and its `taken_at`.
         to_plan: whether its plan ends the wait of noticed keys.
     """
@@ -162,9 +156,8 @@ def _start_listing(
 def by_version(context: RunContext, keeps: bool | None) -> bool:
     """Return whether objects have version ids, given `ObjectSource.keeps_versions`.
 
-    Raises:
-        SourceDenied: the bucket no longer answers. Each object would get another identity
-            without its version id, and be archived again.
+    Raises SourceDenied if the bucket no longer answers: without version ids, all would be archived
+    again.
     """
     if keeps is None and context.ledger.chunks.has_version_ids(context.source):
         raise SourceDenied(
@@ -195,9 +188,9 @@ def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenRep
     """Make a snapshot of the newest complete inventory report whose name starts with `name`.
 
     Raises:
-        ReportRefused: the report is unusable, or older than a planned whole inventory: objects
-            archived since would look deleted.
-        SourceError: see `by_version`, `ObjectSource.open_report` and `InventoryReport.fetch`.
+        ReportRefused: it is unusable, or older than a planned whole inventory: objects archived
+            since would look deleted.
+        SourceError: see `by_version` and `ObjectSource.open_report`.
     """
     report = context.objects.open_report(name)
     by_version(context, report.keeps_versions)
@@ -241,11 +234,7 @@ def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenRep
 
 
 def find_new_report(context: RunContext) -> str:
-    """Return the name of the newest complete report, or "" if it is not newer than what is planned.
-
-    The manifest's time counts, since a folder may be named after another. Raises like
-    `ObjectSource.open_report`.
-    """
+    """Return the newest complete report's name, or "" if it is not newer than what is planned."""
     planned = context.ledger.content.last_inventory(context.source)
     for name in context.objects.find_reports(planned)[:REPORTS_TRIED]:
         taken_at = context.objects.open_report(name).taken_at
@@ -259,7 +248,7 @@ def _snapshot_path(context: RunContext, moment: datetime) -> Path:
 
 
 def empty_inventory_warning(context: RunContext, snapshot: Snapshot) -> str:
-    """Return a warning if an inventory of the whole source has no object, else ""."""
+    """Return a warning if a whole inventory has no object, else ""."""
     if not snapshot.complete or snapshot.object_count or snapshot.unsupported_count:
         return ""
     settings = context.source_settings
@@ -276,9 +265,7 @@ def empty_inventory_warning(context: RunContext, snapshot: Snapshot) -> str:
 def snapshot_to_plan(context: RunContext) -> Snapshot:
     """Return the snapshot that this run took, or else the latest.
 
-    Raises:
-        NotLocated: there is no snapshot, or `versions` was changed in the settings.
-        IntegrityError: the latest is damaged.
+    Raises NotLocated if there is none, or the setting `versions` has changed.
     """
     snapshot = latest_snapshot(
         context, run=context.holder.run, skip_damaged=True
@@ -293,10 +280,7 @@ def snapshot_to_plan(context: RunContext) -> Snapshot:
 
 
 def latest_whole_snapshot(context: RunContext, *, hint: str) -> Snapshot:
-    """Return the latest snapshot of the whole source; the error if there is none has `hint`.
-
-    Raises like `snapshot_to_plan`.
-    """
+    """Return the latest whole snapshot. Raises like `snapshot_to_plan`."""
     snapshot = latest_snapshot(context, complete=True)
     if snapshot is None:
         raise NotLocated(f"there is no whole inventory of '{context.source}' yet", hint=hint)
@@ -323,18 +307,11 @@ def latest_snapshot(
     skip_damaged: bool = False,
     planned: bool = False,
 ) -> Snapshot | None:
-    """Return the source's last snapshot; None if there is none.
+    """Return the last snapshot of the source's bucket and prefix; None if there is none.
 
-    Snapshots of another bucket or prefix, as a preview may have, are ignored.
-
-    Args:
-        context: of the source.
-        complete: only of the whole source, and the latest by S3's clock. Names have this machine's
-            time, which may have been wrong.
-        run: only of this run.
-        skip_damaged: ignore damaged snapshots; otherwise raise IntegrityError if one may be the
-            latest.
-        planned: only planned snapshots.
+    `complete` means whole ones, and the latest by S3's clock: names have this machine's time, which
+    may have been wrong. Raises IntegrityError if a damaged one may be the latest, unless
+    `skip_damaged`.
     """
     latest: Snapshot | None = None
     for path in sorted(context.inventories().glob("*.parquet"), reverse=True):
@@ -368,7 +345,7 @@ def open_snapshot(context: RunContext, name: str) -> Snapshot:
 
 
 def _prune(context: RunContext, taken: Snapshot) -> None:
-    """Remove old snapshots, except the one just taken and those in use.
+    """Remove old, unused snapshots, but not `taken`.
 
     Snapshots of another bucket or prefix do not displace the source's own.
     """
@@ -399,8 +376,8 @@ def scan_for_new(
 ) -> NewObjectScan:
     """List up to `max_pages` pages and count the objects that a plan would take.
 
-    Stops early after a page for which `enough` returns True. Pages with only older versions and
-    delete markers do not count.
+    Stops after a page for which `enough` returns True. Pages without objects for a snapshot do not
+    count.
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None

@@ -1,12 +1,8 @@
 """Lists a source with several threads into sorted Parquet pieces, and resumes interrupted listings.
 
 Each thread lists a range of keys. An idle thread splits the longest-running range at a key of
-`inventory.key_split`; a useless split costs one request. Pieces are durable and state their keys,
-so that a resumed listing lists only the others.
-
-A range ends at the first key behind it, which requires a server that lists in byte order. Each page
-must therefore be in order, and the first key behind a range must be the first of the next range.
-Otherwise ListingUnordered is raised, and the caller lists page by page.
+`inventory.key_split`; a useless split costs one request. If the server does not list in byte order,
+ListingUnordered is raised, and the caller lists page by page.
 
 Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference.
 """
@@ -45,25 +41,25 @@ from caf_pipeline.system.folder_lock import alone_in
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, WholeParquet, stated, translate_errors
 
 MAX_RESUMED_AGE: Final = timedelta(days=1)
-"""Age at which a listing is not resumed, since it lacks objects written after its start."""
+"""Older listings are not resumed, since they lack later objects."""
 
 PAGES_BEFORE_A_SPLIT: Final = 2
 """Pages of a range before it is split, plus one for each useless split."""
 
 SAMPLE_EVERY: Final = 10
-"""One of so many keys shows which characters occur: a hundred of a page."""
+"""One of so many keys shows which characters occur."""
 
 PIECE_OBJECTS: Final = ROWS_PER_GROUP
 """Objects in a piece: 66 requests, which a crash costs per range.
 
-A smaller listing is not resumed: listing it again is as fast, and gives a newer result.
+Listing a smaller listing again is as fast as resuming it.
 """
 
 MEETING_CHECKS: Final = 3
-"""Checks of a meeting before it counts as disorder, since the bucket may change meanwhile."""
+"""Checks of a meeting, since the bucket may change meanwhile."""
 
 PROGRESS_SECONDS: Final = 60.0
-"""Seconds between two progress messages, the same as in `caf run`."""
+"""Seconds between two progress messages, as in `caf run`."""
 
 FOLDER: Final = ".listing-"
 _RECORD: Final = "listing.json"
@@ -72,7 +68,7 @@ _COVERS: Final = "caf.covers"
 
 @dataclass(frozen=True, slots=True)
 class ListingTerms:
-    """The scope of a listing. Pieces of another scope are not reused.
+    """The scope of a listing, and of its pieces.
 
     `after` and `until` are percent-encoded: exclusive, and inclusive or None for all.
     """
@@ -85,12 +81,9 @@ class ListingTerms:
 
 @dataclass(frozen=True, slots=True)
 class ListingStart:
-    """The start of a listing, which all of its parts share.
+    """The start of a listing, before its first request.
 
-    Attributes:
-        listed_at: time before the first request, by this machine's clock.
-        taken_at: the same by S3's clock.
-        by_version: whether the bucket keeps versions.
+    `listed_at` is by this machine's clock, `taken_at` by S3's.
     """
 
     listed_at: datetime
@@ -102,10 +95,7 @@ class ListingStart:
 class _Range:
     """Keys greater than `after`, up to and including `until` (None: all), and their progress.
 
-    Attributes:
-        last: the last listed key, or `after`.
-        following: the first key behind the range; known once it has `ended`.
-        split_from: the range that this was split from, until its first page arrives.
+    `following` is the first key behind the range, once it has `ended`.
     """
 
     after: bytes
@@ -123,7 +113,7 @@ class _Range:
 class _Piece:
     """A file with all keys greater than `after`, up to and including `through`.
 
-    Versions of later keys in it do not count.
+    Later keys in it do not count.
     """
 
     path: Path
@@ -143,8 +133,8 @@ def listing_folder(
 ) -> Iterator["PieceFolder"]:
     """Give the locked folder of an interrupted listing with these terms, or a new one.
 
-    Old folders, also those older than the `newest` whole inventory, are removed. After an error,
-    the folder stays if resuming it is worthwhile.
+    Removes folders that are old, or older than the `newest` whole inventory. After an error, a
+    folder stays if resuming is worthwhile.
     """
     with translate_errors(folder), contextlib.ExitStack() as stack:
         for path in sorted(folder.glob(f"{FOLDER}*")):
@@ -173,14 +163,13 @@ def listing_folder(
 
 
 def _lock(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Lock a listing's folder until the stack is closed; False if it is in use or gone."""
     with contextlib.suppress(FileNotFoundError):
         return stack.enter_context(alone_in(path)) and path.exists()
     return False
 
 
 def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, ListingStart] | None:
-    """Return terms and start of a listing's folder; None if it is not worth resuming."""
+    """Return terms and start of a listing; None if it is not worth resuming."""
     try:
         record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
         start = ListingStart(
@@ -204,7 +193,7 @@ def _described(piece: Path) -> dict[str, Any]:
 
 
 class PieceFolder:
-    """The pieces of one listing. Several threads may write pieces."""
+    """The pieces of one listing. Several threads may write."""
 
     def __init__(
         self, path: Path, start: ListingStart | None, terms: ListingTerms | None = None
@@ -218,7 +207,6 @@ class PieceFolder:
         )
 
     def begin(self, start: ListingStart) -> ListingStart:
-        """Record the start of a new listing, and return it."""
         assert self._terms is not None
         self.start = start
         record = {"terms": asdict(self._terms), **asdict(start)}
@@ -227,7 +215,6 @@ class PieceFolder:
         return start
 
     def pieces(self) -> list[_Piece]:
-        """Return the pieces in key order."""
         pieces = []
         for path in self.path.glob("*.parquet"):
             described = _described(path)
@@ -244,8 +231,7 @@ class PieceFolder:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all pieces in key order.
 
-        Raises:
-            IntegrityError: a piece was damaged and is removed; the next listing lists its keys.
+        A damaged piece raises IntegrityError and is removed, so that it is listed again.
         """
         for piece in self.pieces():
             rows = 0
@@ -276,18 +262,16 @@ class PieceFolder:
                 raise
 
     def left_out(self) -> VersionCounts:
-        """Return the counts of listed objects that are in no piece."""
         return sum((piece.left_out for piece in self.pieces()), VersionCounts())
 
     def new_piece(self) -> WholeParquet:
-        """Return a new, unpublished piece."""
         return WholeParquet(self.path / f"{next(self._numbers):06}.parquet", SNAPSHOT_SCHEMA)
 
 
 class _PieceWriter:
     """Writes a range into pieces that have all versions of their keys.
 
-    The next page shows whether the last key of a page has more versions.
+    The next page may have more versions of the last key.
     """
 
     def __init__(self, folder: PieceFolder, after: bytes, *, all_versions: bool) -> None:
@@ -323,7 +307,6 @@ class _PieceWriter:
             self._file.write(snapshot_batch(kept))
 
     def close(self) -> None:
-        """Publish the complete keys as a piece, unless it has no objects."""
         if self._file is not None and self._whole is not None:
             self._publish(self._whole, self._whole, None, ended=False)
 
@@ -375,9 +358,7 @@ def drop_old_versions(
 class ParallelListing:
     """One listing of a source by several threads.
 
-    Attributes:
-        after, until: exclusive, and inclusive or None.
-        listed: objects so far, including an earlier process.
+    `after` is exclusive, `until` inclusive or None. `listed` includes an earlier process.
     """
 
     context: RunContext
@@ -397,10 +378,7 @@ class ParallelListing:
     def run(self) -> None:
         """List what no piece covers; return once the pieces cover everything.
 
-        Raises:
-            SourceError: see `ObjectSource.list_pages` with `in_order`. Listed pages are kept.
-            ListingUnordered: the server does not list in byte order.
-            StagingError: the disk is full.
+        Raises ListingUnordered, or a SourceError after keeping the listed pages.
         """
         position: bytes | None = self.after
         for piece in self.folder.pieces():
@@ -436,7 +414,7 @@ class ParallelListing:
         self._require_meetings()
 
     def _start(self) -> None:
-        """Start another thread if there is work. The lock must be held."""
+        """The lock must be held."""
         if len(self._started) < self.threads and (self._waiting or self._splittable()):
             thread = threading.Thread(
                 target=self._work, name=f"listing-{len(self._started)}", daemon=True
@@ -522,7 +500,6 @@ class ParallelListing:
                 writer.close()
 
     def _take_page(self, key_range: _Range, page: Sequence[S3Object]) -> Sequence[S3Object]:
-        """Return a page's objects in the range, which may have been split meanwhile."""
         with self._changed:
             within = (
                 len(page)
@@ -557,11 +534,7 @@ class ParallelListing:
     # --- order ------------------------------------------------------------------------------------
 
     def _require_meetings(self) -> None:
-        """Check the meetings of ranges; raise ListingUnordered on a contradiction.
-
-        A range is listed one key past its end. That must be the first key of the next range with
-        keys.
-        """
+        """Check that the key behind each range is the next range's first key."""
         pieces = self.folder.pieces()
         first = pieces[-1].following if pieces else None  # the first key of all later pieces
         for number in reversed(range(len(pieces))):

@@ -14,7 +14,7 @@ from caf_pipeline.steps.inventories import current_filters, unsettled_objects
 from caf_pipeline.steps.list_source import drop_old_versions
 
 KEYS_PER_SCAN: Final = 10_000
-"""Noticed keys per scan, which lists everything between the first and the last."""
+"""Noticed keys per scan, which lists everything between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,9 @@ class DrainedMessages:
 
 @dataclass(frozen=True, slots=True)
 class NoticedScan:
-    """A scan of the part of the bucket that has noticed keys.
+    """A scan of the keys greater than `after`, up to and including `until` (None: to the end).
 
-    Attributes:
-        to_plan: whether the part has objects to plan, or lacks a noticed key.
-        after, until: keys greater than, up to and including; None: to the end.
+    `to_plan` is True if there are objects to plan, or a noticed key is missing.
     """
 
     to_plan: bool
@@ -68,7 +66,7 @@ def scan_noticed(
     """List up to `max_pages` pages from the first noticed key after `after`.
 
     Returns None if no key is noticed. Behind the last key, the scan starts over. If there is
-    nothing to plan, the scanned keys are forgotten. `enough` and the counting of pages are as in
+    nothing to plan, the scanned keys are forgotten. Ends and counts pages like
     `inventories.scan_for_new`.
     """
     noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_PER_SCAN)

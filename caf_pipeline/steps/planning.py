@@ -2,8 +2,7 @@
 
     inventories.take_inventory → record_current → cut_plan → account_for
 
-A plan is written to a folder, then registered with its claims in one transaction. After a crash
-between the two, the next plan removes the folder.
+A plan is written to a folder, then registered with its claims in one transaction.
 """
 
 import shutil
@@ -81,9 +80,8 @@ class PlanReport:
 
     Attributes:
         plans: empty if nothing is new; several if a plan was full.
-        previous: the source's last plan before.
-        waiting: objects left for the next plan, since their chunk would be below `min_chunk_size`.
-        warning: chunks are too large for the store, or earlier ones have another proof type.
+        waiting: objects left for the next plan, by `min_chunk_size`.
+        warning: of chunks too large for the store, or of another proof type.
     """
 
     snapshot: Snapshot
@@ -99,7 +97,6 @@ class PlanReport:
 
     @property
     def plan(self) -> PlanRecord | None:
-        """The plan, or the first of several."""
         return self.plans[0] if self.plans else None
 
 
@@ -108,13 +105,10 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True)
 class CurrentContent:
-    """A snapshot's objects with their identities.
+    """A snapshot's objects with their identities, in files.
 
-    Attributes:
-        identified, unsettled: see `inventory.current.IdentifiedSnapshot`.
-        standing: a file or folder of `inventory.STANDING_SCHEMA`.
-        rewritten: rewritten objects with unproven bytes (`compare_headers.REWRITTEN_SCHEMA`).
-        exceptions: number of keys whose LastModified does not show what is current.
+    `rewritten` are objects with unproven bytes. `exceptions` are keys whose LastModified does not
+    show what is current.
     """
 
     identified: Path
@@ -135,8 +129,7 @@ def record_current(
 ) -> CurrentContent:
     """Record what is current by this inventory, unless a later one covers the same keys.
 
-    The caller removes the files in `folder`. `compares_left_out` compares headers of filtered
-    objects, too. Raises like `compare_headers.compare_headers`.
+    The caller removes the files in `folder`. `compares_left_out` compares filtered objects, too.
     """
     inventory = _record_of(snapshot)
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"
@@ -183,8 +176,7 @@ def identify_objects(
 ) -> tuple[tuple[Path, Path], IdentifiedSnapshot]:
     """Export standings and exceptions from the ledger, and identify the snapshot's objects.
 
-    `in_ledger` is False if the ledger lacks the source. Objects that `filters` leave out need no
-    comparison of headers.
+    `in_ledger` is False if the ledger lacks the source. Filtered objects are not to be compared.
     """
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if in_ledger:
@@ -198,7 +190,7 @@ def identify_objects(
 
 
 def export_standing(context: RunContext, folder: Path) -> None:
-    """Export what the ledger has of the objects (`inventory.STANDING_SCHEMA`) to a new folder."""
+    """Export what the ledger has of the objects to a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     context.ledger.exports.changes(context.source, folder, context.kept_locations())
 
@@ -216,19 +208,14 @@ def cut_plan(
     """Plan and claim objects of the snapshot that are new to the ledger. Plans only add.
 
     Chunks have the source's target size, even if the store was too slow for it when last measured.
-    They get smaller only after a chunk was withdrawn that is larger than what fits.
+    They get smaller only after a chunk that did not fit was withdrawn.
 
-    Args:
-        context: of the source.
-        snapshot: the snapshot to plan.
-        new_archive: plan even if the store may have objects that the ledger lacks. Later plans do
-            not check that again.
-        patience_seconds: how long to wait for another run's plan.
+    `new_archive` plans even if the store may have objects that the ledger lacks; later plans do not
+    check that again. Another run's plan is awaited for `patience_seconds`.
 
     Raises:
         StoredAlready: see `refuse_new_archive`.
         HeldByOther: another run plans this source.
-        ClaimConflict: see the ledger.
         IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
@@ -356,14 +343,14 @@ def _record_waiting(context: RunContext, snapshot: Snapshot, plan: Plan) -> Wait
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizes:
-    """The size at which chunks are cut, and their limit with the manifest. 0: the hard limit."""
+    """The size at which chunks are cut, and their limit with the manifest (0: the hard limit)."""
 
     target_bytes: int
     limit_bytes: int = 0
 
 
 def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
-    """Return the sizes of the next chunks, and a warning if the store is too slow for them."""
+    """Return the sizes of the next chunks, and a warning if the store is too slow."""
     target_size = int(context.source_settings.target_size)
     fitting = context.store.largest_chunk_bytes()
     if fitting is None:
@@ -408,7 +395,7 @@ def _other_proof_type(context: RunContext) -> str:
 def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
     """Count each object of the snapshot once: located, claimed, left out, skipped or unaccounted.
 
-    If the whole snapshot was planned, the ledger stores the result.
+    The ledger stores it if the snapshot is complete.
     """
     with temporary_folder(context) as folder, reading(snapshot.path):
         (standing, _), identified = identify_objects(context, snapshot, folder)
@@ -434,10 +421,7 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
 
 
 def count_again(context: RunContext) -> Accounting | None:
-    """Count the latest whole inventory again if chunks were located since and none is under way.
-
-    Returns None if there is nothing to count, or if the inventory is on another machine.
-    """
+    """Count the latest whole inventory again if chunks were located since and none is under way."""
     if context.ledger.chunks.list(
         context.source, UNDER_WAY
     ) or not context.ledger.content.located_since_count(context.source):
@@ -477,9 +461,9 @@ def write_plan_of(
     *,
     in_ledger: bool = True,
 ) -> Plan:
-    """Write a plan to an empty folder; `in_ledger` is False if the ledger lacks the source.
+    """Write a plan to an empty folder.
 
-    A LastModified in the future counts as the time of the first plan that saw the object.
+    A LastModified in the future counts as the time of the first plan that saw it.
     """
     plan = write_plan(delta, folder, terms)
     if plan.waiting is None:
@@ -540,7 +524,7 @@ def _write_plan(
 
 
 def filters_of(context: RunContext, snapshot: Snapshot) -> ObjectFilter:
-    """Return the filters for the plan of this snapshot."""
+    """Return the filters for a plan of this snapshot."""
     return ObjectFilter.of(context.source_settings, snapshot.taken_at)
 
 
@@ -578,7 +562,7 @@ def temporary_folder(context: RunContext) -> AbstractContextManager[Path]:
 
 @contextmanager
 def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
-    """Create a temporary folder on the disk of the plans, so that a plan can be moved there."""
+    """Create a temporary folder on the disk of the plans."""
     try:
         with (
             writing_into(context.plans()),
@@ -593,7 +577,7 @@ def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
 
 
 def _remove_unregistered(context: RunContext) -> None:
-    """Remove unregistered plan folders of crashed runs. The caller holds the plan's lease."""
+    """The caller holds the plan's lease."""
     for path in context.plans().iterdir():
         if path.name.startswith(_ACCOUNTING):
             with suppress(FileNotFoundError):  # its run has just ended

@@ -30,13 +30,13 @@ from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
 
 GET_PRICE: Final = 0.0004
-"""US dollars for 1,000 GET or HEAD requests of S3 Standard in us-east-1.
+"""US dollars for 1,000 GET or HEAD requests of S3 Standard in us-east-1. Cold classes cost more.
 
-Current prices: https://aws.amazon.com/s3/pricing/. Cold classes cost more.
+Source: https://aws.amazon.com/s3/pricing/.
 """
 
 EGRESS_PRICE: Final = 0.09
-"""US dollars for 1 GiB to the internet, of the first 10 TB in a month. Free within a region."""
+"""US dollars for 1 GiB to the internet, up to 10 TB a month. Free within a region."""
 
 GIB: Final = 1 << 30
 
@@ -49,10 +49,9 @@ class PlanEstimate:
 
     Attributes:
         fill: object bytes as a share of the target, without the last chunk.
-        requests: GETs and HEADs at the source.
-        request_usd, egress_usd: None if the price is unknown.
+        request_usd, egress_usd: None if unknown.
         at_aws: whether AWS's list prices are the default.
-        storage: None if the store is free or its price unknown; `storage_unknown` says why.
+        storage: None if the store is free or its price unknown.
         rate: recent rate of the source; None before the first chunk.
     """
 
@@ -71,11 +70,9 @@ class PlanEstimate:
 
     @property
     def seconds(self) -> float | None:
-        """Estimated duration; None without a measured rate."""
         return self.statistics.size_bytes / self.rate.bytes_per_second if self.rate else None
 
     def as_json(self) -> dict[str, object]:
-        """Return all fields for programs."""
         statistics, storage = self.statistics, self.storage
         return {
             "objects": statistics.objects,
@@ -101,7 +98,7 @@ class PlanEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """The difference from an earlier plan with this name and time. Growth is positive."""
+    """The difference from an earlier plan. Growth is positive."""
 
     plan: str
     planned_at: datetime
@@ -116,14 +113,12 @@ class PlanPreview:
 
     Attributes:
         claimed: objects in chunks under way.
-        left_out: objects excluded by each filter.
-        skipped: objects that the plan would skip, by reason.
-        waiting: objects that would wait for the next plan.
-        to_compare: rewritten objects. They count as planned, but the plan leaves out those with the
-            archived checksum and headers.
-        plans: number of plans; a minimum if several objects are split.
+        left_out: objects by filter.
+        skipped: objects by reason.
+        to_compare: rewritten objects. They count as planned, but those with the archived checksum
+            and headers will be left out.
+        plans: a minimum if several objects are split.
         warning: as in `PlanReport`, or why plan or chunks would be refused.
-        previous: the source's last plan.
     """
 
     snapshot: Snapshot
@@ -140,7 +135,6 @@ class PlanPreview:
 
     @property
     def difference(self) -> PlanDifference | None:
-        """The difference from the source's last plan; None if there was no plan."""
         return (
             difference(self.estimate.statistics, self.estimate.chunks, self.previous)
             if self.previous
@@ -148,7 +142,6 @@ class PlanPreview:
         )
 
     def as_json(self) -> dict[str, object]:
-        """Return all fields for programs."""
         last = self.difference
         return {
             "source": self.snapshot.source,
@@ -179,7 +172,7 @@ class PlanPreview:
 
 
 def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> PlanDifference:
-    """Return the difference between a plan and an earlier one."""
+    """Return the difference from an earlier plan."""
     return PlanDifference(
         plan=previous.record.name,
         planned_at=previous.created_at,
@@ -190,12 +183,7 @@ def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> Pl
 
 
 def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
-    """Return the plan that this snapshot would get. The ledger may lack the source.
-
-    Raises:
-        IntegrityError: the snapshot is damaged.
-        StagingError: the disk has no room for temporary files.
-    """
+    """Return the plan that this snapshot would get. The ledger may lack the source."""
     in_ledger = context.source in context.ledger.lookup.sources()
     with planning.temporary_folder(context) as folder, reading(snapshot.path):
         filters = planning.filters_of(context, snapshot)
@@ -272,7 +260,6 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
 
 
 def _refusal(context: RunContext) -> str:
-    """Return why a plan would be refused, or ""."""
     address = context.ledger.sources.address(context.source)
     if address not in (None, context.address):
         addresses = f"{address} in the ledger, and {context.address} in the settings"
@@ -288,7 +275,6 @@ def _refusal(context: RunContext) -> str:
 
 
 def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
-    """Return why the store would not take all chunks, or ""."""
     if not chunks:
         return ""
     sizes = [chunk.expected_size_bytes for chunk in chunks]
@@ -316,7 +302,7 @@ def estimate_plan(
 ) -> PlanEstimate:
     """Return the cost of archiving these chunks, after `heads` requests to compare headers.
 
-    `chunks` are in the order of cutting, except that chunks of parts come first.
+    `chunks` are in the order of cutting, but chunks of parts come first.
     """
     settings = context.source_settings
     closed = chunks if statistics.parts == len(chunks) else chunks[:-1] or chunks
@@ -361,7 +347,7 @@ def prices(settings: SourceSettings) -> tuple[float | None, float | None]:
 
 
 def estimate_report(context: RunContext, report: planning.PlanReport) -> PlanEstimate:
-    """Return the cost of archiving the plans of a report."""
+    """Return the cost of archiving a report's plans."""
     folders = [Path(plan.folder) for plan in report.plans]
     statistics = plan_statistics(folders, part_bytes=part_of(context.settings.packing))
     order = [plan.name for plan in report.plans]

@@ -1,5 +1,1 @@
-"""The packing journal, with which the next run resumes an interrupted packing.
-
-`formats.chunkio` defines how an entry lies in its file. `maintenance.doctor` finds other remains of
-a crash.
-"""
+"""The packing journal, with which the next run resumes an interrupted packing."""

@@ -1,9 +1,9 @@
 """The format of the packing journal: which bytes of a staged chunk are safe, and what they are.
 
-The journal is a ChunkIO log beside the part, whose hashes show damaged entries. Content is
-MessagePack. User data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening,
-which rule out entries of another journal. Entry 0 is the opening; later ones are checkpoints. A
-reader accepts entries up to the first invalid one.
+The journal is a ChunkIO log of MessagePack beside the part, whose hashes show damaged entries. User
+data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening, which rule out
+entries of another journal. Entry 0 is the opening; later ones are checkpoints. A reader stops at
+the first invalid one.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -38,13 +38,13 @@ JOURNAL_FORMAT: Final = 4
 """Grows with every change of the entries, and of how a member's bytes are made."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
-"""Longer entries are not read. Packing waits at an eighth of this size (`writer`)."""
+"""Longer entries are not read. Packing waits at an eighth of this size."""
 
 MAX_OUTCOMES: Final = 40_000
 """Outcomes of one checkpoint: twice the number at which packing waits, plus one flush."""
 
 MAX_JOURNAL_BYTES: Final = 8 << 30
-"""Bytes beyond are not read: a million members with 8 KiB of headers, the most S3 allows."""
+"""Limit of a reader: a million members with S3's most headers, 8 KiB."""
 
 _USER_DATA: Final = struct.Struct("<Q8s")
 
@@ -56,7 +56,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True):
-    """A journal's first entry: everything but the objects that determines a chunk's bytes."""
+    """The first entry: everything but the objects that determines a chunk's bytes."""
 
     journal_format: int
     software: _Name
@@ -70,10 +70,7 @@ class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True
 class PackedMember(
     msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False
 ):
-    """An object in the chunk at `[start_byte, end_byte)`, with its checksums.
-
-    `headers` is None if the object has none.
-    """
+    """An object in the chunk at `[start_byte, end_byte)`. `headers` is None if it has none."""
 
     start_byte: _Size
     end_byte: _Size
@@ -86,7 +83,7 @@ class PackedMember(
 class SkippedObject(
     msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True, gc=False
 ):
-    """An object that was left out."""
+    """A left-out object."""
 
     reason: SkipReason
     detail: str
@@ -95,7 +92,7 @@ class SkippedObject(
 class OpenMember(
     msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False
 ):
-    """A large object that is staged in part: `size_bytes` of it, with their SHA-256."""
+    """A large object staged in part: `size_bytes` of it, with their SHA-256."""
 
     size_bytes: _Size
     sha256: _Sha256
@@ -107,11 +104,10 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
 
     Attributes:
         outcomes: in plan order, continuing the previous checkpoint.
-        objects_sha256: over all objects so far (`add_to_digest`).
+        objects_sha256: over all objects so far.
         boundary: end of the last whole member, and start of the open one.
         tree: `MerkleTree.state(open_block=False)` at the boundary.
-        durable_bytes: bytes of the file that were fsynced before this entry was written.
-        open: the member that is staged in part.
+        durable_bytes: fsynced before this entry.
     """
 
     outcomes: Annotated[list[PackedMember | SkippedObject], msgspec.Meta(max_length=MAX_OUTCOMES)]
@@ -134,7 +130,7 @@ def opening_of(
     limit_bytes: int,
     compare_checksums: bool,
 ) -> Opening:
-    """Return the opening for packing this chunk with this version of the software."""
+    """Return the opening for packing this chunk with this software."""
     return Opening(
         journal_format=JOURNAL_FORMAT,
         # Everything in the software that the bytes depend on. Releases that keep it can resume.
@@ -152,7 +148,7 @@ def _sha256_of(record: ChunkIdentity | ChunkPlan) -> bytes:
 
 
 def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
-    """Add a plan's next object to a running SHA-256, which ties a journal to its objects."""
+    """Add a plan's next object to a SHA-256, which ties a journal to its objects."""
     obj, member = planned.object, planned.member.encode()
     digest.update(
         b"%d %d %b%b%d %b\0"
@@ -164,7 +160,7 @@ def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """A position in a journal: the byte behind an entry, and the number of the next entry."""
+    """The end of an entry, and the number of the next."""
 
     end: int = 0
     number: int = 0
@@ -173,10 +169,8 @@ class JournalPosition:
 class Journal:
     """The journal of a packing: read first, then cut behind its valid prefix and appended to.
 
-    Not thread-safe. Methods raise StagingError for errors of the operating system.
-
-    Attributes:
-        broken: after reading, why the valid prefix ended early, or "".
+    Not thread-safe. Raises StagingError for errors of the operating system. After reading, `broken`
+    is why the valid prefix ended early, or "".
     """
 
     def __init__(self, path: Path, descriptor: int, opening: Opening) -> None:
@@ -190,7 +184,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, opening: Opening) -> Self:
-        """Open a journal, or create an empty one. Read it, then call `continue_at`."""
+        """Open or create a journal. Read it, then call `continue_at`."""
         with staging_errors(path):
             return cls(
                 path,
@@ -199,11 +193,9 @@ class Journal:
             )
 
     def file_bytes(self) -> int:
-        """Return the length of the file."""
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -211,30 +203,27 @@ class Journal:
     def checkpoints(self) -> Iterator[tuple[JournalPosition, Checkpoint]]:
         """Yield the checkpoints of the valid prefix, each with the position behind it.
 
-        An invalid entry raises nothing; `broken` has the reason. Memory is one entry.
+        An invalid entry raises nothing, but sets `broken`. Memory is one entry.
         """
         self.broken = "its journal has no opening"
         previous: Checkpoint | None = None
-        for number, (entry, content) in enumerate(self._entries()):
-            record: Opening | Checkpoint | None = None
-            with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                record = None if content is None else _decoder.decode(content)
-            self.broken = self._fault_of(number, entry, record, previous)
-            if self.broken:
-                return
-            if isinstance(record, Checkpoint):
-                yield JournalPosition(entry.end, number + 1), record
-                previous = record
-
-    def _entries(self) -> Iterator[tuple[LogEntry, bytes | None]]:
         with staging_errors(self.path):
             log = LogReader(
                 lambda start, end: os.pread(self._descriptor, end - start, start),
                 min(self.file_bytes(), MAX_JOURNAL_BYTES),
             )
-            for entry in log.entries():
+            for number, entry in enumerate(log.entries()):
                 is_short = entry.content_size_bytes <= MAX_ENTRY_BYTES
-                yield entry, log.content(entry) if is_short else None
+                content = log.content(entry) if is_short else None
+                record: Opening | Checkpoint | None = None
+                with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                    record = None if content is None else _decoder.decode(content)
+                self.broken = self._fault_of(number, entry, record, previous)
+                if self.broken:
+                    return
+                if isinstance(record, Checkpoint):
+                    yield JournalPosition(entry.end, number + 1), record
+                    previous = record
 
     def _fault_of(
         self,
@@ -243,7 +232,6 @@ class Journal:
         record: Opening | Checkpoint | None,
         previous: Checkpoint | None,
     ) -> str:
-        """Return why an entry does not continue the valid prefix, or ""."""
         if record is None:
             return f"its entry {number} is damaged, incomplete or of another version"
         if number == 0:
@@ -282,7 +270,7 @@ class Journal:
         self._position = JournalPosition(self._log.position, self._position.number + 1)
 
     def cut(self) -> None:
-        """Cut the remains of a failed append, which frees their space. Raises nothing."""
+        """Cut the remains of a failed append to free space. Raises nothing."""
         try:
             os.ftruncate(self._descriptor, self._position.end)
         except OSError:  # a reader stops before a torn entry anyway

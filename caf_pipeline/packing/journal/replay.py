@@ -1,8 +1,7 @@
 """Replays an earlier run's journal, and accepts only what the staged bytes confirm.
 
-Lengths, SHA-256 and Merkle tree must match. The first mismatch ends the replay; part and journal
-are cut behind the checkpoint before. An open object that was rolled back later is not compared,
-since other bytes have replaced it. Memory is one checkpoint, and a number for each open object.
+The first mismatch ends the replay. An open object that was rolled back later is not compared, since
+other bytes have replaced it. Memory is one checkpoint, and a number for each open object.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -35,7 +34,6 @@ class ReplayState:
     """How far the staged bytes are confirmed and read into the sink.
 
     Attributes:
-        position: in the journal, at which to continue.
         boundary: end of the last whole member.
         end: of the sink; 0 if nothing is resumed.
         open: the next object, if the sink has a part of it.
@@ -62,7 +60,6 @@ class ObjectQueue:
         return self._peeked.popleft() if self._peeked else next(self._objects)
 
     def peek(self, count: int) -> Sequence[PlannedObject]:
-        """Return up to `count` of the next objects without taking them."""
         while len(self._peeked) < count and (planned := next(self._objects, None)) is not None:
             self._peeked.append(planned)
         return list(self._peeked)[:count]
@@ -78,13 +75,9 @@ def replay(
 ) -> tuple[ReplayState, str]:
     """Read confirmed bytes into the sink, then cut part and journal behind them, durably.
 
-    Returns the state reached, and why not all of the journal was accepted, or "". The sink is at
-    its start before, and at the end of the confirmed bytes after. Accepted objects are taken from
+    Also returns why not all of the journal was accepted, or "". Accepted objects are taken from
     `objects`, and reported to `take` for each checkpoint. If `take` raises, both files stay
     unchanged.
-
-    Raises:
-        StagingError: a file cannot be read or cut.
     """
     start = sink.mark()
     reached = nothing = ReplayState(JournalPosition(), start, start, hashlib.sha256())
@@ -114,7 +107,7 @@ def replay(
 
 
 def _given_up(journal: Journal) -> set[int]:
-    """Return the entries whose open object was rolled back later, so that its bytes may differ."""
+    """Return the entries whose open object was rolled back later."""
     given_up: set[int] = set()
     open_since: list[int] = []
     for position, checkpoint in journal.checkpoints():
@@ -164,7 +157,7 @@ def _verified(
 
 
 def _hash_to(end_byte: int, resumed: OpenObject | None, sink: StagingSink) -> RunningHash | None:
-    """Hash a member up to `end_byte`, after its resumed bytes; None if the file is shorter."""
+    """Hash a member, after its resumed bytes; None if the file is shorter."""
     running = resumed.sha256.copy() if resumed else hashlib.sha256()
     for piece in sink.reread(end_byte):
         running.update(piece)

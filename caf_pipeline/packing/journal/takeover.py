@@ -1,8 +1,7 @@
 """Takes over the files of an earlier run, so that no other run writes to them.
 
-The journal is copied to a name of this lease's epoch, then the part is renamed. A complete pair
-therefore exists at every moment. A part without a lock has no writer. If its writer is alive, the
-journaled bytes are copied instead, and the old writer keeps its file.
+The journal is copied to a name of this lease's epoch, then the part is renamed, so a complete pair
+always exists. A writer that may be alive keeps its part, and the journaled bytes are copied.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -26,10 +25,7 @@ _COPY_BYTES: Final = 4 << 20
 
 
 def find_resumable_part(files: Sequence[StagedFile]) -> tuple[PartFile | None, str]:
-    """Open the part of the newest pair among a chunk's files.
-
-    Returns None, and why, if no part can be resumed.
-    """
+    """Open the part of a chunk's newest pair, or return why there is none."""
     regular = [file for file in files if not file.path.is_symlink()]
     journaled = {file.epoch for file in regular if file.kind == "journal"}
     # A finished packing without a record is a part, too.
@@ -48,11 +44,8 @@ def take_over(
 ) -> PartFile | None:
     """Rename or copy a part and its journal to this lease's epoch; None if the part is gone.
 
-    The journal gets its place beside the new path `part`. `old_part` is closed here, or returned.
-    `check` is called while bytes are copied, and may raise.
-
-    Raises:
-        StagingError: the disk is full or the folder cannot be written. The old files are unchanged.
+    `part` is the new path. `old_part` is closed here, or returned. `check` is called while bytes
+    are copied, and may raise. After a StagingError, the old files are unchanged.
     """
     journal, copy = part.with_suffix(".journal"), part.with_suffix(".copy")
     taken = old_part

@@ -1,7 +1,7 @@
 """Writes the packing journal while packing continues.
 
-A checkpoint is due after some bytes, objects or seconds. A thread fsyncs the staged bytes, then
-appends the entry. Packing waits only if a crash would lose too much work.
+A thread fsyncs the staged bytes, then appends a checkpoint. Packing waits only if a crash would
+lose too much work.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -29,16 +29,16 @@ from caf_pipeline.settings import PackingSettings
 from caf_pipeline.system.hashes import RunningHash
 
 MAX_LOST_BYTES: Final = 256 << 20
-"""Bytes that a kill may cost, pending GETs included. A fetch of so many takes seconds."""
+"""Bytes that a kill may cost, pending GETs included: seconds of fetching."""
 
 MIN_AHEAD_BYTES: Final = 64 << 20
-"""Bytes that packing may always be ahead of the journal, so that it need not wait each time."""
+"""Bytes that packing may always be ahead of the journal without waiting."""
 
 
 MAX_PART_BYTES: Final = 32 << 20
 """A kill loses each pending GET as a whole.
 
-Two parts of this size, `MIN_AHEAD_BYTES`, and a window of four parts make `MAX_LOST_BYTES`.
+Two such parts, `MIN_AHEAD_BYTES`, and a window of four parts make `MAX_LOST_BYTES`.
 """
 
 
@@ -50,7 +50,7 @@ class CheckpointPace:
         due_bytes: unsafe bytes. On a disk of 200 MiB/s, at most three fsyncs a second.
         due_seconds: since the last checkpoint. A kill costs about 10 s of work in all.
         due_outcomes: objects without an entry; about 1 MB.
-        due_outcomes_bytes: size of their entries, since headers may be long.
+        due_outcomes_bytes: of their entries, since headers may be long.
         ahead_bytes: unsafe bytes at which packing waits.
         ahead_seconds: duration of a checkpoint after which packing waits.
     """
@@ -64,7 +64,7 @@ class CheckpointPace:
 
 
 def pace_of(settings: PackingSettings) -> CheckpointPace:
-    """Return the pace at which a kill costs at most `MAX_LOST_BYTES`, pending GETs included."""
+    """Return the pace at which a kill costs at most `MAX_LOST_BYTES`."""
     return CheckpointPace(
         ahead_bytes=MAX_LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings)
     )
@@ -83,13 +83,13 @@ def part_of(settings: PackingSettings) -> int:
 
 
 def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
-    """Return unsafe bytes outside the window: two parts, one of them being written."""
+    """Two parts, one of them being written."""
     return 2 * part_of(settings)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """A large object that is partly in the sink: its start, and the SHA-256 of its bytes so far."""
+    """A large object that is partly in the sink, with the SHA-256 so far."""
 
     mark: Mark
     sha256: RunningHash
@@ -107,9 +107,7 @@ class _PendingCheckpoint:
 class Checkpoints:
     """The journal of one packing. The packer reports events in order.
 
-    Attributes:
-        kept_bytes: bytes of the staged file that are safe.
-        holds: whether the journal has anything to resume.
+    `kept_bytes` of the staged file are safe. `holds` is True if there is anything to resume.
     """
 
     def __init__(
@@ -121,7 +119,6 @@ class Checkpoints:
         objects_digest: RunningHash,
         resumed_bytes: int,
     ) -> None:
-        """Continue behind `resumed_bytes` of the sink, and the objects in the digest."""
         self.kept_bytes = resumed_bytes
         self.holds = resumed_bytes > 0
         self._journal = journal
@@ -138,17 +135,14 @@ class Checkpoints:
 
     @property
     def resumable_bytes(self) -> int:
-        """Bytes of the staged file that a next run would keep; 0 if it would start again."""
         return self.kept_bytes if self.holds else 0
 
     # --- what happens -----------------------------------------------------------------------------
 
     def begin_member(self, opened: OpenObject) -> None:
-        """Report that a large object is written from its mark on."""
         self._open = opened
 
     def done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
-        """Report that an object is whole in the sink, or that it is left out."""
         self._open = None
         add_to_digest(self._objects_digest, planned)
         self._outcomes.append(outcome)
@@ -157,7 +151,7 @@ class Checkpoints:
     def rolled_back(self) -> None:
         """Report a rollback of the sink.
 
-        If the journal lists bytes that are gone, an entry says so before others follow.
+        If the journal lists bytes that are gone, an entry says so first.
         """
         self._open = None
         if self._pending or self.kept_bytes > self._sink.size_bytes:
@@ -166,8 +160,7 @@ class Checkpoints:
     def reached(self) -> None:
         """Take a checkpoint if one is due, and wait while too many bytes are unsafe.
 
-        Raises:
-            StagingError: a checkpoint failed.
+        Raises StagingError if a checkpoint failed.
         """
         if self._pending and self._pending.done.done():
             self._wait()
@@ -179,13 +172,13 @@ class Checkpoints:
                 self._take()
 
     def save(self) -> None:
-        """Make everything so far safe before returning; raise StagingError if that fails."""
+        """Make everything so far safe; raise StagingError if that fails."""
         self._wait()
         self._take()
         self._wait()
 
     def end(self, *, save: bool) -> None:
-        """End the journal after a failure; with `save`, try to write a last checkpoint."""
+        """End the journal after a failure; with `save`, try a last checkpoint."""
         try:
             self._wait()
             if (
@@ -201,7 +194,6 @@ class Checkpoints:
             self._journal.cut()
 
     def close(self) -> None:
-        """Wait for a pending checkpoint and stop the thread."""
         self._writer.shutdown(cancel_futures=True)
 
     # --- checkpoints ------------------------------------------------------------------------------
