@@ -1,1 +1,4 @@
-"""The work of a run: planning a source, processing one chunk, and auditing both."""
+"""The work of a run, in order: planning a source, processing one chunk, and auditing both.
+
+`maintenance` covers chunks that are located.
+"""

@@ -1,1 +1,5 @@
-"""The packing journal, with which the next run resumes an interrupted packing."""
+"""The packing journal, with which the next run resumes an interrupted packing.
+
+`formats.chunkio` defines how an entry lies in its file. `maintenance.doctor` finds other remains of
+a crash.
+"""
