@@ -22,20 +22,19 @@ EXAMPLES: Final = 10
 class Accounting:
     """The outcome of each object of a snapshot.
 
-    The snapshot's objects are `located + claimed + all skipped + all left out + unaccounted`.
+    `objects` are `located + claimed + all skipped + all left out + unaccounted`.
 
     Attributes:
-        claimed: claimed by a chunk under way, or in the plan.
+        claimed: by a chunk under way, or in the plan.
         skipped: by reason; neither located, claimed nor left out.
         left_out: by filter; neither located nor claimed.
         in_two_places: both located and claimed; they count as located.
         planned_unlisted: objects of the plan that the snapshot lacks.
         examples: some unaccounted keys, percent-encoded if unsupported.
         older: located objects whose key has another content now.
-        gone: located objects whose key was deleted or is not listed.
-
-        Neither `older` nor `gone` counts objects that the snapshot may lack: those written at
-            `silent_from` or later, and not before everything that it lists of the key.
+        gone: located objects whose key was deleted or is not listed. Neither number includes
+            objects that the snapshot may lack: those written at `silent_from` or later, and not
+            before everything that it lists of the key.
     """
 
     objects: int
@@ -54,7 +53,7 @@ class Accounting:
 
     @property
     def holds(self) -> bool:
-        """True if every object is in exactly one place, and the plan has no other objects."""
+        """True if every object is in exactly one place, and the plan has no others."""
         return not (
             self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted
         )
@@ -172,17 +171,10 @@ def account_for_files(
 ) -> Accounting:
     """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
-    Args:
-        snapshot: a file of SNAPSHOT_SCHEMA.
-        standing: a file of STANDING_SCHEMA.
-        plan: a file with `key` and `object_version`, for a plan that `standing` may lack.
-        settled_count: objects that `snapshot` lacks, since their listed content is located.
-        unsettled_keys: the only keys of `standing` to read; None: all.
-        within: the keys that the snapshot covers.
-        silent_from: see `Snapshot`.
-        filters: leave objects out.
-        due_skips: count due skips, which a plan would take.
-        budget: bounds the memory.
+    The files have SNAPSHOT_SCHEMA, STANDING_SCHEMA, and `key` and `object_version` of a plan that
+    `standing` may lack. `settled_count` objects are not in `snapshot`, since their listed content
+    is located. Only the `unsettled_keys` of `standing` are read; None: all. The snapshot covers the
+    keys `within`. `due_skips` counts due skips, which a plan would take.
 
     Raises:
         IntegrityError: a file cannot be read.

@@ -1,7 +1,7 @@
 """The exact size of a chunk after each object, computed for many rows as columns.
 
-Memory is a batch of rows, and the names of older versions in the open chunk. A test compares entry
-sizes with `caf.index`. Source: "A chunk" in docs/explanation/design.md.
+Memory is a batch of rows, and the names of older versions in the open chunk. Source: "A chunk" in
+docs/explanation/design.md.
 """
 
 import re
@@ -38,8 +38,8 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_HEADERS_BYTES: Final = 16 << 10
-"""More than an object's headers add to a manifest; S3 accepts 8 KiB. Plans reserve it, so that an
-object with long headers fits its chunk.
+"""More than an object's headers add to a manifest; S3 accepts 8 KiB. Plans reserve it for an object
+alone in its chunk.
 """
 
 
@@ -57,20 +57,19 @@ _ROW_BYTES: Final = manifest_row_bound(b"", None, "")
 
 
 def is_reserved_name(member: str) -> bool:
-    """Return whether a name is that of our members, or one that they may change to."""
+    """Return whether a name is that of our members, or one they may change to."""
     return member.startswith(".caf/") and member.rstrip("~") in (HEAD_MEMBER, MANIFEST_MEMBER)
 
 
 class PlanRows:
     """Objects in plan order, and what each adds to a chunk.
 
-    Attributes:
-        members: names in a chunk with a newer version of the key; the key for the newest version.
-        older: which rows are followed by a newer version.
+    `members` are the names in a chunk with a newer version of the key. `older` rows are followed by
+    a newer version.
     """
 
     def __init__(self, batch: pa.RecordBatch, next_key: bytes | None, max_bytes: int) -> None:
-        """Create the rows of a batch of SNAPSHOT_SCHEMA that `next_key` follows.
+        """Take a batch of SNAPSHOT_SCHEMA that `next_key` follows.
 
         No chunk holds an object larger than `max_bytes`.
         """
@@ -106,13 +105,12 @@ class PlanRows:
         self.manifest_bytes += REWRITTEN_BYTES * rewritten.to_numpy(zero_copy_only=False)
 
     def of(self, rows: _Numbers) -> list[dict[str, Any]]:
-        """Return these rows as dicts of SNAPSHOT_SCHEMA."""
         dicts: list[dict[str, Any]] = self._batch.take(pa.array(rows)).to_pylist()
         return dicts
 
     @cached_property
     def entry_bytes_alone(self) -> _Numbers:
-        """`entry_bytes` of each row in a chunk of its own, where its name is the key."""
+        """`entry_bytes` in a chunk of its own, where the name is the key."""
         if not pc.any(self.older).as_py():
             return self.entry_bytes
         alone: _Numbers = _ENTRY_BYTES + _escaped_bytes(self.keys) + 1
@@ -121,7 +119,7 @@ class PlanRows:
 
     @cached_property
     def hashed(self) -> tuple[_Numbers, memoryview]:
-        """The hashed bytes of all rows, and where each row begins and ends.
+        """The rows' bounds in the hashed bytes, and these.
 
         A row is `<key> NUL <identity> NUL <size> NUL`.
         """
@@ -132,7 +130,7 @@ class PlanRows:
 
     @cached_property
     def older_names(self) -> tuple[_Numbers, pa.Array]:
-        """The rows followed by a newer version, and their names in a chunk with a newer version."""
+        """The `older` rows, and their names in a chunk with a newer version."""
         return np.flatnonzero(self.older.to_numpy(zero_copy_only=False)), self.members.filter(
             self.older
         )
@@ -205,7 +203,7 @@ class OpenChunk:
         return self.position + self.index + FOOTER_SIZE_BYTES
 
     def sizes_with(self, rows: PlanRows, first: int, stop: int) -> _Sizes:
-        """Return the sizes with each of these rows and all before it."""
+        """Return the sizes with each row and all before it."""
         end = self.position + np.cumsum(rows.body_bytes[first:stop])
         digits = _digits(end)
         begins = np.empty_like(digits)
@@ -222,10 +220,9 @@ class OpenChunk:
         )
 
     def fitting(self, sizes: _Sizes, target_bytes: int, max_bytes: int) -> int:
-        """Return how many rows fit.
+        """Return how many rows fit within the limits.
 
-        They stay within the limits, within `target_bytes` without the manifest, and within
-        `max_bytes` with it.
+        `target_bytes` excludes the manifest, `max_bytes` includes it.
         """
         without = sizes.end + sizes.index + FOOTER_SIZE_BYTES
         room = (
@@ -240,7 +237,7 @@ class OpenChunk:
         )
 
     def take(self, sizes: _Sizes, rows: PlanRows, first: int, count: int) -> None:
-        """Add the first `count` of the rows that `sizes` was computed for."""
+        """Add the first `count` of the rows of `sizes`."""
         last = count - 1
         self.position, self.index = int(sizes.end[last]), int(sizes.index[last])
         self.manifest = int(sizes.manifest[last])
@@ -266,8 +263,8 @@ def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
 class NameCollisions:
     """Detects objects whose name an older version in the same chunk already has.
 
-    The older version may be of another key. Such names are rare, so they are searched as columns,
-    and only repeated names are compared singly.
+    The older version may be of another key. Only repeated names, which are rare, are compared
+    singly.
     """
 
     def __init__(self) -> None:
@@ -277,7 +274,6 @@ class NameCollisions:
         self._taken: set[str] = set()  # repeated names of older versions in the open chunk
 
     def add_batch(self, rows: PlanRows) -> None:
-        """Find the repeated names of the next batch."""
         (older_rows, older), (marked_rows, marked) = rows.older_names, rows.marked_keys
         names = pa.concat_arrays([older, marked])
         counts = pc.value_counts(pa.concat_arrays([older, marked.unique()]))
@@ -288,7 +284,7 @@ class NameCollisions:
         self._repeated = np.unique(np.concatenate([older_rows, marked_rows])[flags]).tolist()
 
     def next_after(self, row: int, otherwise: int) -> int:
-        """Return the next row with a repeated name, or `otherwise` if that comes first."""
+        """Return the next row with a repeated name, at most `otherwise`."""
         index = bisect_right(self._repeated, row)
         return min([otherwise, *self._repeated[index : index + 1]])
 
@@ -306,7 +302,7 @@ class NameCollisions:
         return self.next_after(row - 1, row + 1) == row
 
     def keep(self, rows: PlanRows, taken: _Flags) -> None:
-        """Keep the names of the batch's older versions that the open chunk took."""
+        """Keep the names of older versions that the open chunk took."""
         older_rows, older = rows.older_names
         if len(older):
             self._earlier.append(older.filter(pa.array(taken[older_rows])))

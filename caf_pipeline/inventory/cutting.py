@@ -2,9 +2,8 @@
 
 Objects are taken greedily in key order. A chunk ends before the object that would lift its size,
 without the manifest, over the target. The manifest's size is an estimate, since listings have no
-headers, so it ends a chunk at the hard limit only. An object larger than the target has a chunk of
-its own. An object that no chunk can hold is split over the plan's first chunks. The last chunk may
-wait for the next plan.
+headers, so it ends a chunk at the hard limit only. A larger object has a chunk of its own, or is
+split over the plan's first chunks. The last chunk may wait for the next plan.
 
 The files and the hash are a pure function of delta, source and terms. Source: "A chunk" in
 docs/explanation/design.md.
@@ -67,7 +66,7 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 from caf_pipeline.system.pipeline_threads import prefetch_next
 
 MAX_CHUNKS: Final = 99_999
-"""The most chunks of a plan, so that a chunk's number has five digits."""
+"""A chunk's number has five digits."""
 
 # Values in the place of a chunk number.
 _TOO_LARGE: Final = 0
@@ -75,7 +74,7 @@ _LEFT_OVER: Final = -1  # beyond the plan's last chunk
 _IN_PARTS: Final = -2
 
 _MAX_OVERHEAD_BYTES: Final = 1 << 20
-"""Upper bound of a chunk's size beside the object, if it has only one."""
+"""Upper bound of the size beside a chunk's only object."""
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _ChunkNumbers = np.ndarray[Any, np.dtype[np.int32]]
@@ -141,16 +140,13 @@ class _Cutter:
 
     @property
     def split_count(self) -> int:
-        """The number of split objects."""
         return len(self._split)
 
     @property
     def only_parts(self) -> bool:
-        """True if no chunk has whole objects."""
         return not self.chunks or self.chunks[-1].chunk_number == self.part_count
 
     def groups_with_larger(self, file: pq.ParquetFile) -> list[int]:
-        """Return the row groups of a delta that may have objects that no chunk can hold."""
         column = file.schema_arrow.get_field_index("size_bytes")
         statistics = (
             file.metadata.row_group(group).column(column).statistics
@@ -163,7 +159,7 @@ class _Cutter:
         ]
 
     def larger(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return the rows of a batch that no chunk can hold."""
+        """Return the rows that no chunk can hold."""
         candidates = batch.filter(pc.greater(batch["size_bytes"], self._safe_bytes))
         rows = PlanRows(candidates, None, self.max_bytes)
         return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
@@ -270,7 +266,6 @@ class _Cutter:
         return count
 
     def close(self) -> None:
-        """Close the open chunk, if it has objects."""
         chunk = self._chunk
         if not chunk.object_count:
             return
@@ -289,11 +284,9 @@ class _Cutter:
         self._names.clear()
 
     def digest(self) -> bytes:
-        """Return the plan's hash."""
         return self._hash.digest()
 
     def take_last(self) -> ChunkPlan:
-        """Remove the last chunk from the finished plan."""
         self._hash = self._hash_before_last
         return self.chunks.pop()
 
@@ -303,8 +296,8 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": ["storage_class", "checksum", "chunk_number"],
     "write_page_checksum": True,
 }
-"""Pages have checksums, because chunks may be packed weeks later. Columns of distinct values have
-no dictionary, which saves a quarter of the time.
+"""Pages have checksums, because chunks may be packed weeks later. Without dictionaries of distinct
+values, writing takes a quarter less time.
 """
 
 

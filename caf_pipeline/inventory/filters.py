@@ -1,7 +1,7 @@
 """The filters in a source's settings that leave out objects.
 
-The first filter of FILTERS that applies leaves an object out, until no filter applies any more.
-Filters exist in SQL for inventories, and in Python for a sensor's pages. A test compares the two.
+Of FILTERS, the first that applies leaves an object out. Filters exist in SQL for inventories, and
+in Python for a sensor's pages; a test compares the two.
 """
 
 import re
@@ -18,10 +18,7 @@ FILTERS: Final = ("include", "exclude", "storage_classes", "max_size", "min_age"
 
 @dataclass(frozen=True, slots=True)
 class ObjectFilter:
-    """The filters of a source at one time. The default leaves nothing out.
-
-    Objects modified after `newest` are left out.
-    """
+    """The filters of a source at one time. Objects modified after `newest` are left out."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -50,7 +47,7 @@ class ObjectFilter:
 
     @property
     def sql(self) -> str:
-        """`left_out_by` as an SQL expression over SNAPSHOT_SCHEMA; NULL for an unsupported key."""
+        """`left_out_by` in SQL over SNAPSHOT_SCHEMA; NULL for an unsupported key."""
         cases = []
         if self.include:
             pattern = _quoted(regex_of(self.include))

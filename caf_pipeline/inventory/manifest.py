@@ -1,9 +1,8 @@
 """The two members that we add to a chunk: the head names it, the manifest describes it.
 
-The head has a fixed size of 512 bytes, so that no two chunks share a root or leading blocks. The
-manifest, the last member, is a Parquet file with a row for each planned object, in plan order. The
-stored chunks alone suffice to rebuild the archive. Source: "A chunk" in
-docs/reference/chunk-format.md.
+The head has a fixed size, so that no two chunks share a root or leading blocks. The manifest, the
+last member, is a Parquet file with a row for each planned object, in plan order. The stored chunks
+alone suffice to rebuild the archive. Source: "A chunk" in docs/reference/chunk-format.md.
 """
 
 import json
@@ -36,13 +35,13 @@ CHUNK_FORMAT: Final = "caf-pipeline/6"
 """Covers the head, the manifest's columns and member names. No other version is read."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
-"""Rows in memory: some 10 MB as Python objects."""
+"""Some 10 MB as Python objects."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
-"""Upper bound of a manifest without rows. Measured: 4,202 bytes (pyarrow 26)."""
+"""Upper bound without rows. Measured: 4,202 bytes (pyarrow 26)."""
 
 MANIFEST_GROUP_BYTES: Final = 8 * 1024
-"""Upper bound of a row group's footer and page headers. Measured: 5,134 bytes for 27 columns."""
+"""Upper bound of a group's footer and page headers. Measured: 5,134 bytes for 27 columns."""
 
 MANIFEST_ROW_BYTES: Final = 170
 """Upper bound of a row without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
@@ -53,8 +52,8 @@ PART_BYTES: Final = 24
 """A part's columns: 2 × 4 and 2 × 8."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
-"""Reserved in each row for headers, user metadata and S3's checksum, which listings lack. If they
-need more, the chunk becomes larger than planned.
+"""Reserved in each row for headers, user metadata and S3's checksum, which listings lack. A chunk
+that needs more is larger than planned.
 """
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -92,7 +91,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
 )
 
 PART_COLUMNS: Final = ("part", "part_count", "part_start_byte", "part_end_byte")
-"""The fields of a PartRange. All are null for a whole object."""
+"""The fields of a PartRange; null for a whole object."""
 
 CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 
@@ -114,10 +113,10 @@ LOCATION_SCHEMA: Final = pa.schema(
 METADATA_KEY: Final = b"caf-pipeline"
 
 LOGS_KEY: Final = b"caf-pipeline-clps"
-"""Parquet metadata with the times of clp-s archives: a JSON list of LogTimes."""
+"""Metadata with the times of clp-s archives: a JSON list of LogTimes."""
 
 LOG_BYTES: Final = 64
-"""Upper bound of one LogTimes: three numbers of at most 20 digits, in brackets."""
+"""Upper bound of one LogTimes: three numbers of at most 20 digits."""
 
 MAX_FOOTER_BYTES: Final = 256 << 20
 """A corrupt footer may declare any length. A million rows make 250 row groups of 4 KB each."""
@@ -126,9 +125,7 @@ MAX_TEXT_BYTES: Final = 64 << 10
 """Keys have 1,024 bytes, all headers 8 KiB, and a skip reason is a sentence."""
 
 MAX_GROUP_BYTES: Final = 256 << 20
-"""In memory, 4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of user metadata stay below 100
-MB.
-"""
+"""4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of user metadata take less than 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +152,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 class LogTimes(NamedTuple):
     """The start of a member that clp-s packed, and the times of its first and last record.
 
-    Times are milliseconds since 1970, both inclusive. None if the archive lacks them or is damaged.
+    Times are milliseconds since 1970, both inclusive; None if the archive lacks them or is damaged.
     """
 
     start_byte: _Int64
@@ -164,7 +161,7 @@ class LogTimes(NamedTuple):
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
-    """Return the head member: a line of JSON, padded with spaces and a newline to 512 bytes."""
+    """Return the head member: a line of JSON, padded with spaces to 512 bytes."""
     text = json.dumps(
         {"format": CHUNK_FORMAT, "archive": identity.archive_id, "chunk": identity.chunk},
         separators=(",", ":"),
@@ -173,7 +170,7 @@ def head_bytes(identity: ChunkIdentity) -> bytes:
 
 
 def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
-    """Return the bytes that a plan reserves for a row, with a member name as long as the key."""
+    """Return the bytes reserved for a row, with a member name as long as the key."""
     return (
         2 * len(key)
         + len(version_id or "")
@@ -192,7 +189,7 @@ def row_identity(row: Mapping[str, Any]) -> str:
 
 
 def identities(batch: pa.RecordBatch) -> pa.Array:
-    """Return `row_identity` of each row of a batch."""
+    """Return `row_identity` of each row."""
     if batch["rewritten_at"].null_count == batch.num_rows:
         return object_versions(batch)
     return pa.array(
@@ -249,7 +246,6 @@ class ManifestWriter:
         return texts + pairs + MANIFEST_ROW_BYTES + fixed + group
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row."""
         self.bound_bytes += self.row_bound(row)
         row["inventory_time"] = self._inventory_time
         self._rows.append(row)
@@ -258,7 +254,6 @@ class ManifestWriter:
             self._flush()
 
     def add_log(self, log: LogTimes) -> None:
-        """Add the times of a clp-s archive to the file's metadata."""
         self._logs.append(log)
         self.bound_bytes += LOG_BYTES
 
@@ -270,7 +265,6 @@ class ManifestWriter:
             self._rows = []
 
     def close(self) -> None:
-        """Finish the file."""
         self._flush()
         self._writer.add_key_value_metadata({LOGS_KEY: msgspec.json.encode(self._logs)})
         self._writer.close()
@@ -293,7 +287,7 @@ class ManifestWriter:
 
 @dataclass(frozen=True, slots=True)
 class PartLocation:
-    """The location of a part in a manifest, with its range and its object's size."""
+    """The location of a part in a manifest, and its object's size."""
 
     row: LocationRow
     object_bytes: int
@@ -305,7 +299,7 @@ class PartLocation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedManifest:
-    """An open manifest of this format, whose rows are not yet read.
+    """An open manifest, whose rows are not yet read.
 
     Only the format in its metadata, `described`, was checked.
     """
@@ -319,10 +313,8 @@ class OpenedManifest:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time.
 
-        `between` skips row groups without keys from the first to the second, both inclusive.
-
-        Raises:
-            MalformedArchive: a row cannot be read; rows before it were yielded.
+        `between` skips row groups without keys from the first to the second, both inclusive. Raises
+        MalformedArchive if a row cannot be read; rows before it were yielded.
         """
         names = list(columns) if columns else None
         with _as_malformed():
@@ -350,14 +342,13 @@ class OpenedManifest:
             yield from rows
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield members that are whole objects in batches of LOCATION_SCHEMA, like `batches`."""
+        """Yield members that are whole objects, in batches of LOCATION_SCHEMA."""
         return iter(()) if self._part_row() else self.members()
 
     def part(self) -> "PartLocation | None":
         """Return the chunk's part; None for a chunk of whole objects, or if the part was skipped.
 
-        Raises:
-            MalformedArchive: a chunk of a part has further rows, which packing never writes.
+        Raises MalformedArchive if a chunk of a part has further rows, which packing never writes.
         """
         row = self._part_row()
         if row is None:
@@ -389,8 +380,7 @@ class OpenedManifest:
     def logs(self) -> Sequence[LogTimes]:
         """Return the times of the chunk's clp-s archives.
 
-        Raises:
-            MalformedArchive: packing never writes such times.
+        Raises MalformedArchive if packing never writes such times.
         """
         encoded = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
         if encoded is None:
@@ -409,7 +399,7 @@ class OpenedManifest:
         return logs
 
     def members(self) -> Iterator[pa.RecordBatch]:
-        """Yield all members, parts included, in batches of LOCATION_SCHEMA, like `batches`."""
+        """Yield all members, parts included, in batches of LOCATION_SCHEMA."""
         for batch in self.batches({*LOCATION_SCHEMA.names, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
             yield pa.record_batch(
@@ -420,9 +410,8 @@ class OpenedManifest:
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
     """Open a manifest. Allocates no more memory than the file's own size justifies.
 
-    Raises:
-        MalformedArchive: the format is unknown, or packing never writes such a file: other columns,
-            or row groups too large for memory.
+    Raises MalformedArchive if packing never writes such a file: another format, other columns, or
+    row groups too large for memory.
     """
     limits = {
         "thrift_string_size_limit": MAX_FOOTER_BYTES,

@@ -9,25 +9,24 @@ from typing import Final
 from caf_pipeline.system.quantities import counted
 
 MAX_KEY_BYTES: Final = 1024
-"""S3's limit, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
+"""S3's limit in UTF-8 (S3 User Guide, "Object key naming guidelines")."""
 
 MAX_SIZE_BYTES: Final = 1 << 53
 """Objects in S3 have at most 50 TB, and doubles round larger sizes."""
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""The limit on an ETag or version id; S3's own for version ids."""
+"""Limit of an ETag or version id; S3's own for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""A regular expression for characters that no request can send in an ETag or version id."""
+"""A regular expression: no request can send these characters in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Separates key and version in the name of an older version. Names can be equal only if one has it.
-"""
+"""Separates key and version in an older version's name. Names can be equal only if one has it."""
 
 
 class SkipReason(StrEnum):
-    """Why a planned or listed object was not archived. The ledger stores the values."""
+    """Why an object was not archived. The ledger stores the values."""
 
     CHANGED = "changed"
     DELETED = "deleted"
@@ -60,8 +59,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     # Any plan may take it. Its row has the latest time.
     SkipReason.WAITING: timedelta(0),
 }
-"""Delay before a skipped object may be planned again; None: never automatically. It doubles with
-each skip, up to MAX_RETRY_AFTER.
+"""Delay before a skipped object may be planned again; None: never automatically. Doubles with each
+skip, up to MAX_RETRY_AFTER.
 """
 
 
@@ -73,8 +72,8 @@ CHECKSUMS: Final[Mapping[str, str]] = {
     for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
     for kind in ("", "/FULL_OBJECT")
 }
-"""By the checksum in an inventory: S3's name of the algorithm, which in lower case ends its header
-names. Reports name no type, so the checksum may be one of the parts' checksums.
+"""By the checksum in an inventory: S3's algorithm, which in lower case ends its header names.
+Reports name no type, so the checksum may be one of the parts' checksums.
 """
 
 
@@ -89,10 +88,9 @@ class S3Object:
         etag: without quotes; an identity, never a hash.
         last_modified: aware, in UTC.
         checksum: "<algorithm>/<type>", e.g. "CRC64NVME/FULL_OBJECT"; "<algorithm>" if the listing
-            names no type; "" without a checksum.
-        rewritten_at: the time of the object, as part of its identity, if the same ETag and size are
+            names no type; or "".
+        rewritten_at: the object's time, as part of its identity, if the same ETag and size are
             located with another time.
-        is_latest: False for an older version of the key.
         is_delete_marker: a record of a deletion, without ETag and bytes.
     """
 
@@ -109,16 +107,16 @@ class S3Object:
 
     @property
     def object_version(self) -> str:
-        """The object's identity within its source and key."""
+        """The identity within source and key."""
         return object_version(self.version_id, self.etag, self.size_bytes, self.rewritten_at)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionCounts:
-    """Counts of older versions, delete markers and deleted keys.
+    """Counts of versions that are not current objects.
 
-    `older` excludes delete markers, `markers` includes those that are not the latest, and the
-    latest version of `deleted_keys` is a delete marker.
+    `older` excludes delete markers. `markers` includes those that are not the latest. The latest
+    version of `deleted_keys` is a delete marker.
     """
 
     older: int = 0
@@ -133,7 +131,7 @@ class VersionCounts:
         )
 
     def sentence(self, *, all_versions: bool) -> str:
-        """Return a phrase about the counts, "" if all are zero.
+        """Return a phrase, "" if all counts are zero.
 
         `all_versions`: older versions are among the objects.
         """
@@ -158,9 +156,9 @@ class VersionCounts:
 def versions_as_json(
     beside: VersionCounts | None, *, all_versions: bool
 ) -> dict[str, str | int | None]:
-    """Return which versions an inventory has, and its version counts, as JSON fields.
+    """Return an inventory's kind of versions and its counts as JSON fields.
 
-    None stands for unknown counts.
+    `beside` is None for unknown counts.
     """
     counts = (
         (None, None, None)
@@ -176,7 +174,7 @@ def versions_as_json(
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """A part of an object that is split over chunks: `number` of `count`, from 1.
+    """Part `number` of `count`, from 1, of an object that is split over chunks.
 
     `[start_byte, end_byte)` are bytes of the object; the range is not empty.
     """
@@ -188,7 +186,6 @@ class PartRange:
 
     @property
     def size_bytes(self) -> int:
-        """The part's size."""
         return self.end_byte - self.start_byte
 
 
@@ -227,7 +224,7 @@ def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
 
 
 def rewritten_version(version: str, rewritten_at: datetime) -> str:
-    """Return the identity of an object whose identical bytes had this identity before."""
+    """Return the identity of a rewrite, whose identical bytes had `version` before."""
     # Python's strftime writes a year before 1000 with fewer digits than DuckDB's.
     time = rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
     return f"{version}:{time}Z"
@@ -238,10 +235,9 @@ TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 def is_supported(key: bytes) -> bool:
-    """Return whether a key can be archived.
+    """Return whether a key can be archived: UTF-8 of 1 to 1,024 bytes, without NUL.
 
-    A supported key is valid UTF-8, has at most 1,024 bytes, and no NUL, which Postgres cannot
-    store.
+    Postgres cannot store NUL.
     """
     if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
         return False
@@ -264,8 +260,8 @@ def can_be_stored(text: str) -> bool:
 class CurrentException:
     """A statement that a key had this current identity at `stated_at`; None: it was deleted.
 
-    `last_modified`: the object written at this time has the archived bytes and headers. None if
-    they were not compared.
+    The object written at `last_modified` has the archived bytes and headers. None if they were not
+    compared.
     """
 
     key: str

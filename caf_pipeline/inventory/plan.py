@@ -32,15 +32,15 @@ from caf_pipeline.inventory.objects import PartRange, S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 
 MAX_GENERATIONS: Final = 10_000
-"""How often the same objects may be planned before a plan's short name no longer leads to its full
-hash. A plan and withdrawal every hour takes a year.
+"""Plans of the same objects before a short name no longer leads to the full hash. A plan and
+withdrawal every hour takes a year.
 """
 
 ROWS_PER_BATCH: Final = 65_536
-"""A row group in memory: some 10 MB with keys of 100 bytes."""
+"""Some 10 MB with keys of 100 bytes."""
 
 OBJECTS_PER_BATCH: Final = 2_048
-"""Objects in memory as Python objects: some 3 MB."""
+"""Some 3 MB as Python objects."""
 
 OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"
@@ -81,7 +81,7 @@ PLAN_METADATA_KEY: Final = b"caf-pipeline"
 class PlanTerms:
     """The inputs of a plan beside the objects.
 
-    `inventory_time` and `snapshot` are recorded but not part of the hash.
+    `inventory_time` and `snapshot` are not part of the hash.
 
     Attributes:
         target_size_bytes: size of a chunk of several objects, without its manifest.
@@ -106,7 +106,6 @@ class PlanTerms:
 
     @property
     def limit_bytes(self) -> int:
-        """The most bytes of a chunk of several objects, for planning and packing."""
         return self.limit_size_bytes or self.limits.max_bytes
 
 
@@ -127,7 +126,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTail:
-    """The last chunk of a plan, which waits for the next plan, and its oldest object's time."""
+    """The last chunk, which waits for the next plan, and its oldest object's time."""
 
     chunk: ChunkPlan
     oldest: datetime
@@ -137,8 +136,8 @@ class WaitingTail:
 class Plan:
     """A plan that was written to `folder`.
 
-    `leftover_count` objects beyond the last chunk are in none of the files. `split_count` objects
-    are split into `part_count` parts.
+    `leftover_count` objects beyond the last chunk are in no file. `split_count` objects are split
+    into `part_count` parts.
     """
 
     folder: Path
@@ -151,17 +150,16 @@ class Plan:
     part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
-        """Return the plan's full hash, over its content and how often it was planned before."""
+        """Return the full hash, over the content and how often it was planned before."""
         return _full_hash(self.content_sha256, generation)
 
     @property
     def object_count(self) -> int:
-        """Objects in all chunks, with a split object counted once."""
+        """Objects in all chunks; a split object counts once."""
         return sum(chunk.object_count for chunk in self.chunks) - self.part_count + self.split_count
 
     @property
     def object_bytes(self) -> int:
-        """Bytes of all objects."""
         return sum(chunk.object_bytes for chunk in self.chunks)
 
 
@@ -171,7 +169,7 @@ def _full_hash(content_sha256: bytes, generation: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """An object of a chunk and its name there; `part` if the chunk has only a part of it."""
+    """An object of a chunk, or only a `part` of it, and its name there."""
 
     object: S3Object
     member: str
@@ -184,7 +182,6 @@ class PlannedObject:
 
     @property
     def size_bytes(self) -> int:
-        """The member's size."""
         return self.part.size_bytes if self.part else self.object.size_bytes
 
 
@@ -201,7 +198,7 @@ def read_terms(folder: Path) -> dict[str, str]:
 def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
     """Return the full hash of the plan with this short name, from `read_terms`.
 
-    Returns None if the same objects were planned more than MAX_GENERATIONS times.
+    None if the same objects were planned more than MAX_GENERATIONS times.
     """
     content_sha256 = bytes.fromhex(terms["content_sha256"])
     hashes = (_full_hash(content_sha256, generation) for generation in range(MAX_GENERATIONS))
@@ -219,7 +216,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield the objects of a chunk in plan order, with at most a row group in memory."""
+    """Yield a chunk's objects in plan order, with at most a row group in memory."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -290,7 +287,7 @@ def chunk_batches(
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Return a chunk's number of objects, reading only row groups shared with another chunk."""
+    """Count a chunk's objects, reading only row groups shared with another chunk."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:
@@ -371,7 +368,7 @@ def _terms_of(file: pq.ParquetFile) -> dict[str, str]:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of each of a plan's finished files to SHA256SUMS."""
+    """Write SHA256SUMS for a plan's finished files."""
     sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.glob("*.parquet"))]
     (folder / SUMS_FILE).write_text("".join(sums))
 
@@ -388,7 +385,7 @@ def _sha256(path: Path) -> str:
 
 
 def unreadable(what: str, error: BaseException) -> CafError:
-    """Return the error for missing or damaged files of a plan, which `what` names."""
+    """Return the error for missing or damaged files of a plan, named by `what`."""
     return CafError(
         f"{what} cannot be read: {first_line(error)}",
         hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are "
@@ -397,7 +394,7 @@ def unreadable(what: str, error: BaseException) -> CafError:
 
 
 def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
-    """Yield the row groups that may have objects of a chunk, and whether they have no others."""
+    """Yield row groups that may have a chunk's objects, and whether they have no others."""
     column = file.schema_arrow.get_field_index("chunk_number")
     for group in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(group).column(column).statistics

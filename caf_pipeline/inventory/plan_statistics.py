@@ -67,11 +67,11 @@ class PlanStatistics:
 
     Attributes:
         sizes: a histogram without gaps from the smallest to the largest size.
-        storage_classes: number and bytes of objects by class.
+        storage_classes: number and bytes of objects.
         largest: keys and sizes, in descending order.
         smallest: keys and sizes, in ascending order.
-        get_requests: GETs for the objects; larger objects are read in pieces.
-        checksum_requests: requests for S3's checksums of unsplit objects that are read in pieces.
+        get_requests: larger objects are read in pieces.
+        checksum_requests: for S3's checksums of unsplit objects that are read in pieces.
     """
 
     objects: int
@@ -86,7 +86,6 @@ class PlanStatistics:
     parts: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """Return the statistics of the objects as JSON fields."""
         return {
             "sizes": [
                 {
@@ -111,11 +110,8 @@ class PlanStatistics:
 def plan_statistics(folders: Sequence[Path], *, part_bytes: int) -> PlanStatistics:
     """Return the statistics of the plans in these folders; spills go to the first.
 
-    `part_bytes` is the size of one GET of a larger object.
-
-    Raises:
-        CafError: a file is missing or damaged.
-        StagingError: there is no room to spill.
+    `part_bytes` is the size of one GET of a larger object. Raises CafError if a file is damaged,
+    StagingError if there is no room to spill.
     """
     if not folders:
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
@@ -187,11 +183,11 @@ def _first_size(step: int) -> int:
 
 
 BAR_CHARACTERS: Final = 40
-"""Lines fit a terminal of 80 columns."""
+"""Lines fit 80 columns."""
 
 
 def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
-    """Draw a histogram of object counts as text, a line for each step."""
+    """Draw a histogram of object counts, a line for each step."""
     most = max((step.objects for step in sizes), default=0)
     lines = []
     for step in sizes:
@@ -211,7 +207,7 @@ _HEADING: Final = 8
 """Characters before the first number."""
 
 _PIXELS: Final = 6
-"""Width of a character. The text is stretched to it in every font."""
+"""Width of a character, to which the text is stretched in every font."""
 
 _HIGHEST: Final = 80
 

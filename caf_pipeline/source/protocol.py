@@ -30,13 +30,13 @@ class Checksum:
 
     @property
     def text(self) -> str:
-        """The form in manifests and the ledger: algorithm, colon, digest in hexadecimal."""
+        """The form in manifests and the ledger, `<algorithm>:<hexadecimal digest>`."""
         return f"{self.algorithm}:{self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The answer to a HEAD. `checksums` maps each algorithm to its digest over the full object."""
+    """The answer to a HEAD. `checksums` maps algorithms to digests over the full object."""
 
     headers: ObjectHeaders
     checksums: Mapping[str, bytes] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPart:
-    """The bytes of a range of an object, and its headers.
+    """A range of an object.
 
-    `checksum` is S3's own, if the range is the whole object and S3 returned one.
+    `checksum` is S3's own. Only a whole object may have it.
     """
 
     body: Buffer
@@ -60,8 +60,7 @@ class ReportCounts:
 
     Attributes:
         left_out: rows dropped because the settings ask for current versions only.
-        outside_prefix: objects outside of the source's prefix.
-        multipart: objects that were uploaded in parts, if the report has that column.
+        multipart: objects uploaded in parts, if the report has that column.
         encryption: objects by kind of encryption; "unknown" without that column.
     """
 
@@ -72,7 +71,6 @@ class ReportCounts:
     encryption: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "ReportCounts") -> None:
-        """Add other counts to these."""
         self.left_out += other.left_out
         self.outside_prefix += other.outside_prefix
         self.multipart += other.multipart
@@ -87,10 +85,10 @@ class InventoryReport:
     Attributes:
         url: the report's folder.
         taken_at: when S3 began to read the bucket.
-        keeps_versions: as `ObjectSource.keeps_versions`, for the interpretation of rows.
+        keeps_versions: as `ObjectSource.keeps_versions`.
         fetch: downloads the files into a folder, several concurrently. Yields Parquet files of
-            SNAPSHOT_SCHEMA with the source's objects in any order. Raises ReportRefused if a file
-            is missing or damaged, StagingError if there is no room, and the errors of a listing.
+            SNAPSHOT_SCHEMA with objects in any order. Raises ReportRefused if a file is missing or
+            damaged, StagingError if there is no room, and the errors of a listing.
     """
 
     url: str
@@ -102,18 +100,16 @@ class InventoryReport:
 
 
 class LastPage(list[S3Object]):
-    """A page that the source knows to be the last without another request."""
+    """A page that the source knows to be the last."""
 
 
 class PendingRead(Protocol):
     """A GET of a whole object that is under way. No thread waits for it."""
 
-    def has_failed(self) -> bool:
-        """Return whether the GET is already known to have failed."""
-        ...
+    def has_failed(self) -> bool: ...
 
     def part(self) -> ObjectPart | None:
-        """Wait for the end and return the whole object, like `ObjectSource.read`.
+        """Wait for the whole object.
 
         Returns None if the GET failed. `ObjectSource.read` then retries it or raises the error.
         """
@@ -141,17 +137,17 @@ class ObjectSource(Protocol):
         Keys include the source's prefix. No page is empty.
 
         Args:
-            after: an exclusive lower bound, as bytes.
-            max_pages: the most pages to yield. If `versions` is set, further pages complete the
-                last key's versions.
+            after: exclusive.
+            max_pages: with `versions`, further pages complete the last key's versions.
             in_order: require keys that ascend by their bytes.
             versions: include older versions and delete markers.
             by_version: the result of `keeps_versions`, the same for all parts of one listing. None
                 asks the bucket.
 
         Raises:
-            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: the listing failed.
-                Nothing of the failing page was yielded.
+            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing of the failing
+            page
+                was yielded.
             SettingsError: the settings ask for every version, and the bucket keeps none.
             ListingUnordered: `in_order` is set, and keys do not ascend from `after`, or the source
                 refuses to start there.
@@ -181,15 +177,15 @@ class ObjectSource(Protocol):
     def find_reports(self, since: datetime | None) -> Sequence[str]:
         """Return the names of complete reports after the minute of `since`, newest first.
 
-        A name is less exact than the report's time. Raises the errors of a listing.
+        Raises the errors of a listing.
         """
         ...
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
-        `(0, obj.size_bytes)` is a plain GET. The part always has the requested size. The range is
-        held in memory.
+        `(0, obj.size_bytes)` is a plain GET. The part has the requested size, and is held in
+        memory.
 
         Raises:
             ObjectUnavailable: a retry in this run cannot help; the error has the skip reason.
@@ -199,9 +195,9 @@ class ObjectSource(Protocol):
         ...
 
     def begin(self, obj: S3Object) -> PendingRead | None:
-        """Start one GET of the whole object without waiting for it.
+        """Start one GET of the whole object without waiting for it. Never raises.
 
-        Returns None if only `read` can read the object. Never raises.
+        Returns None if only `read` can read the object.
         """
         ...
 
@@ -215,14 +211,12 @@ class ObjectSource(Protocol):
     def read_headers(self, obj: S3Object) -> ObjectHead:
         """Return headers and checksums of exactly this identity, by one HEAD.
 
-        Raises:
-            ObjectUnavailable: as `read`; reason `changed` if the time differs from
-                `obj.last_modified`.
+        Raises as `read`. The skip reason is `changed` if the time differs from `obj.last_modified`.
         """
         ...
 
     def clock(self) -> datetime:
-        """Return the time of the source's clock, which also sets LastModified. Costs a request."""
+        """Return the time of the clock that sets LastModified. Costs a request."""
         ...
 
 
@@ -233,7 +227,7 @@ class ExistingObject:
     Attributes:
         size_bytes: None if the server does not report it.
         etag: pins the content for `ObjectTarget.read`; "" if the server reports none.
-        sha256: S3's own, if it covers the whole object.
+        sha256: S3's own over the whole object.
     """
 
     size_bytes: int | None
@@ -243,7 +237,7 @@ class ExistingObject:
 
 
 class KeyTaken(Exception):
-    """The bucket already has an object with this key, and it must not be replaced."""
+    """The key already has an object, which must not be replaced."""
 
 
 class ObjectUpload(Protocol):
@@ -254,7 +248,7 @@ class ObjectUpload(Protocol):
         ...
 
     def mark(self) -> object:
-        """Return the current position, for `rewind`."""
+        """Return the position for `rewind`."""
         ...
 
     def rewind(self, mark: object) -> None:
@@ -279,43 +273,32 @@ class ObjectTarget(Protocol):
     """
 
     def place(self, key: str) -> str:
-        """Return the object's address, for messages.
-
-        Raises:
-            NotRestored: the key is too long with the target's prefix.
-        """
+        """Return the address for messages; raises NotRestored if the key is too long."""
         ...
 
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
         """Return the existing keys after `first` up to and including `last`.
 
-        Reads a few pages. Returns None if there are more, or the listing is forbidden or not in
-        byte order.
+        Reads a few pages. None if there are more, or the listing is forbidden or not in byte order.
         """
         ...
 
-    def find(self, key: str) -> ExistingObject | None:
-        """Return the existing object, or None."""
-        ...
+    def find(self, key: str) -> ExistingObject | None: ...
 
-    def read(self, key: str, existing: ExistingObject) -> Iterator[bytes]:
-        """Yield the bytes of an object that `find` returned."""
-        ...
+    def read(self, key: str, existing: ExistingObject) -> Iterator[bytes]: ...
 
     def put(
         self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
     ) -> bool:
         """Write an object in one request.
 
-        Returns whether the bucket compared its SHA-256 before the object appeared.
-
-        Raises:
-            KeyTaken: another object has the key, and `replace` is false.
+        Returns whether the bucket compared its SHA-256 before the object appeared. Raises KeyTaken
+        if another object has the key, and `replace` is false.
         """
         ...
 
     def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> ObjectUpload:
-        """Begin an object that is too large to be held in memory."""
+        """Begin an object that is too large for memory."""
         ...
 
 
@@ -325,7 +308,7 @@ class ObjectEvent:
 
     Attributes:
         sequencer: orders the events of one key, upper-case hexadecimal, or "".
-        restored: a temporary copy of the object came out of cold storage.
+        restored: a temporary copy came out of cold storage.
     """
 
     key: bytes
@@ -339,8 +322,7 @@ class QueueMessage:
 
     Attributes:
         message_id: the same when the message is received again.
-        receipt: the handle to delete it with.
-        events: events of the source's keys.
+        events: those of the source's keys.
         wrong: why the message, or a part of it, is not an event notification of the source's
             bucket; "" if it is.
     """
@@ -355,23 +337,16 @@ class QueueMessage:
 class EventQueue(Protocol):
     """A queue of S3 event notifications, which may arrive twice, late, and in any order.
 
-    Safe to call from several threads.
+    Safe to call from several threads. Both methods raise SourceUnreachable, SourceDenied or
+    SourceError if the queue cannot be asked.
     """
 
     def receive(self) -> Sequence[QueueMessage]:
-        """Return some messages, or none. Each returns after a minute unless it is deleted.
-
-        Raises:
-            SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
-        """
+        """Return some messages, or none. Each returns after a minute unless it is deleted."""
         ...
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
-        """Delete messages. A message that could not be deleted comes again.
-
-        Raises:
-            SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
-        """
+        """Delete messages. A message that could not be deleted comes again."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""boto3 clients for listings, HEADs, queues and control calls; the GET client is built from one."""
+"""boto3 clients for listings, HEADs, queues and control calls."""
 
 import os
 import re
@@ -23,11 +23,10 @@ from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.listing_entries import read_entries
 
 DEFAULT_REGION: Final = "us-east-1"
-"""For an endpoint without a region. Servers other than AWS accept any, and this is their default.
-"""
+"""For an endpoint without a region. Servers other than AWS default to it, and accept any."""
 
 CONNECTIONS: Final = 64
-"""Connections kept by boto3. More threads do not pay on one machine."""
+"""More threads do not pay on one machine."""
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads; botocore's default
@@ -44,18 +43,16 @@ _QUEUE_HOST: Final = re.compile(
 )
 
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
-"""The AWS tools' variable for a file of trusted certificates."""
+"""Names a file of trusted certificates for the AWS tools."""
 
 
 def build_client(
     settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE
 ) -> S3Client:
-    """Return a boto3 client for the settings, without a network request.
+    """Return a boto3 client, without a network request.
 
-    `S3Source` retries by itself and needs one attempt of boto3.
-
-    Raises:
-        SettingsError: a setting cannot be used.
+    `S3Source` retries by itself and needs one attempt of boto3. Raises SettingsError if a setting
+    cannot be used.
     """
     config = Config(
         signature_version=UNSIGNED if settings.anonymous else None,
@@ -85,8 +82,7 @@ def build_client(
 def build_queue_client(settings: SourceSettings) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
     """Return a client at the address of the queue's URL, without a network request.
 
-    Raises:
-        SettingsError: a setting cannot be used.
+    Raises SettingsError if a setting cannot be used.
     """
     config = Config(
         retries={"mode": "standard", "total_max_attempts": QUEUE_ATTEMPTS},

@@ -1,8 +1,8 @@
 """Listings of a bucket, page by page, with keys as exact bytes.
 
 boto3's decoding is lossy: `bad%FF` and `bad%FE` become one key. An explicit encoding type switches
-it off. A bucket that keeps versions is listed by versions, for version ids. Source: ListObjectsV2,
-ListObjectVersions and GetBucketVersioning in the Amazon S3 API Reference.
+it off. Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon S3 API
+Reference.
 """
 
 import heapq
@@ -36,7 +36,7 @@ from caf_pipeline.source.s3.errors import (
 )
 
 PAGE_KEYS: Final = 1000
-"""S3's limit of keys in a page."""
+"""S3's limit."""
 
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
@@ -51,17 +51,14 @@ Markers = Mapping[str, str]
 
 
 class Undecodable(ValueError):
-    """A key of a listing has an invalid percent-encoding."""
+    """A listed key has an invalid percent-encoding."""
 
 
 def decode_key(text: str, encoding: str | None) -> bytes:
-    """Return the bytes of a key in a listing.
+    """Return the bytes of a key in a listing; raises Undecodable for an invalid `%`.
 
     If `encoding` is "url", `%XX` is a byte and `+` a space. AWS writes spaces so, and all known
     servers write a plus sign as `%2B`. None: the server does not encode keys.
-
-    Raises:
-        Undecodable: two hexadecimal digits do not follow a `%`.
     """
     raw = text.encode("utf-8", "surrogatepass")
     if encoding != "url":
@@ -72,7 +69,7 @@ def decode_key(text: str, encoding: str | None) -> bytes:
 
 
 class CycleDetector:
-    """Detects a cycle of markers of any period in constant memory (Brent's algorithm)."""
+    """Detects a cycle of any period in constant memory (Brent's algorithm)."""
 
     def __init__(self) -> None:
         self._saved: Markers | None = None
@@ -80,10 +77,7 @@ class CycleDetector:
         self._power = 1
 
     def closes(self, marker: Markers) -> bool:
-        """Add the next marker; return whether it was seen before.
-
-        A cycle is detected within three periods.
-        """
+        """Return whether a marker was seen before, within three periods of the cycle."""
         if marker == self._saved:
             return True
         self._steps += 1
@@ -104,7 +98,6 @@ class RequestRate:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until the next request may be sent."""
         with self._lock:
             now = time.monotonic()
             slot = max(now, self._next)
@@ -130,7 +123,6 @@ class Listing:
 
     @property
     def at(self) -> BucketAddress:
-        """The bucket."""
         return self.policy.at
 
     def pages(
@@ -142,7 +134,6 @@ class Listing:
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
         if by_version is None:
             by_version = self.keeps_versions()
         begin = text_of(after)  # boto3 takes text; keys up to `after` are filtered out below
@@ -230,7 +221,6 @@ class Listing:
             )
 
     def keeps_versions(self) -> bool | None:
-        """See `ObjectSource.keeps_versions`."""
         answer = self._versioning()
         keeps = answer.get("Status") in ("Enabled", "Suspended")
         refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= MIN_REFUSAL
@@ -246,7 +236,7 @@ class Listing:
         return None if refused else keeps
 
     def clock(self) -> datetime:
-        """Return the time of S3's clock, to the second; this machine's if an answer has no Date."""
+        """To the second; this machine's time if an answer has no Date."""
         try:
             date = self._versioning()["ResponseMetadata"]["HTTPHeaders"]["date"]
             return parsedate_to_datetime(date).astimezone(UTC)
@@ -380,7 +370,7 @@ class Listing:
 def _without_overlap(
     previous: Sequence[S3Object], objects: Sequence[S3Object]
 ) -> Sequence[S3Object]:
-    """Drop the objects of the previous page: a server may repeat its last version."""
+    """Drop objects of the previous page: a server may repeat its last version."""
     if not previous or not objects or objects[0].key != previous[-1].key:
         return objects
     listed = {(obj.key, obj.version_id, obj.is_delete_marker) for obj in previous}

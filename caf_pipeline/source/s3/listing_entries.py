@@ -1,7 +1,7 @@
 """Parses the entries of a listing's page, which takes boto3 three to four times as long.
 
-boto3 parses everything else. Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API
-Reference; `BaseXMLResponseParser` and the event `before-parse` of botocore 1.44.
+Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference; `BaseXMLResponseParser`
+and the event `before-parse` of botocore 1.44.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,13 +45,11 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
     "Version": ("Versions", {**_OBJECT, **_VERSION}),
     "DeleteMarker": ("DeleteMarkers", {**_COMMON, **_VERSION}),
 }
-"""By element: boto3's name of the list, and the fields that are parsed. A field of type `list` may
-repeat.
-"""
+"""By element: boto3's name of the list, and the parsed fields; those of type `list` may repeat."""
 
 
 def read_entries(client: S3Client) -> None:
-    """Make the client parse entries with this module, to the fields above.
+    """Make the client parse entries with this module.
 
     An answer to a listing or to GetBucketVersioning that is not valid S3 XML raises InvalidXml.
     """

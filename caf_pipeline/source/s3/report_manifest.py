@@ -17,7 +17,7 @@ from caf_pipeline.errors import ReportRefused
 
 
 class ReportFormat(StrEnum):
-    """The format of a report's files, with the values of `fileFormat`."""
+    """The values of `fileFormat`."""
 
     CSV = "CSV"
     ORC = "ORC"
@@ -60,7 +60,7 @@ OTHER_REPORT_HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """One file of a report: its key, its size, and its MD5 in lower-case hex."""
+    """One file of a report. The MD5 is in lower-case hex."""
 
     key: str
     size_bytes: int
@@ -91,11 +91,7 @@ class Manifest:
         return COLUMNS[column] if self.format is ReportFormat.CSV else column
 
     def require(self, bucket: str, *, keeps_versions: bool, needs_storage_class: bool) -> None:
-        """Refuse a report of another bucket, or one without a needed column.
-
-        Raises:
-            ReportRefused: names the missing columns.
-        """
+        """Raise ReportRefused for another bucket's report, or without a needed column."""
         if self.source_bucket != bucket:
             raise ReportRefused(
                 f"the inventory report {self.url} is of bucket '{self.source_bucket}', not of the "
@@ -124,8 +120,7 @@ class Manifest:
 def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
     """Parse a manifest from the contents of manifest.json and manifest.checksum.
 
-    Raises:
-        ReportRefused: the MD5 differs, or the manifest is malformed.
+    Raises ReportRefused if the MD5 differs, or the manifest is malformed.
     """
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest().encode()
     if md5 != checksum.strip().lower():

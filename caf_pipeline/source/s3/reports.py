@@ -53,9 +53,7 @@ FILES_AT_ONCE: Final = 4
 """Each takes 150 to 250 MiB of memory, measured with 10^6 rows in each format."""
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-"""A manifest has some 180 bytes for each file. The report of a bucket with 10^8 objects had 516
-files.
-"""
+"""Some 180 bytes a file. The report of a bucket with 10^8 objects had 516 files."""
 
 CHUNK_BYTES: Final = 1 << 20  # one read of a file's body
 
@@ -71,7 +69,7 @@ _COMPLETE: Final = frozenset({"manifest.json", "manifest.checksum"})
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 _IN_COLD_STORAGE: Final = "InvalidObjectState"
 _KMS_PREFIX: Final = "KMS."
-"""Prefix of S3's codes for a key that is disabled, missing or unusable."""
+"""Of S3's codes for a disabled, missing or unusable key."""
 
 
 class _Stopped(Exception): ...
@@ -81,8 +79,7 @@ class _Stopped(Exception): ...
 class Reports:
     """The reports of a source in a folder, read with the source's credentials.
 
-    `folder` is `s3://…/`, or "" if the settings name none. `needs_storage_class` refuses reports
-    without storage classes.
+    `folder` is `s3://…/`, or "". `needs_storage_class` refuses reports without storage classes.
     """
 
     client: S3Client
@@ -94,7 +91,6 @@ class Reports:
 
     @property
     def source(self) -> BucketAddress:
-        """The source's bucket."""
         return self.policy.at
 
     @property
@@ -104,11 +100,9 @@ class Reports:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the manifests' keys."""
         return self.folder.removeprefix("s3://").partition("/")[2]
 
     def open(self, name: str) -> InventoryReport:
-        """See `ObjectSource.open_report`."""
         if not self.folder:
             raise SettingsError(
                 f"source '{self.source.source}' has no inventory reports: "
@@ -151,7 +145,6 @@ class Reports:
         )
 
     def find(self, since: datetime | None) -> Sequence[str]:
-        """See `ObjectSource.find_reports`."""
         last = f"{since.astimezone(UTC):%Y-%m-%dT%H-%MZ}" if since else ""
         # '0' follows '/', so the listing begins after the folder of `last`.
         begin = f"{self.prefix}{last}0" if last else self.prefix
@@ -254,7 +247,7 @@ class Reports:
             )
 
     def _fetch(self, rows: ReportRows, folder: Path) -> Iterator[tuple[Path, ReportCounts]]:
-        """See `InventoryReport.fetch`. Cancels downloads if it is closed early or fails."""
+        """Cancels downloads if it is closed early or fails."""
         stop = threading.Event()
         pool = ThreadPoolExecutor(FILES_AT_ONCE, "report")
         numbered = enumerate(rows.manifest.files)
