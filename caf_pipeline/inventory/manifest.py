@@ -1,8 +1,8 @@
 """The two members that we add to a chunk: the head names it, the manifest describes it.
 
-The head has a fixed size, so that no two chunks share a root or leading blocks. The manifest, the
-last member, is a Parquet file with a row for each planned object, in plan order. The stored chunks
-alone suffice to rebuild the archive. Source: "A chunk" in docs/reference/chunk-format.md.
+The head has a fixed size, so that no two chunks share a root or leading blocks. The manifest has a
+Parquet row for each planned object, in plan order. The stored chunks alone suffice to rebuild the
+archive. Source: "A chunk" in docs/reference/chunk-format.md.
 """
 
 import json
@@ -29,10 +29,10 @@ HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
 
 HEAD_SIZE_BYTES: Final = 512
-"""Room for an archive id (32), a chunk id (50), a version, and fields of later formats."""
+"""Room for an archive id (32), a chunk id (50), a version, and later fields."""
 
 CHUNK_FORMAT: Final = "caf-pipeline/6"
-"""Covers the head, the manifest's columns and member names. No other version is read."""
+"""Covers head, manifest columns and member names. No other version is read."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
 """Some 10 MB as Python objects."""
@@ -41,19 +41,19 @@ MANIFEST_FIXED_BYTES: Final = 8 * 1024
 """Upper bound without rows. Measured: 4,202 bytes (pyarrow 26)."""
 
 MANIFEST_GROUP_BYTES: Final = 8 * 1024
-"""Upper bound of a group's footer and page headers. Measured: 5,134 bytes for 27 columns."""
+"""Upper bound of footer and page headers. Measured: 5,134 bytes for 27 columns."""
 
 MANIFEST_ROW_BYTES: Final = 170
-"""Upper bound of a row without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
+"""Upper bound without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
 
 REWRITTEN_BYTES: Final = 8
 
 PART_BYTES: Final = 24
-"""A part's columns: 2 × 4 and 2 × 8."""
+"""2 × 4 and 2 × 8."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
-"""Reserved in each row for headers, user metadata and S3's checksum, which listings lack. A chunk
-that needs more is larger than planned.
+"""Reserved for headers, user metadata and S3's checksum, which listings lack. A chunk that needs
+more is larger than planned.
 """
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -113,26 +113,26 @@ LOCATION_SCHEMA: Final = pa.schema(
 METADATA_KEY: Final = b"caf-pipeline"
 
 LOGS_KEY: Final = b"caf-pipeline-clps"
-"""Metadata with the times of clp-s archives: a JSON list of LogTimes."""
+"""The times of clp-s archives: a JSON list of LogTimes."""
 
 LOG_BYTES: Final = 64
-"""Upper bound of one LogTimes: three numbers of at most 20 digits."""
+"""Upper bound of a LogTimes: three numbers of at most 20 digits."""
 
 MAX_FOOTER_BYTES: Final = 256 << 20
-"""A corrupt footer may declare any length. A million rows make 250 row groups of 4 KB each."""
+"""A corrupt footer may declare any length. A million rows take 250 groups of 4 KB."""
 
 MAX_TEXT_BYTES: Final = 64 << 10
-"""Keys have 1,024 bytes, all headers 8 KiB, and a skip reason is a sentence."""
+"""Keys have 1,024 bytes, and all headers 8 KiB."""
 
 MAX_GROUP_BYTES: Final = 256 << 20
-"""4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of user metadata take less than 100 MB."""
+"""4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of metadata take less than 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkIdentity:
     """The identity of a chunk in its head and its manifest's metadata.
 
-    The manifest has the chunk's share of the plan only with `plan_sha256`, the plan's full hash.
+    The manifest has the share of the plan only with `plan_sha256`, the plan's full hash.
     """
 
     archive_id: str
@@ -152,7 +152,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 class LogTimes(NamedTuple):
     """The start of a member that clp-s packed, and the times of its first and last record.
 
-    Times are milliseconds since 1970, both inclusive; None if the archive lacks them or is damaged.
+    Milliseconds since 1970, both inclusive; None if the archive lacks them or is damaged.
     """
 
     start_byte: _Int64
@@ -161,7 +161,7 @@ class LogTimes(NamedTuple):
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
-    """Return the head member: a line of JSON, padded with spaces to 512 bytes."""
+    """Return the head member: JSON, padded with spaces and a newline to 512 bytes."""
     text = json.dumps(
         {"format": CHUNK_FORMAT, "archive": identity.archive_id, "chunk": identity.chunk},
         separators=(",", ":"),
@@ -184,7 +184,7 @@ IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
 
 
 def row_identity(row: Mapping[str, Any]) -> str:
-    """Return the object version of a manifest row."""
+    """Return a manifest row's object version."""
     return object_version(*(row[name] for name in IDENTITY_COLUMNS))
 
 
@@ -198,10 +198,9 @@ def identities(batch: pa.RecordBatch) -> pa.Array:
 
 
 class ManifestWriter:
-    """Writes manifest rows to a Parquet file, with at most one row group in memory.
+    """Writes manifest rows, with at most one row group in memory.
 
-    Rows are dicts by column name; missing columns are null. `bound_bytes` is an upper bound of the
-    finished file's size.
+    Missing columns are null. `bound_bytes` is an upper bound of the finished file's size.
     """
 
     def __init__(self, path: Path, identity: ChunkIdentity) -> None:
@@ -299,9 +298,9 @@ class PartLocation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedManifest:
-    """An open manifest, whose rows are not yet read.
+    """An open manifest. Only the format in its metadata, `described`, was checked.
 
-    Only the format in its metadata, `described`, was checked.
+    Methods raise MalformedArchive for what packing never writes.
     """
 
     described: Mapping[str, Any]
@@ -335,21 +334,17 @@ class OpenedManifest:
     def rows(
         self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dicts, like `batches`."""
         for batch in self.batches(columns, between=between):
             with _as_malformed():
                 rows = batch.to_pylist()
             yield from rows
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield members that are whole objects, in batches of LOCATION_SCHEMA."""
+        """Yield whole objects in batches of LOCATION_SCHEMA."""
         return iter(()) if self._part_row() else self.members()
 
     def part(self) -> "PartLocation | None":
-        """Return the chunk's part; None for a chunk of whole objects, or if the part was skipped.
-
-        Raises MalformedArchive if a chunk of a part has further rows, which packing never writes.
-        """
+        """Return the chunk's part; None for whole objects, or if the part was skipped."""
         row = self._part_row()
         if row is None:
             return None
@@ -378,10 +373,7 @@ class OpenedManifest:
         return None
 
     def logs(self) -> Sequence[LogTimes]:
-        """Return the times of the chunk's clp-s archives.
-
-        Raises MalformedArchive if packing never writes such times.
-        """
+        """Return the times of clp-s archives."""
         encoded = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
         if encoded is None:
             raise MalformedArchive("the manifest has no times of logs")
@@ -399,7 +391,7 @@ class OpenedManifest:
         return logs
 
     def members(self) -> Iterator[pa.RecordBatch]:
-        """Yield all members, parts included, in batches of LOCATION_SCHEMA."""
+        """Yield whole objects and parts in batches of LOCATION_SCHEMA."""
         for batch in self.batches({*LOCATION_SCHEMA.names, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
             yield pa.record_batch(
@@ -410,8 +402,7 @@ class OpenedManifest:
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
     """Open a manifest. Allocates no more memory than the file's own size justifies.
 
-    Raises MalformedArchive if packing never writes such a file: another format, other columns, or
-    row groups too large for memory.
+    Raises MalformedArchive for another format, other columns, or row groups too large for memory.
     """
     limits = {
         "thrift_string_size_limit": MAX_FOOTER_BYTES,
@@ -440,7 +431,7 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
 
 
 def unknown_format(member: str, chunk_format: object) -> MalformedArchive:
-    """Return the error for a head or manifest (`member`) with an unknown format."""
+    """Return the error for a `member` with an unknown format."""
     return MalformedArchive(
         f"its {member} has the format {chunk_format!r:.60}, and this version reads only "
         f"'{CHUNK_FORMAT}'",

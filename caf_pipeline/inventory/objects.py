@@ -1,4 +1,4 @@
-"""Objects as listings show them: identity, supported keys, parts, and reasons for skips."""
+"""Objects as listings show them: identity, supported keys, parts, and skip reasons."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ MAX_SIZE_BYTES: Final = 1 << 53
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""Limit of an ETag or version id; S3's own for version ids."""
+"""Of an ETag or version id; S3's limit for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""A regular expression: no request can send these characters in an ETag or version id."""
+"""A regular expression of what no request can send in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Separates key and version in an older version's name. Names can be equal only if one has it."""
+"""Between key and version in an older version's name. Names can be equal only if one has it."""
 
 
 class SkipReason(StrEnum):
@@ -59,8 +59,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     # Any plan may take it. Its row has the latest time.
     SkipReason.WAITING: timedelta(0),
 }
-"""Delay before a skipped object may be planned again; None: never automatically. Doubles with each
-skip, up to MAX_RETRY_AFTER.
+"""Before a skipped object may be planned again; None: never automatically. Doubles with each skip,
+up to MAX_RETRY_AFTER.
 """
 
 
@@ -72,8 +72,8 @@ CHECKSUMS: Final[Mapping[str, str]] = {
     for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
     for kind in ("", "/FULL_OBJECT")
 }
-"""By the checksum in an inventory: S3's algorithm, which in lower case ends its header names.
-Reports name no type, so the checksum may be one of the parts' checksums.
+"""S3's algorithm by an inventory's checksum; in lower case it ends header names. Reports name no
+type, so the checksum may be one of the parts' checksums.
 """
 
 
@@ -83,15 +83,14 @@ class S3Object:
 
     Attributes:
         key: exact bytes, at most 1,024.
-        version_id: None if the bucket keeps no versions, and for S3's "null" version, which can be
-            overwritten.
+        version_id: None without versions, and for S3's "null" version, which can be overwritten.
         etag: without quotes; an identity, never a hash.
         last_modified: aware, in UTC.
         checksum: "<algorithm>/<type>", e.g. "CRC64NVME/FULL_OBJECT"; "<algorithm>" if the listing
             names no type; or "".
         rewritten_at: the object's time, as part of its identity, if the same ETag and size are
             located with another time.
-        is_delete_marker: a record of a deletion, without ETag and bytes.
+        is_delete_marker: without ETag and bytes.
     """
 
     key: bytes
@@ -107,7 +106,6 @@ class S3Object:
 
     @property
     def object_version(self) -> str:
-        """The identity within source and key."""
         return object_version(self.version_id, self.etag, self.size_bytes, self.rewritten_at)
 
 
@@ -115,7 +113,7 @@ class S3Object:
 class VersionCounts:
     """Counts of versions that are not current objects.
 
-    `older` excludes delete markers. `markers` includes those that are not the latest. The latest
+    `older` excludes delete markers; `markers` includes those that are not the latest. The latest
     version of `deleted_keys` is a delete marker.
     """
 
@@ -131,10 +129,7 @@ class VersionCounts:
         )
 
     def sentence(self, *, all_versions: bool) -> str:
-        """Return a phrase, "" if all counts are zero.
-
-        `all_versions`: older versions are among the objects.
-        """
+        """`all_versions`: older versions are among the objects."""
         where = "among the objects" if all_versions else "left out"
         phrases = []
         if self.older:
@@ -147,7 +142,7 @@ class VersionCounts:
 
     @classmethod
     def of(cls, listed: Iterable[S3Object]) -> "VersionCounts":
-        """Count the entries of a listing that are not current objects."""
+        """Count a listing's entries that are not current objects."""
         rest = [obj for obj in listed if obj.is_delete_marker or not obj.is_latest]
         markers = [obj for obj in rest if obj.is_delete_marker]
         return cls(len(rest) - len(markers), len(markers), sum(obj.is_latest for obj in markers))
@@ -156,10 +151,7 @@ class VersionCounts:
 def versions_as_json(
     beside: VersionCounts | None, *, all_versions: bool
 ) -> dict[str, str | int | None]:
-    """Return an inventory's kind of versions and its counts as JSON fields.
-
-    `beside` is None for unknown counts.
-    """
+    """Return kind and counts of versions as JSON fields; None: unknown counts."""
     counts = (
         (None, None, None)
         if beside is None
@@ -174,9 +166,9 @@ def versions_as_json(
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """Part `number` of `count`, from 1, of an object that is split over chunks.
+    """Part `number` of `count`, from 1, of a split object.
 
-    `[start_byte, end_byte)` are bytes of the object; the range is not empty.
+    `[start_byte, end_byte)` are bytes of the object, at least one.
     """
 
     number: int
@@ -190,10 +182,7 @@ class PartRange:
 
 
 def cut_into_parts(size_bytes: int, max_bytes: int) -> list[PartRange]:
-    """Return the fewest parts of at most `max_bytes`, in order.
-
-    Their sizes differ by at most one byte.
-    """
+    """Return the fewest parts, in order. Sizes differ by at most one byte."""
     count = -(-size_bytes // max_bytes)
     ends = [size_bytes * number // count for number in range(count + 1)]
     return [
@@ -206,8 +195,8 @@ def object_version(
 ) -> str:
     """Return the version id, or `etag:<ETag>:<size>` if the bucket keeps no versions.
 
-    An object that was written again with the same ETag and size is
-    `etag:<ETag>:<size>:<LastModified>`, with a time in UTC such as `2026-11-21T23:10:05.000000Z`.
+    A rewrite with the same ETag and size is `etag:<ETag>:<size>:<LastModified>`, with a time in UTC
+    such as `2026-11-21T23:10:05.000000Z`.
     """
     version = version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
     return version if rewritten_at is None else rewritten_version(version, rewritten_at)
@@ -219,12 +208,12 @@ def version_id_of(object_version: str) -> str:
 
 
 def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
-    """Return whether an identity contains the time of a rewrite."""
+    """Return whether an identity has the time of a rewrite."""
     return not version_id_of(version) and version != object_version(None, etag, size_bytes)
 
 
 def rewritten_version(version: str, rewritten_at: datetime) -> str:
-    """Return the identity of a rewrite, whose identical bytes had `version` before."""
+    """Return the identity of a rewrite of `version`."""
     # Python's strftime writes a year before 1000 with fewer digits than DuckDB's.
     time = rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
     return f"{version}:{time}Z"
@@ -235,10 +224,7 @@ TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 def is_supported(key: bytes) -> bool:
-    """Return whether a key can be archived: UTF-8 of 1 to 1,024 bytes, without NUL.
-
-    Postgres cannot store NUL.
-    """
+    """Return whether a key can be archived. Postgres cannot store NUL."""
     if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
         return False
     try:
@@ -249,19 +235,15 @@ def is_supported(key: bytes) -> bool:
 
 
 def can_be_stored(text: str) -> bool:
-    """Return whether the database can store a key or name.
-
-    A lone surrogate stands for a byte that is not UTF-8.
-    """
+    """`is_supported` for text; a lone surrogate stands for a byte that is not UTF-8."""
     return is_supported(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentException:
-    """A statement that a key had this current identity at `stated_at`; None: it was deleted.
+    """A statement that a key had this identity at `stated_at`; None: it was deleted.
 
-    The object written at `last_modified` has the archived bytes and headers. None if they were not
-    compared.
+    The object written at `last_modified` has the archived bytes and headers; None: not compared.
     """
 
     key: str

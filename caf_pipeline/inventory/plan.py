@@ -6,7 +6,7 @@ objects.parquet     objects sorted by chunk, then key. Objects that wait for the
 chunks.parquet      a row for each chunk.
 parts.parquet       the parts of split objects, in chunks from 1 on; missing without any.
 too_large.parquet   objects that cannot be split either.
-SHA256SUMS          the SHA-256 of each file, as sha256sum writes it.
+SHA256SUMS          as sha256sum writes it.
 
 Source: "A chunk" in docs/explanation/design.md.
 """
@@ -32,9 +32,7 @@ from caf_pipeline.inventory.objects import PartRange, S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 
 MAX_GENERATIONS: Final = 10_000
-"""Plans of the same objects before a short name no longer leads to the full hash. A plan and
-withdrawal every hour takes a year.
-"""
+"""Hashes tried for a plan's short name: a year of a plan and withdrawal every hour."""
 
 ROWS_PER_BATCH: Final = 65_536
 """Some 10 MB with keys of 100 bytes."""
@@ -84,10 +82,9 @@ class PlanTerms:
     `inventory_time` and `snapshot` are not part of the hash.
 
     Attributes:
-        target_size_bytes: size of a chunk of several objects, without its manifest.
+        target_size_bytes: of a chunk of several objects, without its manifest.
         limits: the hard limits of the format and of Jackal.
-        limit_size_bytes: the most bytes of a chunk of several objects, with its manifest; 0: the
-            hard limit.
+        limit_size_bytes: with the manifest; 0: the hard limit.
         max_chunks: 0: MAX_CHUNKS. Further objects are left over.
         min_chunk_size_bytes: a smaller last chunk waits for the next plan,
         waits_since: unless it has an object last modified up to this time.
@@ -113,7 +110,7 @@ class PlanTerms:
 class ChunkPlan:
     """A row of `chunks.parquet`.
 
-    `expected_size_bytes` includes an upper bound of the manifest, for headers of usual length.
+    `expected_size_bytes` has an upper bound of the manifest, for headers of usual length.
     """
 
     chunk_number: int
@@ -126,7 +123,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTail:
-    """The last chunk, which waits for the next plan, and its oldest object's time."""
+    """A last chunk that waits for the next plan, and its oldest object's time."""
 
     chunk: ChunkPlan
     oldest: datetime
@@ -136,8 +133,8 @@ class WaitingTail:
 class Plan:
     """A plan that was written to `folder`.
 
-    `leftover_count` objects beyond the last chunk are in no file. `split_count` objects are split
-    into `part_count` parts.
+    `leftover_count` objects beyond the last chunk are in no file. `split_count` objects have
+    `part_count` parts.
     """
 
     folder: Path
@@ -150,12 +147,12 @@ class Plan:
     part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
-        """Return the full hash, over the content and how often it was planned before."""
+        """Return the hash over the content and how often it was planned before."""
         return _full_hash(self.content_sha256, generation)
 
     @property
     def object_count(self) -> int:
-        """Objects in all chunks; a split object counts once."""
+        """A split object counts once."""
         return sum(chunk.object_count for chunk in self.chunks) - self.part_count + self.split_count
 
     @property
@@ -169,7 +166,7 @@ def _full_hash(content_sha256: bytes, generation: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """An object of a chunk, or only a `part` of it, and its name there."""
+    """An object of a chunk, or a `part` of it, and its name there."""
 
     object: S3Object
     member: str
@@ -177,7 +174,7 @@ class PlannedObject:
 
     @property
     def start_byte(self) -> int:
-        """The first byte of the object that the member has."""
+        """Of the object."""
         return self.part.start_byte if self.part else 0
 
     @property
@@ -196,10 +193,7 @@ def read_terms(folder: Path) -> dict[str, str]:
 
 
 def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
-    """Return the full hash of the plan with this short name, from `read_terms`.
-
-    None if the same objects were planned more than MAX_GENERATIONS times.
-    """
+    """Return the full hash for a short name; None after MAX_GENERATIONS plans of it."""
     content_sha256 = bytes.fromhex(terms["content_sha256"])
     hashes = (_full_hash(content_sha256, generation) for generation in range(MAX_GENERATIONS))
     return next((sha256 for sha256 in hashes if sha256.hex().startswith(name)), None)
@@ -216,7 +210,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield a chunk's objects in plan order, with at most a row group in memory."""
+    """Yield a chunk's objects in plan order, with a row group in memory."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -239,7 +233,7 @@ def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
 
 
 def split_counts(folder: Path) -> tuple[int, int]:
-    """Return the number of split objects and of their parts."""
+    """Count split objects and their parts."""
     if not (folder / PARTS_FILE).exists():
         return 0, 0
     with _opened(folder / PARTS_FILE) as file:
@@ -266,7 +260,7 @@ def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBa
 def read_chunk_batches(
     folder: Path, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a chunk's objects in plan order, with these columns of PLAN_SCHEMA."""
+    """Yield these columns of a chunk's objects in plan order."""
     if (part := _read_part(folder, number, columns)) is not None:
         yield part
         return
@@ -277,7 +271,7 @@ def read_chunk_batches(
 def chunk_batches(
     file: pq.ParquetFile, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the whole objects of a chunk from a plan's open file of objects."""
+    """Yield a chunk's whole objects from a plan's open file."""
     groups = [group for group, _ in _groups_of(file, number)]
     needed = dict.fromkeys([*columns, "chunk_number"])
     for batch in file.iter_batches(
@@ -313,9 +307,9 @@ CLAIM_COLUMNS: Final = [
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield CLAIM_COLUMNS of every object in a chunk of the plan, in one pass.
+    """Yield CLAIM_COLUMNS of every object in a plan's chunks, in one pass.
 
-    An object in parts appears once, in the chunk of its first part.
+    A split object appears once, in the chunk of its first part.
     """
     with _opened(folder / CHUNKS_FILE) as file:
         last = file.metadata.num_rows
@@ -335,7 +329,7 @@ def verify_plan(folder: Path) -> None:
 
 
 def read_waiting(plan: Plan) -> Iterator[S3Object]:
-    """Yield the objects that wait for the next plan, in key order."""
+    """Yield the objects that wait, in key order."""
     if plan.waiting:
         yield from (
             planned.object
@@ -385,7 +379,7 @@ def _sha256(path: Path) -> str:
 
 
 def unreadable(what: str, error: BaseException) -> CafError:
-    """Return the error for missing or damaged files of a plan, named by `what`."""
+    """Return the error for a plan's missing or damaged files."""
     return CafError(
         f"{what} cannot be read: {first_line(error)}",
         hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are "
@@ -394,7 +388,7 @@ def unreadable(what: str, error: BaseException) -> CafError:
 
 
 def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
-    """Yield row groups that may have a chunk's objects, and whether they have no others."""
+    """Yield groups that may have a chunk's objects, and whether they have no others."""
     column = file.schema_arrow.get_field_index("chunk_number")
     for group in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(group).column(column).statistics

@@ -64,12 +64,12 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
         pa.field("is_delete_marker", pa.bool_(), nullable=False),
     ]
 )
-"""A snapshot, sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
+"""Sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
 
 _SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
-"""More memory means fewer windows of keys, and so fewer passes over the rows."""
+"""More memory means fewer passes over the rows."""
 
 SORTED_BY_MEMORY: Final = 2
 """Bytes sorted for each byte of memory. DuckDB 2.0 sorted 4 times its 256 MiB, and failed at 20
@@ -77,19 +77,19 @@ times; the factor is smaller with less memory.
 """
 
 MAX_HELD_ROWS: Final = ROWS_PER_GROUP
-"""Versions of a key sorted in memory. A listing with more is sorted on disk."""
+"""Of a key, sorted in memory. A listing with more is sorted on disk."""
 
 _ORDER: Final = ("key", "last_modified", "object_version")
 
 ROW_BYTES: Final = 200
-"""Bytes of a row in DuckDB, without its key."""
+"""Of a row in DuckDB, without its key."""
 
 SAMPLED_FOR_A_WINDOW: Final = 1000
 """Window sizes then differ by some per cent."""
 
 REPORT_LAG: Final = timedelta(hours=12)
-"""A report may lack changes shortly before its time; S3 states no limit. Half the time between two
-daily reports, so that the next one has them.
+"""A report may lack changes before its time; S3 states no limit. Half the time between two daily
+reports, so that the next one has them.
 """
 
 
@@ -98,16 +98,16 @@ class Snapshot:
     """The content of a source at one time, as a Parquet file of SNAPSHOT_SCHEMA.
 
     Attributes:
-        listed_at: when the listing began, by this machine's clock, or the report's own time; aware.
+        listed_at: when the listing began, by this machine's clock, or the report's time.
         taken_at: the same by S3's clock.
         after: exclusive lower bound of the keys.
-        until: inclusive upper bound of the keys; None for all.
+        until: inclusive upper bound; None for all.
         object_count: without delete markers.
         unsupported_count: objects whose key cannot be archived.
         all_versions: the file has every version and delete marker.
         beside: versions that are not current, in the file or left out of it.
-        run: the run that took the snapshot, as a lease holder in the ledger.
-        report: the address of the inventory report; "" for a listing.
+        run: the lease holder in the ledger that took the snapshot.
+        report: the inventory report's address; "" for a listing.
         address: the bucket and prefix.
     """
 
@@ -135,7 +135,7 @@ class Snapshot:
 
     @property
     def silent_from(self) -> datetime | None:
-        """Keys written at this time or later may be missing. None for a listing, which has all."""
+        """Keys written from this time on may be missing. None for a listing."""
         return self.taken_at - REPORT_LAG if self.report else None
 
     @property
@@ -148,7 +148,6 @@ class Snapshot:
 
     @property
     def complete(self) -> bool:
-        """True if the snapshot covers the whole source."""
         return self.keys == ALL_KEYS
 
 
@@ -156,9 +155,8 @@ class SnapshotWriter:
     """Writes a snapshot from the pages of a listing or the files of a report.
 
     The context manager removes an unfinished file. Memory holds a row group. Files, and listings
-    whose keys do not ascend, are sorted on disk within the budget. Versions of a key may come in
-    any order. Every method raises StagingError if the file cannot be written; then there is no
-    snapshot.
+    whose keys do not ascend, are sorted on disk within the budget. A key's versions may come in any
+    order. Methods raise StagingError if the file cannot be written; then there is no snapshot.
     """
 
     def __init__(
@@ -219,7 +217,6 @@ class SnapshotWriter:
         self.add_batch(snapshot_batch(page))
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Add rows of SNAPSHOT_SCHEMA."""
         keys = batch["key"].to_pylist()
         self._ascending = self._ascending and all(starmap(le, pairwise([self._last, *keys])))
         self._last = keys[-1] if keys else self._last
@@ -237,7 +234,6 @@ class SnapshotWriter:
         self._files = files
 
     def leave_out(self, counts: VersionCounts) -> None:
-        """Count listed versions that do not become rows."""
         self._left_out += counts
 
     def finish(self) -> Snapshot:
@@ -314,9 +310,9 @@ class SnapshotWriter:
 
 
 def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `listed` by key, last_modified and object_version, with `supported`.
+    """Yield the rows of `listed` in the order of snapshots, with `supported`.
 
-    DuckDB cannot sort many times its memory, so the rows are sorted in windows of keys.
+    DuckDB cannot sort many times its memory, so windows of keys are sorted.
     """
     rows, key_bytes = query.rows(
         "SELECT count(*), coalesce(sum(octet_length(key)), 0) FROM listed"
@@ -341,7 +337,7 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
 
 
 def distinct_identities(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows, and of each (key, object version) only the last."""
+    """Yield sorted rows, and only the last of each (key, object version)."""
     held: pa.RecordBatch | None = None  # rows of the last key, which the next batch may continue
     for batch in batches:
         rows = _without_repeated(batch if held is None else pa.concat_batches([held, batch]))
@@ -368,7 +364,7 @@ def _repeats_keys(rows: pa.RecordBatch) -> bool:
 
 
 def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
-    """Count versions that are not current, by the flags of rows."""
+    """Count versions that are not current."""
     older = pc.and_not(pc.invert(latest), markers)
     return VersionCounts(
         *(int(pc.sum(flags).as_py() or 0) for flags in (older, markers, pc.and_(latest, markers)))
@@ -376,10 +372,7 @@ def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
 
 
 def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return `is_supported` of each key.
-
-    Looks at single keys only if some are unsupported.
-    """
+    """Return `is_supported` of each key, one by one only if some are unsupported."""
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if lengths["min"] > 0 and lengths["max"] <= MAX_KEY_BYTES:
         with contextlib.suppress(pa.ArrowInvalid):  # some keys are not UTF-8
@@ -389,7 +382,7 @@ def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def inventory_query(path: Path, budget: QueryBudget) -> Query:
-    """Return a query with the SQL functions `is_supported` and `percent_encode`."""
+    """Return a query with `is_supported` and `percent_encode`."""
     return Query(
         path,
         budget,
@@ -460,14 +453,14 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def read_objects(path: Path) -> Iterator[S3Object]:
-    """Yield the objects of a file of SNAPSHOT_SCHEMA in order, in bounded memory."""
+    """Yield a file's objects in order, in bounded memory."""
     with open_parquet(path) as file:
         for batch in file.iter_batches(batch_size=8192):
             yield from map(s3_object, batch.to_pylist())
 
 
 def s3_object(row: dict[str, Any]) -> S3Object:
-    """Return the object of a row of SNAPSHOT_SCHEMA. Changes the row."""
+    """Return the object of a row, which changes."""
     identity = row.pop("object_version")
     version = object_version(row["version_id"], row["etag"], row["size_bytes"])
     rewritten_at = None
@@ -477,9 +470,9 @@ def s3_object(row: dict[str, Any]) -> S3Object:
 
 
 def verify_snapshot(path: Path) -> None:
-    """Compare every page of a snapshot with its checksum, which DuckDB does not do.
+    """Compare every page with its checksum, which DuckDB does not do; raises IntegrityError.
 
-    Compares the counts, too, since the checksums do not cover page headers. Raises IntegrityError.
+    Compares the counts, too, since the checksums do not cover page headers.
     """
     snapshot = read_snapshot(path)
     row_count = object_bytes = 0
@@ -511,14 +504,14 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def has_rows(path: Path) -> bool:
-    """Return whether a file has rows; raises IntegrityError if it cannot be read."""
+    """Return whether a file has rows."""
     with open_parquet(path) as file:
         return bool(file.metadata.num_rows)
 
 
 @contextlib.contextmanager
 def translate_read_errors(path: Path) -> Iterator[None]:
-    """Translate pyarrow's errors while this file alone is read to IntegrityError."""
+    """Translate pyarrow's errors while only this file is read."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,7 +1,6 @@
 """The interfaces of a source, a restore target and an event queue.
 
-Keys are bytes, range ends are exclusive, times are aware and in UTC. Every `ObjectSource` passes
-`caf_pipeline_tests/contracts/object_source.py`.
+Keys are bytes, range ends are exclusive, times are aware and in UTC.
 """
 
 from collections import Counter
@@ -20,7 +19,7 @@ from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """A checksum that S3 keeps over a full object.
+    """S3's checksum over a full object.
 
     `algorithm` is "sha256", "sha1", "crc32", "crc32c" or "crc64nvme".
     """
@@ -30,13 +29,13 @@ class Checksum:
 
     @property
     def text(self) -> str:
-        """The form in manifests and the ledger, `<algorithm>:<hexadecimal digest>`."""
+        """As in manifests and the ledger: `<algorithm>:<hexadecimal digest>`."""
         return f"{self.algorithm}:{self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The answer to a HEAD. `checksums` maps algorithms to digests over the full object."""
+    """The answer to a HEAD. `checksums` are digests over the full object, by algorithm."""
 
     headers: ObjectHeaders
     checksums: Mapping[str, bytes] = field(default_factory=dict)
@@ -44,10 +43,7 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPart:
-    """A range of an object.
-
-    `checksum` is S3's own. Only a whole object may have it.
-    """
+    """A range of an object. Only a whole object may have S3's `checksum`."""
 
     body: Buffer
     headers: ObjectHeaders
@@ -56,12 +52,10 @@ class ObjectPart:
 
 @dataclass(slots=True)
 class ReportCounts:
-    """Statistics of the rows of an inventory report, in which objects may repeat.
+    """Statistics of a report's rows, in which objects may repeat.
 
-    Attributes:
-        left_out: rows dropped because the settings ask for current versions only.
-        multipart: objects uploaded in parts, if the report has that column.
-        encryption: objects by kind of encryption; "unknown" without that column.
+    `left_out` rows are not current, and the settings ask for current versions only. `multipart` is
+    0, and `encryption` "unknown", if the report lacks the column.
     """
 
     left_out: VersionCounts = field(default_factory=VersionCounts)
@@ -86,9 +80,9 @@ class InventoryReport:
         url: the report's folder.
         taken_at: when S3 began to read the bucket.
         keeps_versions: as `ObjectSource.keeps_versions`.
-        fetch: downloads the files into a folder, several concurrently. Yields Parquet files of
-            SNAPSHOT_SCHEMA with objects in any order. Raises ReportRefused if a file is missing or
-            damaged, StagingError if there is no room, and the errors of a listing.
+        fetch: downloads into a folder, several files concurrently. Yields files of
+            SNAPSHOT_SCHEMA with objects in any order. Raises ReportRefused for a missing or
+            damaged file, StagingError without room, and the errors of a listing.
     """
 
     url: str
@@ -109,14 +103,14 @@ class PendingRead(Protocol):
     def has_failed(self) -> bool: ...
 
     def part(self) -> ObjectPart | None:
-        """Wait for the whole object.
+        """Wait for the whole object; None if the GET failed.
 
-        Returns None if the GET failed. `ObjectSource.read` then retries it or raises the error.
+        `ObjectSource.read` then retries it or raises the error.
         """
         ...
 
     def cancel(self) -> None:
-        """Cancel the GET; `part` must not be called afterwards."""
+        """`part` must not be called afterwards."""
         ...
 
 
@@ -134,23 +128,18 @@ class ObjectSource(Protocol):
     ) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose keys are greater than `after`.
 
-        Keys include the source's prefix. No page is empty.
-
-        Args:
-            after: exclusive.
-            max_pages: with `versions`, further pages complete the last key's versions.
-            in_order: require keys that ascend by their bytes.
-            versions: include older versions and delete markers.
-            by_version: the result of `keeps_versions`, the same for all parts of one listing. None
-                asks the bucket.
+        Keys include the source's prefix. No page is empty. `versions` adds older versions and
+        delete markers; pages beyond `max_pages` then complete the last key. `in_order` requires
+        keys that ascend by their bytes. `by_version` is the result of `keeps_versions`, the same
+        for all parts of a listing; None asks the bucket.
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing of the failing
             page
                 was yielded.
             SettingsError: the settings ask for every version, and the bucket keeps none.
-            ListingUnordered: `in_order` is set, and keys do not ascend from `after`, or the source
-                refuses to start there.
+            ListingUnordered: with `in_order`, keys do not ascend, or the source refuses to start
+                there.
         """
         ...
 
@@ -162,7 +151,7 @@ class ObjectSource(Protocol):
         ...
 
     def open_report(self, name: str = "") -> InventoryReport:
-        """Return the newest complete inventory report whose name begins with `name`.
+        """Return the newest complete report whose name begins with `name`.
 
         A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only. Raises the errors of
         a listing.
@@ -184,25 +173,21 @@ class ObjectSource(Protocol):
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
-        `(0, obj.size_bytes)` is a plain GET. The part has the requested size, and is held in
-        memory.
+        The part has the requested size, and is held in memory.
 
         Raises:
-            ObjectUnavailable: a retry in this run cannot help; the error has the skip reason.
+            ObjectUnavailable: a retry in this run cannot help; has the skip reason.
             ObjectReadFailed: all retries failed.
             SourceDenied, BucketMissing: nothing of the source can be read.
         """
         ...
 
     def begin(self, obj: S3Object) -> PendingRead | None:
-        """Start one GET of the whole object without waiting for it. Never raises.
-
-        Returns None if only `read` can read the object.
-        """
+        """Start a GET of the whole object; None if only `read` can read it. Never raises."""
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Return S3's checksum over a full object that is read in parts, or None.
+        """Return S3's checksum over an object that is read in parts, or None.
 
         Sends a request only if the listing named a checksum.
         """
@@ -211,7 +196,7 @@ class ObjectSource(Protocol):
     def read_headers(self, obj: S3Object) -> ObjectHead:
         """Return headers and checksums of exactly this identity, by one HEAD.
 
-        Raises as `read`. The skip reason is `changed` if the time differs from `obj.last_modified`.
+        Raises as `read`; reason `changed` if the time differs from `obj.last_modified`.
         """
         ...
 
@@ -224,10 +209,8 @@ class ObjectSource(Protocol):
 class ExistingObject:
     """An object that a restore target already has.
 
-    Attributes:
-        size_bytes: None if the server does not report it.
-        etag: pins the content for `ObjectTarget.read`; "" if the server reports none.
-        sha256: S3's own over the whole object.
+    `etag` pins the content for `ObjectTarget.read`. Size and ETag are None and "" if the server
+    reports none. `sha256` is S3's own over the whole object.
     """
 
     size_bytes: int | None
@@ -244,19 +227,17 @@ class ObjectUpload(Protocol):
     """A multipart upload. The object appears with `complete`, and not before."""
 
     def write(self, piece: bytes) -> None:
-        """Append bytes; raises as `ObjectTarget.put`."""
+        """Raises as `ObjectTarget.put`."""
         ...
 
-    def mark(self) -> object:
-        """Return the position for `rewind`."""
-        ...
+    def mark(self) -> object: ...
 
     def rewind(self, mark: object) -> None:
         """Drop all bytes that were written after the mark."""
         ...
 
     def complete(self, *, replace: bool) -> bool:
-        """Make the object appear; returns and raises as `ObjectTarget.put`."""
+        """Returns and raises as `ObjectTarget.put`."""
         ...
 
     def abort(self) -> None:
@@ -277,9 +258,9 @@ class ObjectTarget(Protocol):
         ...
 
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
-        """Return the existing keys after `first` up to and including `last`.
+        """Return the keys after `first` up to and including `last`, from a few pages.
 
-        Reads a few pages. None if there are more, or the listing is forbidden or not in byte order.
+        None if there are more, or the listing is forbidden or not in byte order.
         """
         ...
 
@@ -290,10 +271,9 @@ class ObjectTarget(Protocol):
     def put(
         self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
     ) -> bool:
-        """Write an object in one request.
+        """Write in one request; raises KeyTaken if the key is taken and `replace` false.
 
-        Returns whether the bucket compared its SHA-256 before the object appeared. Raises KeyTaken
-        if another object has the key, and `replace` is false.
+        Returns whether the bucket compared its SHA-256 before the object appeared.
         """
         ...
 
@@ -306,9 +286,8 @@ class ObjectTarget(Protocol):
 class ObjectEvent:
     """A notification that a key changed. Only the bucket knows its current content.
 
-    Attributes:
-        sequencer: orders the events of one key, upper-case hexadecimal, or "".
-        restored: a temporary copy came out of cold storage.
+    `sequencer` orders the events of a key: upper-case hexadecimal, or "". `restored`: a temporary
+    copy came out of cold storage.
     """
 
     key: bytes
@@ -320,11 +299,8 @@ class ObjectEvent:
 class QueueMessage:
     """A message that was received and not yet deleted.
 
-    Attributes:
-        message_id: the same when the message is received again.
-        events: those of the source's keys.
-        wrong: why the message, or a part of it, is not an event notification of the source's
-            bucket; "" if it is.
+    `message_id` is the same when it is received again. `events` are those of the source's keys.
+    `wrong` says why the message, or a part of it, is no notification of the source's bucket.
     """
 
     message_id: str
@@ -335,23 +311,23 @@ class QueueMessage:
 
 
 class EventQueue(Protocol):
-    """A queue of S3 event notifications, which may arrive twice, late, and in any order.
+    """S3's event notifications, which may arrive twice, late, and in any order.
 
     Safe to call from several threads. Both methods raise SourceUnreachable, SourceDenied or
-    SourceError if the queue cannot be asked.
+    SourceError.
     """
 
     def receive(self) -> Sequence[QueueMessage]:
-        """Return some messages, or none. Each returns after a minute unless it is deleted."""
+        """Return some messages, or none. Each returns after a minute unless deleted."""
         ...
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
-        """Delete messages. A message that could not be deleted comes again."""
+        """A message that could not be deleted comes again."""
         ...
 
 
 class UnavailableSource:
-    """A source without a connection: every method raises SourceError with `why`."""
+    """A source whose every method raises SourceError with `why`."""
 
     def __init__(self, why: str, *, hint: str = "") -> None:
         self._why, self._hint = why, hint
