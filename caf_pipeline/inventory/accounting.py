@@ -28,8 +28,8 @@ class Accounting:
         claimed: by a chunk under way, or in the plan.
         skipped: by reason; neither located, claimed nor left out.
         left_out: by filter; neither located nor claimed.
-        in_two_places: both located and claimed; they count as located.
-        planned_unlisted: objects of the plan that the snapshot lacks.
+        in_two_places: located and claimed; they count as located.
+        planned_unlisted: planned, and not in the snapshot.
         examples: some unaccounted keys, percent-encoded if unsupported.
         older: located objects whose key has another content now.
         gone: located objects whose key was deleted or is not listed. Neither number includes
@@ -171,14 +171,10 @@ def account_for_files(
 ) -> Accounting:
     """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
-    The files have SNAPSHOT_SCHEMA, STANDING_SCHEMA, and `key` and `object_version` of a plan that
-    `standing` may lack. `settled_count` objects are not in `snapshot`, since their listed content
-    is located. Only the `unsettled_keys` of `standing` are read; None: all. The snapshot covers the
-    keys `within`. `due_skips` counts due skips, which a plan would take.
-
-    Raises:
-        IntegrityError: a file cannot be read.
-        StagingError: there is no room to spill.
+    `standing` has STANDING_SCHEMA, and may lack the `plan`, a file with `key` and `object_version`.
+    `snapshot` lacks `settled_count` objects, whose listed content is located. Of `standing`, only
+    `unsettled_keys` are read; None: all. `due_skips` counts due skips, which a plan would take.
+    Raises IntegrityError if a file cannot be read, StagingError if there is no room to spill.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
@@ -268,7 +264,6 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
 
 
 def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -> bool:
-    """Create the views of a window's supported keys; return whether it may have any."""
     within = bounded(window)
     show_objects(query, f"{within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")

@@ -185,7 +185,7 @@ class Adoption:
     decided: Path
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield the adopted objects' locations in batches of LOCATION_SCHEMA."""
+        """Yield the adopted objects in batches of LOCATION_SCHEMA."""
         names = [name for name in LOCATION_SCHEMA.names if name not in _HEADERS]
         for batch in _batches(self.decided, ["left_out", *names]):
             kept = batch.filter(pc.is_null(batch["left_out"])).select(names)
@@ -215,9 +215,8 @@ def decide(
 ) -> Adoption:
     """Decide about each member, and write the decisions to `out` in the order of windows.
 
-    `members` has MEMBER_SCHEMA, and `standing` is a file or folder of STANDING_SCHEMA. `window` is
-    the number of members in one query. Raises IntegrityError for a damaged file, StagingError
-    without room.
+    `members` has MEMBER_SCHEMA, `standing` STANDING_SCHEMA. Raises IntegrityError for a damaged
+    file, StagingError without room.
     """
     counts: Counter[str | None] = Counter()
     object_bytes = 0

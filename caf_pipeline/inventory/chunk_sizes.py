@@ -1,7 +1,6 @@
 """The exact size of a chunk after each object, computed for many rows as columns.
 
-Memory is a batch of rows, and the names of older versions in the open chunk. Source: "A chunk" in
-docs/explanation/design.md.
+Memory is a batch of rows, and the names of older versions in the open chunk.
 """
 
 import re
@@ -38,9 +37,7 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_HEADERS_BYTES: Final = 16 << 10
-"""More than an object's headers add to a manifest; S3 accepts 8 KiB. Plans reserve it for an object
-alone in its chunk.
-"""
+"""Reserved so that an object with long headers fits its chunk. S3 accepts 8 KiB."""
 
 
 _TENS: Final = 10 ** np.arange(1, 19, dtype=np.int64)
@@ -57,22 +54,18 @@ _ROW_BYTES: Final = manifest_row_bound(b"", None, "")
 
 
 def is_reserved_name(member: str) -> bool:
-    """Return whether a name is that of our members, or one they may change to."""
+    """Return whether our members have this name, or may change to it."""
     return member.startswith(".caf/") and member.rstrip("~") in (HEAD_MEMBER, MANIFEST_MEMBER)
 
 
 class PlanRows:
     """Objects in plan order, and what each adds to a chunk.
 
-    `members` are the names in a chunk with a newer version of the key. `older` rows are followed by
-    a newer version.
+    `older` rows are followed by a newer version. `members` are the names in a chunk with one.
     """
 
     def __init__(self, batch: pa.RecordBatch, next_key: bytes | None, max_bytes: int) -> None:
-        """Take a batch of SNAPSHOT_SCHEMA that `next_key` follows.
-
-        No chunk holds an object larger than `max_bytes`.
-        """
+        """Take a batch of SNAPSHOT_SCHEMA. No chunk holds an object over `max_bytes`."""
         self.count = batch.num_rows
         self._batch = batch
         self.keys = batch["key"].cast(pa.string())
@@ -110,7 +103,7 @@ class PlanRows:
 
     @cached_property
     def entry_bytes_alone(self) -> _Numbers:
-        """`entry_bytes` in a chunk of its own, where the name is the key."""
+        """In a chunk of its own, where the name is the key."""
         if not pc.any(self.older).as_py():
             return self.entry_bytes
         alone: _Numbers = _ENTRY_BYTES + _escaped_bytes(self.keys) + 1
@@ -119,10 +112,7 @@ class PlanRows:
 
     @cached_property
     def hashed(self) -> tuple[_Numbers, memoryview]:
-        """The rows' bounds in the hashed bytes, and these.
-
-        A row is `<key> NUL <identity> NUL <size> NUL`.
-        """
+        """The rows' bounds in the bytes, `<key> NUL <identity> NUL <size> NUL` for each row."""
         sizes = self._batch["size_bytes"].cast(pa.string()).cast(pa.binary())
         identities = self._batch["object_version"].cast(pa.binary())
         joined = pc.binary_join_element_wise(self._batch["key"], identities, sizes, b"", b"\0")
@@ -130,7 +120,6 @@ class PlanRows:
 
     @cached_property
     def older_names(self) -> tuple[_Numbers, pa.Array]:
-        """The `older` rows, and their names in a chunk with a newer version."""
         return np.flatnonzero(self.older.to_numpy(zero_copy_only=False)), self.members.filter(
             self.older
         )
@@ -181,7 +170,7 @@ class _Sizes:
 
 @dataclass(slots=True)
 class OpenChunk:
-    """A chunk that is being filled: its exact size so far, and with further objects."""
+    """A chunk that is being filled."""
 
     limits: Limits
     object_count: int = 0
@@ -220,10 +209,7 @@ class OpenChunk:
         )
 
     def fitting(self, sizes: _Sizes, target_bytes: int, max_bytes: int) -> int:
-        """Return how many rows fit within the limits.
-
-        `target_bytes` excludes the manifest, `max_bytes` includes it.
-        """
+        """Return how many rows fit. Only `max_bytes` includes the manifest."""
         without = sizes.end + sizes.index + FOOTER_SIZE_BYTES
         room = (
             np.searchsorted(without, target_bytes, side="right"),
@@ -237,7 +223,6 @@ class OpenChunk:
         )
 
     def take(self, sizes: _Sizes, rows: PlanRows, first: int, count: int) -> None:
-        """Add the first `count` of the rows of `sizes`."""
         last = count - 1
         self.position, self.index = int(sizes.end[last]), int(sizes.index[last])
         self.manifest = int(sizes.manifest[last])
@@ -247,7 +232,7 @@ class OpenChunk:
 
 
 def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
-    """Return which rows fit in a chunk of their own, with headers of any length."""
+    """Return which rows fit in their own chunk, with headers of any length."""
     empty = OpenChunk(limits)
     end = empty.position + rows.body_bytes
     digits = _digits(np.array([empty.position])) + _digits(end)
@@ -263,8 +248,7 @@ def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
 class NameCollisions:
     """Detects objects whose name an older version in the same chunk already has.
 
-    The older version may be of another key. Only repeated names, which are rare, are compared
-    singly.
+    It may be of another key. Only repeated names, which are rare, are compared singly.
     """
 
     def __init__(self) -> None:
@@ -289,12 +273,11 @@ class NameCollisions:
         return min([otherwise, *self._repeated[index : index + 1]])
 
     def collides(self, rows: PlanRows, row: int) -> bool:
-        """Return whether an older version in the open chunk has this row's name or key."""
         names = (rows.keys[row].as_py(), rows.members[row].as_py())
         return self._is_repeated(row) and not self._taken.isdisjoint(names)
 
     def take(self, rows: PlanRows, row: int) -> None:
-        """Add a row to the open chunk. Rows up to `next_after` have no repeated names."""
+        """Rows up to `next_after` have no repeated names."""
         if self._is_repeated(row) and rows.older[row].as_py():
             self._taken.add(rows.members[row].as_py())
 
@@ -302,12 +285,10 @@ class NameCollisions:
         return self.next_after(row - 1, row + 1) == row
 
     def keep(self, rows: PlanRows, taken: _Flags) -> None:
-        """Keep the names of older versions that the open chunk took."""
         older_rows, older = rows.older_names
         if len(older):
             self._earlier.append(older.filter(pa.array(taken[older_rows])))
 
     def clear(self) -> None:
-        """Begin the next chunk."""
         self._earlier.clear()
         self._taken.clear()

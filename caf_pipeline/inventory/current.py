@@ -142,7 +142,7 @@ _FACTS: Final = pa.schema(
 _FACT_COLUMNS: Final = ("key", "object_version", "last_modified")
 
 _WindowFacts = tuple[KeyWindow, pa.Table, pa.Table]
-"""A window, its listed facts, and those from ledger and exceptions."""
+"""A window, its listed facts, and those of ledger and exceptions."""
 
 _IDENTIFIED: Final = """
     SELECT listed.* REPLACE (
@@ -166,8 +166,8 @@ class IdentifiedSnapshot:
         path: the snapshot's own file if no identity differs.
         to_compare: objects whose headers must be compared with the archived ones. Until then they
             have a new identity, like those that filters leave out, which the file lacks.
-        unsettled: a file without the objects of settled keys; see `_write_unsettled`.
-        settled_count: settled objects, all located and current.
+        unsettled: objects of keys that are not settled; see `_write_unsettled`.
+        settled_count: objects, all located and current.
         unsettled_keys: None if any key may be unsettled.
     """
 
@@ -192,9 +192,8 @@ def identify(
 
     An object without a version id may have been written again with the same ETag and size. It keeps
     its identity if an exception states that bytes and headers are the archived ones. Otherwise its
-    LastModified becomes part of the identity. The snapshot's checksums are verified unless every
-    key is settled. Raises StagingError if a file cannot be written, IntegrityError if it cannot be
-    read.
+    LastModified becomes part of the identity. Verifies the snapshot's checksums unless every key is
+    settled. Raises StagingError and IntegrityError.
     """
     rewritten, to_compare = (
         out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare")
@@ -356,10 +355,10 @@ def find_exceptions(
 ) -> int:
     """Write the exceptions that this inventory adds (EXCEPTION_SCHEMA); return their number.
 
-    An exception is never earlier than a LastModified known of its key. A report adds none for a key
-    with a location or exception as late as the report. Claimed objects count as located, since they
-    may be at any time. Later inventories cover the `superseded` keys, for which this one adds none.
-    Raises as `identify`.
+    `standing` and `exceptions` are those of `identified`. An exception is never earlier than a
+    LastModified known of its key. A report adds none for a key with a location or exception as late
+    as the report. Claimed objects count as located, since they may be at any time. Later
+    inventories cover the `superseded` keys, which get none. Raises as `identify`.
     """
     if identified.unsettled_keys and not has_rows(identified.unsettled_keys):
         with translate_errors(out):
@@ -404,7 +403,7 @@ def find_exceptions(
 
 
 def read_exceptions(path: Path) -> Iterator[CurrentException]:
-    """Yield the exceptions that `find_exceptions` wrote, in bounded memory."""
+    """Yield what `find_exceptions` wrote, in bounded memory."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS_READ):
             for row in batch.to_pylist():
@@ -431,9 +430,8 @@ def _write_unsettled(
 ) -> int:
     """Write the unsettled objects and keys; return the number of settled keys.
 
-    A key is settled if one listed object and one ledger row agree, and it has no exception. Nearly
-    all keys of most inventories are. Their columns are read here with checksums, which DuckDB does
-    not compare.
+    A key is settled if one listed object and one ledger row agree, and it has no exception, like
+    nearly all keys. Their columns are read here with checksums, which DuckDB does not compare.
     """
     objects = WholeParquet(unsettled, SNAPSHOT_SCHEMA, durable=False)
     listed_count = 0
@@ -533,7 +531,6 @@ def _agree(first: pa.Table, second: pa.Table) -> _Flags:
 
 
 def _hold(query: Query, window: KeyWindow, condition: str = "") -> bool:
-    """Create tables of a window's unsettled keys; return whether there are any."""
     within = f"{bounded(window)} {condition}"
     if not query.hold("unsettled", f"SELECT DISTINCT key FROM whole_unsettled WHERE {within}"):
         return False

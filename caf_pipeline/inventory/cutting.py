@@ -1,11 +1,11 @@
-"""Cuts the objects to archive into chunks.
+"""Cuts the objects to archive into chunks, greedily in key order.
 
-Objects are taken greedily in key order. A chunk ends before the object that would lift its size,
-without the manifest, over the target. The manifest's size is an estimate, since listings have no
-headers, so it ends a chunk at the hard limit only. A larger object has a chunk of its own, or is
-split over the plan's first chunks. The last chunk may wait for the next plan.
+A chunk ends before the object that would lift its size, without the manifest, over the target. The
+manifest's size is an estimate, since listings have no headers, so it ends a chunk at the hard limit
+only. A larger object has its own chunk. An object that no chunk can hold is split over the first
+chunks. The last chunk may wait for the next plan.
 
-The files and the hash are a pure function of delta, source and terms. Source: "A chunk" in
+Files and hash are a pure function of delta, source and terms. Source: "A chunk" in
 docs/explanation/design.md.
 """
 
@@ -109,7 +109,7 @@ def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPl
 
 
 _MIN_ROWS: Final = 64
-"""Rows tried at a chunk's beginning and end. In between, the number grows fourfold."""
+"""Tried at a chunk's beginning and end. In between, the number grows fourfold."""
 
 
 class _Cutter:
@@ -159,7 +159,6 @@ class _Cutter:
         ]
 
     def larger(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return the rows that no chunk can hold."""
         candidates = batch.filter(pc.greater(batch["size_bytes"], self._safe_bytes))
         rows = PlanRows(candidates, None, self.max_bytes)
         return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
@@ -168,7 +167,7 @@ class _Cutter:
         """Assign a chunk to each part of an object that no chunk can hold.
 
         Returns the columns that PLANNED_PARTS_SCHEMA adds, or no rows if this plan cannot split the
-        object. All calls precede the first `cut`.
+        object. All calls precede `cut`.
         """
         ranges = self._ranges(obj)
         if not ranges or self._number + len(ranges) - 1 > self._max_chunks:
@@ -190,7 +189,7 @@ class _Cutter:
         return rows
 
     def _ranges(self, obj: S3Object) -> list[PartRange]:
-        """Return the object's parts whose chunks stay within the limits; empty if impossible.
+        """Return parts whose chunks stay within the limits; empty if impossible.
 
         They stay within the target, too, unless that needs more than MAX_CHUNKS chunks.
         """
@@ -216,7 +215,6 @@ class _Cutter:
         return cut_into_parts(obj.size_bytes, room)
 
     def cut(self, rows: PlanRows) -> _ChunkNumbers:
-        """Return the chunk number of each row."""
         numbers: _ChunkNumbers = np.empty(rows.count, np.int32)
         fits = fit_alone(rows, self._terms.limits)
         oversized = []
@@ -296,7 +294,7 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": ["storage_class", "checksum", "chunk_number"],
     "write_page_checksum": True,
 }
-"""Pages have checksums, because chunks may be packed weeks later. Without dictionaries of distinct
+"""Page checksums, because chunks may be packed weeks later. Without dictionaries of distinct
 values, writing takes a quarter less time.
 """
 
@@ -305,7 +303,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     """Cut the objects of `delta` into the files of a plan in `folder`, which exists.
 
     `delta` has SNAPSHOT_SCHEMA, sorted, with supported keys. Memory is bounded by three row groups,
-    plus the chunks and the identities of split objects.
+    plus chunks and the identities of split objects.
     """
     cutter = _Cutter(terms)
     metadata = {PLAN_METADATA_KEY: json.dumps(_described(terms)).encode()}
@@ -430,7 +428,7 @@ def _assigned(
 def _with_names(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
     """Name the newest version of a key in each chunk by the key itself.
 
-    Versions in other chunks may be between two versions in one chunk.
+    Versions in other chunks may be in between.
     """
     if not rows.num_rows:
         return rows

@@ -1,7 +1,7 @@
 """Splits the rest of a listing in two, using only the keys listed so far.
 
-No delimiter is assumed. A bad split costs one request. A listing must start at text, and code
-points have the order of UTF-8 bytes.
+No delimiter is assumed. A bad split costs one request. Listings start at text, and code points have
+the order of UTF-8 bytes.
 """
 
 from collections.abc import Iterable
@@ -51,8 +51,8 @@ def split_key(
     """Return a key that splits the rest of a range, or None.
 
     The range was listed from `first` to `last`, and ends at `until`. The split is after `last`, or
-    with `jump` after the common prefix of the listed keys, for a range whose last split found
-    nothing. `alphabet` has the characters of all keys so far, and `prefix` begins all keys.
+    with `jump` after the common prefix of the listed keys, if the last split found nothing.
+    `alphabet` has the characters of all keys so far.
     """
     low, high = text_of(last), None if until is None else text_of(until)
     fixed = len(prefix) if high is None else _common_length(low, high)

@@ -23,7 +23,7 @@ from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.listing_entries import read_entries
 
 DEFAULT_REGION: Final = "us-east-1"
-"""For an endpoint without a region. Servers other than AWS default to it, and accept any."""
+"""Servers other than AWS default to it, and accept any."""
 
 CONNECTIONS: Final = 64
 """More threads do not pay on one machine."""
@@ -43,16 +43,14 @@ _QUEUE_HOST: Final = re.compile(
 )
 
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
-"""Names a file of trusted certificates for the AWS tools."""
 
 
 def build_client(
     settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE
 ) -> S3Client:
-    """Return a boto3 client, without a network request.
+    """Return a boto3 client, without a network request; raises SettingsError.
 
-    `S3Source` retries by itself and needs one attempt of boto3. Raises SettingsError if a setting
-    cannot be used.
+    `S3Source` retries by itself and needs one attempt of boto3.
     """
     config = Config(
         signature_version=UNSIGNED if settings.anonymous else None,
@@ -80,10 +78,7 @@ def build_client(
 
 @cache
 def build_queue_client(settings: SourceSettings) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
-    """Return a client at the address of the queue's URL, without a network request.
-
-    Raises SettingsError if a setting cannot be used.
-    """
+    """Return a client for the queue's URL, without a request; raises SettingsError."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": QUEUE_ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT.total_seconds(),
@@ -174,7 +169,7 @@ def address_error(
 
 
 def is_aws(client: S3Client) -> bool:
-    """Return whether the client's endpoint is AWS itself."""
+    """Return whether the endpoint is AWS itself."""
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 

@@ -68,14 +68,14 @@ _CRT_MESSAGES: Final = {
 
 
 class WrongBody(Exception):
-    """A body with a wrong length or of another object. It is read again."""
+    """A body of a wrong length or object. It is read again."""
 
 
 class InvalidXml(Exception):
     """An answer with a status of success whose body is not valid S3 XML.
 
-    `is_page`: the server declares HTML. `has_doctype`: a document type declaration, which S3 never
-    sends, and entity bombs and XXE need.
+    `is_page`: the server declares HTML. `has_doctype`: entity bombs and XXE need a document type
+    declaration; S3 sends none.
     """
 
     def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
@@ -225,10 +225,7 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """How requests to one source are retried, and how waiting is reported.
-
-    `attempts` includes the first.
-    """
+    """How requests are retried. `attempts` includes the first."""
 
     at: BucketAddress
     attempts: int

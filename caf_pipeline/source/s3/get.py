@@ -1,7 +1,7 @@
 """GETs of exactly one identity, and HEADs if no body is needed.
 
-A GET of a whole object requests S3's checksum if there may be one. An object that is read in parts
-costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API Reference.
+S3's checksum costs a HEAD for an object that is read in parts. Source: GetObject and HeadObject in
+the Amazon S3 API Reference.
 """
 
 import base64
@@ -43,8 +43,8 @@ STALLED_SECONDS: Final = 20.0
 class S3ObjectReader:
     """Reads the objects of one source, whose keys must be text.
 
-    `extra` are parameters of boto3's requests, e.g. requester pays. `has_reports`: listings may
-    lack checksums, since reports need not have that column.
+    `extra` are parameters of boto3's requests. `has_reports`: listings may lack checksums, since
+    reports need not have that column.
     """
 
     client: S3Client

@@ -38,7 +38,7 @@ from caf_pipeline.source.s3.client_type import S3Client as Boto3Client
 from caf_pipeline.source.s3.clients import CA_BUNDLE, CONNECT_TIMEOUT, is_aws
 
 MEMORY_LIMIT_BYTES: Final = 2 << 30
-"""awscrt's default is up to 24 GiB, and it refuses less than 1 GiB. GETs use near 200 MB."""
+"""awscrt refuses less than 1 GiB, and defaults to up to 24. GETs use near 200 MB."""
 
 _SAFE: Final = "/~"
 """Not encoded in keys: "URI-encoding" in Signature Version 4."""
@@ -48,7 +48,7 @@ _UNREADABLE_HEADER: Final = "AWS_ERROR_CRT_CALLBACK_EXCEPTION"
 
 
 class UnreadableHeader(Exception):
-    """A header of the answer is not UTF-8, which awscrt cannot pass on."""
+    """awscrt cannot pass on a header that is not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class GetClient:
     ) -> None:
         """Copy endpoint, path style, credentials and certificates from a boto3 client.
 
-        Sends no request. At most `connections` GETs run concurrently; None leaves the limit to
-        awscrt. Raises SettingsError if the file of certificates cannot be read.
+        Sends no request. `connections` limits concurrent GETs; None leaves the limit to awscrt.
+        Raises SettingsError if the certificates cannot be read.
         """
         self.endpoint, self.path = _bucket_url(client, bucket, region)
         self.region = region or client.meta.region_name
@@ -108,13 +108,9 @@ class GetClient:
     def begin(
         self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int
     ) -> "PendingGet":
-        """Start a GET with these headers, without waiting for it.
+        """Start a GET. A request with a `Range` receives at most `size_bytes`.
 
-        A request with a `Range` receives at most `size_bytes`.
-
-        Raises:
-            AwsCrtError: the request cannot be sent.
-            NoCredentialsError, CredentialRetrievalError: there are no credentials to sign with.
+        Raises AwsCrtError, NoCredentialsError or CredentialRetrievalError.
         """
         query = f"?versionId={quote(version_id, safe='')}" if version_id is not None else ""
         request = HttpRequest(
@@ -164,7 +160,6 @@ class GetClient:
         return signing
 
     def refusal(self, error: S3ResponseError) -> ClientError:
-        """Return S3's refusal as boto3's error."""
         answer = {
             "headers": _in_lower_case(error.headers),
             "status_code": error.status_code,
@@ -196,10 +191,8 @@ class PendingGet:
     def answer(self) -> GetAnswer:
         """Wait for the answer, and return it.
 
-        Raises:
-            ClientError: S3 refuses.
-            AwsCrtError: there is no answer, or an invalid one.
-            UnreadableHeader: a header is not UTF-8.
+        Raises ClientError if S3 refuses, AwsCrtError for no or an invalid answer, and
+        UnreadableHeader.
         """
         try:
             self.finished.result()

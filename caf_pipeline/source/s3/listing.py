@@ -57,8 +57,8 @@ class Undecodable(ValueError):
 def decode_key(text: str, encoding: str | None) -> bytes:
     """Return the bytes of a key in a listing; raises Undecodable for an invalid `%`.
 
-    If `encoding` is "url", `%XX` is a byte and `+` a space. AWS writes spaces so, and all known
-    servers write a plus sign as `%2B`. None: the server does not encode keys.
+    If `encoding` is "url", `%XX` is a byte and `+` a space, as AWS writes it. All known servers
+    write a plus sign as `%2B`. None: the server does not encode keys.
     """
     raw = text.encode("utf-8", "surrogatepass")
     if encoding != "url":
@@ -87,10 +87,7 @@ class CycleDetector:
 
 
 class RequestRate:
-    """Limits the requests of all threads to a rate per second; 0 for no limit.
-
-    Unused time does not accumulate.
-    """
+    """Limits all threads' requests; 0: no limit. Unused time does not accumulate."""
 
     def __init__(self, per_second: float = 0) -> None:
         self._seconds = 1 / per_second if per_second else 0.0
@@ -109,8 +106,8 @@ class RequestRate:
 class Listing:
     """Lists one source.
 
-    `extra` are parameters of every request, e.g. requester pays. `all_versions` refuses a bucket
-    that keeps no versions. `rate` limits all requests, retries included.
+    `extra` are parameters of every request. `all_versions` refuses a bucket that keeps no versions.
+    `rate` limits all requests, retries included.
     """
 
     client: S3Client
@@ -210,7 +207,7 @@ class Listing:
     ) -> None:
         """Raise ListingUnordered if the keys do not ascend from `last`.
 
-        A server may repeat the key that the listing begins at. `repeats`: keys may have versions.
+        A server may repeat the first key. `repeats`: keys may have versions.
         """
         keys = [obj.key for obj in objects]
         out_of_order = operator.gt if repeats else operator.ge

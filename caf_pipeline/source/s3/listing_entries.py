@@ -51,7 +51,7 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
 def read_entries(client: S3Client) -> None:
     """Make the client parse entries with this module.
 
-    An answer to a listing or to GetBucketVersioning that is not valid S3 XML raises InvalidXml.
+    Invalid XML in an answer to a listing or to GetBucketVersioning raises InvalidXml.
     """
     # Handlers of `*` run before those of `s3`, where botocore parses the rest of the page for an
     # error.
@@ -63,7 +63,7 @@ def read_entries(client: S3Client) -> None:
 def _take_entries(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Move the entries from the body to boto3's answer; raises ValueError for a bad value."""
+    """Move the entries to boto3's answer; raises ValueError for a bad value."""
     root = _read_xml(response_dict)
     if root is None:
         return
@@ -101,7 +101,7 @@ def _require_xml(response_dict: dict[str, Any], **_: object) -> None:
 
 
 def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
-    """Return the root of an answer's body; None for a status other than 200, or no body.
+    """Return the root of a body; None for a status other than 200, or no body.
 
     botocore would report an unparsable body of status 200 as status 500.
     """

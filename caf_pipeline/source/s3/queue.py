@@ -1,10 +1,9 @@
 """S3's events in an SQS queue, sent by S3 itself or by EventBridge.
 
-Anyone who may send to the queue can write anything there, so only a message's key is used, as a
-hint to look at it. Source: "Event message structure" and "EventBridge event message structure" in
-the Amazon S3 User Guide; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide.
-EventBridge does not encode keys: aws-solutions-library-samples/guidance-for-medialake-on-aws, pull
-request 21, tested keys such as `%2B++ %20.mp3`.
+Anyone who may send to the queue can write anything there, so a message's key is only a hint to look
+at it. Source: "Event message structure" and "EventBridge event message structure" in the Amazon S3
+User Guide; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide. EventBridge does
+not encode keys: aws-solutions-library-samples/guidance-for-medialake-on-aws, pull request 21.
 """
 
 import json
@@ -25,10 +24,10 @@ from caf_pipeline.source.s3.clients import build_queue_client
 from caf_pipeline.source.s3.errors import code_of, is_transient
 
 BATCH: Final = 10
-"""SQS's limit of messages in one request."""
+"""SQS's limit."""
 
 HIDDEN_SECONDS: Final = 60
-"""Hides a message from other receivers. Longer than a tick, which deletes it or dies."""
+"""Longer than a tick, which deletes a message or dies."""
 
 WAIT_SECONDS: Final = 1
 """Long polling; otherwise SQS asks only some of its servers."""
@@ -184,7 +183,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
 def _event(detail: Mapping[str, Any], bucket: str, *, kind: object, encoded: bool) -> ObjectEvent:
     """Return an event of any kind; raises ValueError with what is wrong with it.
 
-    `encoded`: the key is encoded like a form, as in S3's own notifications.
+    `encoded`: like a form, as in S3's own notifications.
     """
     if bucket and _part(detail, "bucket").get("name") != bucket:
         raise ValueError(f"it has an event of another bucket than '{bucket}'")

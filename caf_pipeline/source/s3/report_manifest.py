@@ -1,7 +1,6 @@
-"""The manifest of an S3 Inventory report: its bucket, time, files and columns.
+"""The manifest of an S3 Inventory report. Columns have their ORC and Parquet names.
 
-Columns have their ORC and Parquet names here, in CSV reports too. Source: "Locating your inventory
-list" in the Amazon S3 User Guide.
+Source: "Locating your inventory list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -38,7 +37,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "encryption_status": "EncryptionStatus",
     "checksum_algorithm": "ChecksumAlgorithm",
 }
-"""The columns that are read: names in ORC and Parquet, and in CSV."""
+"""Names in ORC and Parquet, and in CSV."""
 
 ALWAYS_NEEDED: Final = ("bucket", "key", "size", "last_modified_date", "e_tag")
 VERSION_COLUMNS: Final = ("version_id", "is_latest", "is_delete_marker")
@@ -69,7 +68,7 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a report's manifest.
+    """A report's manifest.
 
     `url` is the report's dated folder. `schema` has all columns of the files, in order.
     """
@@ -87,7 +86,6 @@ class Manifest:
         return [name for name in COLUMNS if self.name_of(name) in self.schema]
 
     def name_of(self, column: str) -> str:
-        """Return a column's name in this report's format."""
         return COLUMNS[column] if self.format is ReportFormat.CSV else column
 
     def require(self, bucket: str, *, keeps_versions: bool, needs_storage_class: bool) -> None:
@@ -118,10 +116,7 @@ class Manifest:
 
 
 def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
-    """Parse a manifest from the contents of manifest.json and manifest.checksum.
-
-    Raises ReportRefused if the MD5 differs, or the manifest is malformed.
-    """
+    """Parse manifest.json; raises ReportRefused if it or its MD5 is wrong."""
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest().encode()
     if md5 != checksum.strip().lower():
         raise ReportRefused(

@@ -48,7 +48,7 @@ for _digit in b"0123456789abcdefABCDEF":
 class ReportRows:
     """Converts the rows of a report to those of a snapshot.
 
-    `needs_storage_class` refuses an object without one, which otherwise counts as STANDARD.
+    `needs_storage_class` refuses an object without one, which is otherwise STANDARD.
     """
 
     manifest: Manifest
@@ -60,8 +60,8 @@ class ReportRows:
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
         """Yield a file's objects in batches of SNAPSHOT_SCHEMA, and add to `counts`.
 
-        Raises ReportRefused if the file is damaged, its columns differ from the manifest's, or a
-        row is invalid.
+        Raises ReportRefused for a damaged file, other columns than the manifest's, or an invalid
+        row.
         """
         batches = self._batches(path)
         while True:
@@ -278,7 +278,6 @@ def _is_sendable(values: pa.Array) -> pa.Array:
 
 
 def _with_markers(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
-    """Expand the objects' values to all rows, with `otherwise` for delete markers."""
     return pc.replace_with_mask(
         pa.repeat(pa.scalar(otherwise, values.type), len(markers)), pc.invert(markers), values
     )

@@ -1,8 +1,8 @@
 """Finds, downloads and verifies S3 Inventory reports of a source.
 
 A report is a folder named after its time, with a manifest that names files elsewhere. S3 writes the
-manifest's checksum last, so a report without it is incomplete. Source: "Locating your inventory
-list" in the Amazon S3 User Guide.
+manifest's checksum last; without it, a report is incomplete. Source: "Locating your inventory list"
+in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -69,7 +69,6 @@ _COMPLETE: Final = frozenset({"manifest.json", "manifest.checksum"})
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 _IN_COLD_STORAGE: Final = "InvalidObjectState"
 _KMS_PREFIX: Final = "KMS."
-"""Of S3's codes for a disabled, missing or unusable key."""
 
 
 class _Stopped(Exception): ...
@@ -77,9 +76,9 @@ class _Stopped(Exception): ...
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of a source in a folder, read with the source's credentials.
+    """The reports in a folder, `s3://…/` or "", read with the source's credentials.
 
-    `folder` is `s3://…/`, or "". `needs_storage_class` refuses reports without storage classes.
+    `needs_storage_class` refuses reports without storage classes.
     """
 
     client: S3Client
@@ -95,7 +94,6 @@ class Reports:
 
     @property
     def bucket(self) -> str:
-        """The bucket of the reports."""
         return self.folder.removeprefix("s3://").partition("/")[0]
 
     @property
@@ -224,7 +222,7 @@ class Reports:
     def _require_whole_source(self) -> None:
         """Refuse an inventory whose filter leaves out objects, which would seem to be deleted.
 
-        The check is skipped if the credentials may not read the configuration.
+        Skipped if the credentials may not read the configuration.
         """
         config = self.prefix.rstrip("/").rpartition("/")[2]
         try:

@@ -47,9 +47,8 @@ class S3Source:
     ) -> None:
         """Create a source from a boto3 client and the GET client built from it.
 
-        `name` is for hints. `attempts` includes the first. `listing_rate` is in requests per
-        second, 0 for no limit. `inventory` is the folder of reports, or "". `all_versions` refuses
-        a bucket that keeps no versions, `needs_storage_class` a report without storage classes.
+        `name` is for hints. `listing_rate` is in requests per second, 0 for no limit. `inventory`
+        is the folder of reports, or "". `all_versions` refuses a bucket that keeps no versions.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
@@ -129,7 +128,7 @@ def open_s3_source(
     """Return the source that the settings name. On AWS, asks for its bucket's region.
 
     `connections` limits concurrent GETs; None leaves the limit to awscrt. The retries of `client`
-    multiply with `attempts`. Raises SettingsError if a setting cannot be used.
+    multiply with `attempts`. Raises SettingsError.
     """
     client = client or build_client(settings)
     with (waits or Waits()).waiting(

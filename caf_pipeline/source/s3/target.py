@@ -55,7 +55,7 @@ MAX_PARTS: Final = 10_000
 MAX_KEY_BYTES: Final = 1024
 
 MAX_PAGES: Final = 8
-"""Listed to find existing objects. Beyond that, a HEAD for each costs less."""
+"""Beyond that, a HEAD for each object costs less."""
 
 _READ_BYTES: Final = 1 << 20
 _ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep no checksum without it
@@ -79,7 +79,7 @@ _PROFILE: Final = "--profile (of the job: `profile`)"
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
-    """A target bucket, whose hints name command options, job config and AWS variables."""
+    """A target, whose hints name options, job config and AWS variables."""
 
     def setting(self, name: str) -> str:
         options = {
@@ -257,7 +257,7 @@ class BucketTarget:
         return {"Bucket": self._bucket, "Key": whole}
 
     def _require_bucket(self, key: str) -> None:
-        """Raise BucketMissing if the bucket does not exist: a HEAD of an object is 404, too."""
+        """Raise BucketMissing; a HEAD of an object is 404, too."""
         if self._has_bucket:
             return
         try:
@@ -390,7 +390,7 @@ def open_bucket_target(
     """Return the target at `s3://BUCKET/PREFIX`, with `/` appended to the prefix if missing.
 
     Endpoint, region and credentials are those of the AWS tools. Sends no request. Raises UsageError
-    for an invalid address or option, SettingsError for an invalid environment.
+    and SettingsError.
     """
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     try:
