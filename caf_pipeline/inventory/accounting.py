@@ -29,7 +29,6 @@ class Accounting:
         skipped: by reason; neither located, claimed nor left out.
         left_out: by filter; neither located nor claimed.
         in_two_places: located and claimed; they count as located.
-        planned_unlisted: planned, and not in the snapshot.
         examples: some unaccounted keys, percent-encoded if unsupported.
         older: located objects whose key has another content now.
         gone: located objects whose key was deleted or is not listed. Neither number includes
@@ -174,7 +173,7 @@ def account_for_files(
     `standing` has STANDING_SCHEMA, and may lack the `plan`, a file with `key` and `object_version`.
     `snapshot` lacks `settled_count` objects, whose listed content is located. Of `standing`, only
     `unsettled_keys` are read; None: all. `due_skips` counts due skips, which a plan would take.
-    Raises IntegrityError if a file cannot be read, StagingError if there is no room to spill.
+    Raises IntegrityError and StagingError.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)

@@ -174,10 +174,7 @@ _DECIDED: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The decisions about the members of a file.
-
-    `objects` are those adopted. `decided` is a file with a row for each member.
-    """
+    """The decisions about a file's members: `decided` is a file with a row for each."""
 
     objects: int
     object_bytes: int
@@ -215,8 +212,7 @@ def decide(
 ) -> Adoption:
     """Decide about each member, and write the decisions to `out` in the order of windows.
 
-    `members` has MEMBER_SCHEMA, `standing` STANDING_SCHEMA. Raises IntegrityError for a damaged
-    file, StagingError without room.
+    `members` has MEMBER_SCHEMA, `standing` STANDING_SCHEMA. Raises IntegrityError and StagingError.
     """
     counts: Counter[str | None] = Counter()
     object_bytes = 0

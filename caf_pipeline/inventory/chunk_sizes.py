@@ -161,8 +161,6 @@ def _digits(numbers: _Numbers) -> _Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a chunk with each of some rows: with all rows before it, or alone."""
-
     end: _Numbers  # the end of the bodies
     index: _Numbers
     manifest: _Numbers
@@ -192,7 +190,6 @@ class OpenChunk:
         return self.position + self.index + FOOTER_SIZE_BYTES
 
     def sizes_with(self, rows: PlanRows, first: int, stop: int) -> _Sizes:
-        """Return the sizes with each row and all before it."""
         end = self.position + np.cumsum(rows.body_bytes[first:stop])
         digits = _digits(end)
         begins = np.empty_like(digits)
@@ -277,7 +274,6 @@ class NameCollisions:
         return self._is_repeated(row) and not self._taken.isdisjoint(names)
 
     def take(self, rows: PlanRows, row: int) -> None:
-        """Rows up to `next_after` have no repeated names."""
         if self._is_repeated(row) and rows.older[row].as_py():
             self._taken.add(rows.members[row].as_py())
 

@@ -142,7 +142,6 @@ _FACTS: Final = pa.schema(
 _FACT_COLUMNS: Final = ("key", "object_version", "last_modified")
 
 _WindowFacts = tuple[KeyWindow, pa.Table, pa.Table]
-"""A window, its listed facts, and those of ledger and exceptions."""
 
 _IDENTIFIED: Final = """
     SELECT listed.* REPLACE (
@@ -167,7 +166,6 @@ class IdentifiedSnapshot:
         to_compare: objects whose headers must be compared with the archived ones. Until then they
             have a new identity, like those that filters leave out, which the file lacks.
         unsettled: objects of keys that are not settled; see `_write_unsettled`.
-        settled_count: objects, all located and current.
         unsettled_keys: None if any key may be unsettled.
     """
 

@@ -3,9 +3,7 @@
 A chunk ends before the object that would lift its size, without the manifest, over the target. The
 manifest's size is an estimate, since listings have no headers, so it ends a chunk at the hard limit
 only. A larger object has its own chunk. An object that no chunk can hold is split over the first
-chunks. The last chunk may wait for the next plan.
-
-Files and hash are a pure function of delta, source and terms. Source: "A chunk" in
+chunks. Files and hash are a pure function of delta, source and terms. Source: "A chunk" in
 docs/explanation/design.md.
 """
 
@@ -164,10 +162,9 @@ class _Cutter:
         return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
 
     def split(self, obj: S3Object) -> list[dict[str, Any]]:
-        """Assign a chunk to each part of an object that no chunk can hold.
+        """Assign a chunk to each part; returns the columns that PLANNED_PARTS_SCHEMA adds.
 
-        Returns the columns that PLANNED_PARTS_SCHEMA adds, or no rows if this plan cannot split the
-        object. All calls precede `cut`.
+        No rows if this plan cannot split the object. All calls precede `cut`.
         """
         ranges = self._ranges(obj)
         if not ranges or self._number + len(ranges) - 1 > self._max_chunks:

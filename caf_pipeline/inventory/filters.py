@@ -1,7 +1,7 @@
 """The filters in a source's settings that leave out objects.
 
-Of FILTERS, the first that applies leaves an object out. Filters exist in SQL for inventories, and
-in Python for a sensor's pages; a test compares the two.
+The first of FILTERS that applies leaves an object out. Filters exist in SQL for inventories, and in
+Python for a sensor's pages; a test compares the two.
 """
 
 import re
@@ -28,7 +28,7 @@ class ObjectFilter:
 
     @classmethod
     def of(cls, settings: SourceSettings, at: datetime) -> Self:
-        """Return the filters in the settings; minimum ages count back from `at`."""
+        """Minimum ages count back from `at`."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
         largest = min(settings.max_size, MAX_SIZE_BYTES)  # DuckDB's integers are bounded
         return cls(settings.include, settings.exclude, settings.storage_classes, largest, newest)

@@ -20,7 +20,7 @@ ID_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeaders:
-    """Headers and user metadata of an object. A missing header is an empty string."""
+    """A missing header is an empty string."""
 
     content_type: str = ""
     content_encoding: str = ""

@@ -91,7 +91,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
 )
 
 PART_COLUMNS: Final = ("part", "part_count", "part_start_byte", "part_end_byte")
-"""The fields of a PartRange; null for a whole object."""
+"""Null for a whole object."""
 
 CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 
@@ -108,7 +108,6 @@ LOCATION_SCHEMA: Final = pa.schema(
         *(MANIFEST_SCHEMA.field(name) for name in (*CHECKSUM_COLUMNS, *HEADERS, "user_metadata")),
     ]
 )
-"""A row for each member that is a whole object."""
 
 METADATA_KEY: Final = b"caf-pipeline"
 
@@ -230,7 +229,6 @@ class ManifestWriter:
         )
 
     def row_bound(self, row: Mapping[str, Any]) -> int:
-        """Return the most bytes that this row can add to the file."""
         texts = sum(len(value.encode()) for value in row.values() if isinstance(value, str))
         pairs = sum(
             len(k.encode()) + len(v.encode()) + 16
@@ -286,7 +284,7 @@ class ManifestWriter:
 
 @dataclass(frozen=True, slots=True)
 class PartLocation:
-    """The location of a part in a manifest, and its object's size."""
+    """A part's location, and its object's size."""
 
     row: LocationRow
     object_bytes: int
@@ -312,8 +310,8 @@ class OpenedManifest:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time.
 
-        `between` skips row groups without keys from the first to the second, both inclusive. Raises
-        MalformedArchive if a row cannot be read; rows before it were yielded.
+        `between` skips row groups without keys from the first to the second, both inclusive. Rows
+        before a damaged one are yielded.
         """
         names = list(columns) if columns else None
         with _as_malformed():
@@ -400,9 +398,9 @@ class OpenedManifest:
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
-    """Open a manifest. Allocates no more memory than the file's own size justifies.
+    """Open a manifest, with no more memory than the file's own size justifies.
 
-    Raises MalformedArchive for another format, other columns, or row groups too large for memory.
+    Raises MalformedArchive for another format, or what packing never writes.
     """
     limits = {
         "thrift_string_size_limit": MAX_FOOTER_BYTES,
@@ -431,7 +429,7 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
 
 
 def unknown_format(member: str, chunk_format: object) -> MalformedArchive:
-    """Return the error for a `member` with an unknown format."""
+    """Return the error for an unknown format."""
     return MalformedArchive(
         f"its {member} has the format {chunk_format!r:.60}, and this version reads only "
         f"'{CHUNK_FORMAT}'",

@@ -19,7 +19,7 @@ MAX_IDENTITY_BYTES: Final = 1024
 """Of an ETag or version id; S3's limit for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""A regular expression of what no request can send in an ETag or version id."""
+"""No request can send these characters in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
 """Between key and version in an older version's name. Names can be equal only if one has it."""
@@ -90,7 +90,6 @@ class S3Object:
             names no type; or "".
         rewritten_at: the object's time, as part of its identity, if the same ETag and size are
             located with another time.
-        is_delete_marker: without ETag and bytes.
     """
 
     key: bytes

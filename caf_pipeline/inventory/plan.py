@@ -152,7 +152,6 @@ class Plan:
 
     @property
     def object_count(self) -> int:
-        """A split object counts once."""
         return sum(chunk.object_count for chunk in self.chunks) - self.part_count + self.split_count
 
     @property
@@ -174,7 +173,6 @@ class PlannedObject:
 
     @property
     def start_byte(self) -> int:
-        """Of the object."""
         return self.part.start_byte if self.part else 0
 
     @property
@@ -183,11 +181,7 @@ class PlannedObject:
 
 
 def read_terms(folder: Path) -> dict[str, str]:
-    """Return the metadata in a plan's files.
-
-    The keys are format (of the chunks), source, archive, snapshot, inventory_time (ISO 8601),
-    target_size and limit_size (bytes) and content_sha256 (hex).
-    """
+    """Return the metadata in a plan's files; `cutting` writes it."""
     with _opened(folder / CHUNKS_FILE) as file:
         return _terms_of(file)
 
@@ -281,7 +275,7 @@ def chunk_batches(
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Count a chunk's objects, reading only row groups shared with another chunk."""
+    """Count a chunk's objects, from metadata if possible."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:

@@ -106,8 +106,7 @@ class PlanStatistics:
 def plan_statistics(folders: Sequence[Path], *, part_bytes: int) -> PlanStatistics:
     """Return the statistics of the plans in these folders; spills go to the first.
 
-    `part_bytes` is the size of one GET. Raises CafError if a file is damaged, StagingError without
-    room.
+    `part_bytes` is the size of one GET. Raises CafError and StagingError.
     """
     if not folders:
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
@@ -200,7 +199,6 @@ def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
 _COLUMN: Final = 5
 _HEADINGS: Final = ("below", "objects", "bytes")
 _HEADING: Final = 8
-"""Characters before the numbers."""
 
 _PIXELS: Final = 6
 """Of a character, to which the text is stretched in every font."""

@@ -173,7 +173,6 @@ def ended_skips(
 def _not_left_out(
     query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]
 ) -> pa.Table:
-    """Return the rows that no filter leaves out; count the others unless blocked."""
     if filters == NO_FILTER or not len(rows):
         return rows
     query.rows_of("unfiltered", rows)

@@ -69,7 +69,7 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
 _SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
-"""More memory means fewer passes over the rows."""
+"""More memory means fewer passes."""
 
 SORTED_BY_MEMORY: Final = 2
 """Bytes sorted for each byte of memory. DuckDB 2.0 sorted 4 times its 256 MiB, and failed at 20
@@ -103,12 +103,9 @@ class Snapshot:
         after: exclusive lower bound of the keys.
         until: inclusive upper bound; None for all.
         object_count: without delete markers.
-        unsupported_count: objects whose key cannot be archived.
-        all_versions: the file has every version and delete marker.
         beside: versions that are not current, in the file or left out of it.
         run: the lease holder in the ledger that took the snapshot.
         report: the inventory report's address; "" for a listing.
-        address: the bucket and prefix.
     """
 
     path: Path
@@ -395,10 +392,7 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
 
 
 def show_objects(query: Query, within: str) -> None:
-    """Create the views `snapshot` and `marker`: objects and delete markers of `whole_snapshot`.
-
-    `within` is an SQL condition.
-    """
+    """Create the views `snapshot` of objects and `marker` of delete markers."""
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
     query.view("marker", f"SELECT * FROM whole_snapshot WHERE is_delete_marker AND {within}")
 

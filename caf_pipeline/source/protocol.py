@@ -19,10 +19,7 @@ from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """S3's checksum over a full object.
-
-    `algorithm` is "sha256", "sha1", "crc32", "crc32c" or "crc64nvme".
-    """
+    """S3's checksum over a full object. `algorithm` is as in `new_digest`."""
 
     algorithm: str
     digest: bytes
@@ -54,8 +51,7 @@ class ObjectPart:
 class ReportCounts:
     """Statistics of a report's rows, in which objects may repeat.
 
-    `left_out` rows are not current, and the settings ask for current versions only. `multipart` is
-    0, and `encryption` "unknown", if the report lacks the column.
+    `multipart` is 0, and `encryption` "unknown", if the report lacks the column.
     """
 
     left_out: VersionCounts = field(default_factory=VersionCounts)
@@ -76,13 +72,9 @@ class ReportCounts:
 class InventoryReport:
     """A listing of a bucket that S3 itself wrote.
 
-    Attributes:
-        url: the report's folder.
-        taken_at: when S3 began to read the bucket.
-        keeps_versions: as `ObjectSource.keeps_versions`.
-        fetch: downloads into a folder, several files concurrently. Yields files of
-            SNAPSHOT_SCHEMA with objects in any order. Raises ReportRefused for a missing or
-            damaged file, StagingError without room, and the errors of a listing.
+    `taken_at` is when S3 began to read the bucket. `fetch` downloads into a folder, several files
+    concurrently. It yields files of SNAPSHOT_SCHEMA with objects in any order, and raises
+    ReportRefused, StagingError and the errors of a listing.
     """
 
     url: str
@@ -135,11 +127,9 @@ class ObjectSource(Protocol):
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing of the failing
-            page
-                was yielded.
+                page was yielded.
             SettingsError: the settings ask for every version, and the bucket keeps none.
-            ListingUnordered: with `in_order`, keys do not ascend, or the source refuses to start
-                there.
+            ListingUnordered: with `in_order`, keys do not ascend, or the source refuses `after`.
         """
         ...
 
@@ -154,12 +144,8 @@ class ObjectSource(Protocol):
         """Return the newest complete report whose name begins with `name`.
 
         A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only. Raises the errors of
-        a listing.
-
-        Raises:
-            SettingsError: the settings name no folder of reports.
-            UsageError: `name` is not at least a day.
-            ReportRefused: there is no such report, or this source cannot use it.
+        a listing, SettingsError without a folder of reports, UsageError if `name` is not at least a
+        day, and ReportRefused if there is no such report, or this source cannot use it.
         """
         ...
 
@@ -224,20 +210,21 @@ class KeyTaken(Exception):
 
 
 class ObjectUpload(Protocol):
-    """A multipart upload. The object appears with `complete`, and not before."""
+    """A multipart upload. The object appears with `complete`, and not before.
 
-    def write(self, piece: bytes) -> None:
-        """Raises as `ObjectTarget.put`."""
-        ...
+    `write` and `complete` raise as `ObjectTarget.put`.
+    """
+
+    def write(self, piece: bytes) -> None: ...
 
     def mark(self) -> object: ...
 
     def rewind(self, mark: object) -> None:
-        """Drop all bytes that were written after the mark."""
+        """Drop all bytes written after the mark."""
         ...
 
     def complete(self, *, replace: bool) -> bool:
-        """Returns and raises as `ObjectTarget.put`."""
+        """Returns as `ObjectTarget.put`."""
         ...
 
     def abort(self) -> None:
@@ -248,9 +235,8 @@ class ObjectUpload(Protocol):
 class ObjectTarget(Protocol):
     """A bucket and key prefix to restore to. Safe to call from several threads.
 
-    Raises:
-        SourceDenied, BucketMissing, SourceUnreachable: no object can be written.
-        NotRestored: this object cannot be written.
+    Raises SourceDenied, BucketMissing or SourceUnreachable if no object can be written, NotRestored
+    if this object cannot.
     """
 
     def place(self, key: str) -> str:
@@ -277,9 +263,7 @@ class ObjectTarget(Protocol):
         """
         ...
 
-    def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> ObjectUpload:
-        """Begin an object that is too large for memory."""
-        ...
+    def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> ObjectUpload: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +283,8 @@ class ObjectEvent:
 class QueueMessage:
     """A message that was received and not yet deleted.
 
-    `message_id` is the same when it is received again. `events` are those of the source's keys.
-    `wrong` says why the message, or a part of it, is no notification of the source's bucket.
+    `message_id` is the same when it is received again. `wrong` says why the message, or a part of
+    it, is no notification of the source's bucket.
     """
 
     message_id: str

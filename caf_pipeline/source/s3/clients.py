@@ -154,10 +154,7 @@ def endpoint_of_environment() -> str:
 def address_error(
     error: ValidationError, what: str, *, hint: str = "", endpoint_from: str
 ) -> UsageError:
-    """Return the error for an invalid address or endpoint, which may hold a password.
-
-    `what` begins the message about an address. `endpoint_from` names the endpoint's setting.
-    """
+    """Return the error for an invalid address or endpoint, which may hold a password."""
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
     if first["loc"] == ("endpoint_url",):

@@ -74,8 +74,7 @@ class WrongBody(Exception):
 class InvalidXml(Exception):
     """An answer with a status of success whose body is not valid S3 XML.
 
-    `is_page`: the server declares HTML. `has_doctype`: entity bombs and XXE need a document type
-    declaration; S3 sends none.
+    `has_doctype`: entity bombs and XXE need a document type declaration; S3 sends none.
     """
 
     def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
@@ -282,7 +281,6 @@ REQUEST_ERRORS: Final = (
     WrongBody,
     InvalidXml,
 )
-"""Translated by `source_error` and `object_error`."""
 
 
 def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0911 - one for each kind

@@ -43,8 +43,7 @@ STALLED_SECONDS: Final = 20.0
 class S3ObjectReader:
     """Reads the objects of one source, whose keys must be text.
 
-    `extra` are parameters of boto3's requests. `has_reports`: listings may lack checksums, since
-    reports need not have that column.
+    `has_reports`: listings may lack checksums, since reports need not have that column.
     """
 
     client: S3Client

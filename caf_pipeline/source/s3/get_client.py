@@ -74,7 +74,7 @@ class GetClient:
         """Copy endpoint, path style, credentials and certificates from a boto3 client.
 
         Sends no request. `connections` limits concurrent GETs; None leaves the limit to awscrt.
-        Raises SettingsError if the certificates cannot be read.
+        Raises SettingsError.
         """
         self.endpoint, self.path = _bucket_url(client, bucket, region)
         self.region = region or client.meta.region_name
@@ -189,11 +189,7 @@ class PendingGet:
         self.gets.cancel(self.finished)
 
     def answer(self) -> GetAnswer:
-        """Wait for the answer, and return it.
-
-        Raises ClientError if S3 refuses, AwsCrtError for no or an invalid answer, and
-        UnreadableHeader.
-        """
+        """Wait for the answer; raises ClientError, AwsCrtError or UnreadableHeader."""
         try:
             self.finished.result()
         except S3ResponseError as error:

@@ -104,11 +104,7 @@ class RequestRate:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lists one source.
-
-    `extra` are parameters of every request. `all_versions` refuses a bucket that keeps no versions.
-    `rate` limits all requests, retries included.
-    """
+    """Lists one source. `rate` limits all requests, retries included."""
 
     client: S3Client
     policy: RequestPolicy
@@ -205,10 +201,7 @@ class Listing:
     def _require_order(
         self, last: bytes, objects: Sequence[S3Object], *, begins: bool, repeats: bool
     ) -> None:
-        """Raise ListingUnordered if the keys do not ascend from `last`.
-
-        A server may repeat the first key. `repeats`: keys may have versions.
-        """
+        """A server may repeat the first key. `repeats`: keys may have versions."""
         keys = [obj.key for obj in objects]
         out_of_order = operator.gt if repeats else operator.ge
         begins_before = keys[0] < last if begins or repeats else keys[0] <= last

@@ -45,7 +45,7 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
     "Version": ("Versions", {**_OBJECT, **_VERSION}),
     "DeleteMarker": ("DeleteMarkers", {**_COMMON, **_VERSION}),
 }
-"""By element: boto3's name of the list, and the parsed fields; those of type `list` may repeat."""
+"""By element: boto3's name of the list, and the parsed fields. A `list` may repeat."""
 
 
 def read_entries(client: S3Client) -> None:
@@ -63,7 +63,6 @@ def read_entries(client: S3Client) -> None:
 def _take_entries(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Move the entries to boto3's answer; raises ValueError for a bad value."""
     root = _read_xml(response_dict)
     if root is None:
         return

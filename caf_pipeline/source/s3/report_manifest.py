@@ -82,7 +82,6 @@ class Manifest:
 
     @property
     def columns(self) -> Sequence[str]:
-        """The names in COLUMNS that the files have."""
         return [name for name in COLUMNS if self.name_of(name) in self.schema]
 
     def name_of(self, column: str) -> str:

@@ -60,8 +60,7 @@ class ReportRows:
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
         """Yield a file's objects in batches of SNAPSHOT_SCHEMA, and add to `counts`.
 
-        Raises ReportRefused for a damaged file, other columns than the manifest's, or an invalid
-        row.
+        Raises ReportRefused.
         """
         batches = self._batches(path)
         while True:
@@ -237,7 +236,6 @@ _FITS: Final = {
     "is_delete_marker": pa.types.is_boolean,
     "is_multipart_uploaded": pa.types.is_boolean,
 }
-"""Types in ORC and Parquet of columns other than text."""
 
 
 def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:
@@ -269,7 +267,6 @@ def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
 
 
 def _is_sendable(values: pa.Array) -> pa.Array:
-    """Return whether a request can send each value; true for null."""
     short = pc.less_equal(pc.binary_length(values), MAX_IDENTITY_BYTES)
     printable = pc.ascii_is_printable(values)
     if not pc.all(printable).as_py():  # servers other than AWS may have any text

@@ -76,10 +76,7 @@ class _Stopped(Exception): ...
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports in a folder, `s3://…/` or "", read with the source's credentials.
-
-    `needs_storage_class` refuses reports without storage classes.
-    """
+    """The reports in a folder, `s3://…/` or "", read with the source's credentials."""
 
     client: S3Client
     policy: RequestPolicy

@@ -48,7 +48,7 @@ class S3Source:
         """Create a source from a boto3 client and the GET client built from it.
 
         `name` is for hints. `listing_rate` is in requests per second, 0 for no limit. `inventory`
-        is the folder of reports, or "". `all_versions` refuses a bucket that keeps no versions.
+        is the folder of reports, or "".
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}

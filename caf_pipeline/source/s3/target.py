@@ -47,7 +47,7 @@ from caf_pipeline.waits import Waits
 ATTEMPTS: Final = 6
 
 PART_BYTES: Final = 8 << 20
-"""Two parts are in memory, and S3 requires at least 5 MiB."""
+"""Two are in memory, and S3 requires at least 5 MiB."""
 
 MAX_PARTS: Final = 10_000
 """"Amazon S3 multipart upload limits" in the Amazon S3 User Guide."""
@@ -79,7 +79,7 @@ _PROFILE: Final = "--profile (of the job: `profile`)"
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
-    """A target, whose hints name options, job config and AWS variables."""
+    """Its hints name options, job config and AWS variables."""
 
     def setting(self, name: str) -> str:
         options = {
