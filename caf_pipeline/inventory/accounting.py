@@ -171,9 +171,9 @@ def account_for_files(
     """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
     `standing` has STANDING_SCHEMA, and may lack the `plan`, a file with `key` and `object_version`.
-    `snapshot` lacks `settled_count` objects, whose listed content is located. Of `standing`, only
-    `unsettled_keys` are read; None: all. `due_skips` counts due skips, which a plan would take.
-    Raises IntegrityError and StagingError.
+    `snapshot` lacks `settled_count` objects, whose listed content is located. Only `unsettled_keys`
+    of `standing` are read; None: all. `due_skips` counts due skips, which a plan would take. Raises
+    IntegrityError and StagingError.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)

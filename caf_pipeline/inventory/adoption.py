@@ -60,7 +60,6 @@ WINDOW_MEMBERS: Final = 100_000
 """Members in one query: some 100 MB with a join."""
 
 _SAMPLED: Final = 1_000
-"""Window sizes then differ by some per cent."""
 
 _HEADERS: Final = (*HEADERS, "user_metadata")
 """Unknown for an adopted file."""

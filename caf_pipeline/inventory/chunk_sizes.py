@@ -65,7 +65,7 @@ class PlanRows:
     """
 
     def __init__(self, batch: pa.RecordBatch, next_key: bytes | None, max_bytes: int) -> None:
-        """Take a batch of SNAPSHOT_SCHEMA. No chunk holds an object over `max_bytes`."""
+        """No chunk holds an object over `max_bytes`."""
         self.count = batch.num_rows
         self._batch = batch
         self.keys = batch["key"].cast(pa.string())
@@ -126,7 +126,7 @@ class PlanRows:
 
     @cached_property
     def marked_keys(self) -> tuple[_Numbers, pa.Array]:
-        """The rows whose key could be the name of an older version, and these keys."""
+        """Rows and keys that could have the name of an older version."""
         marked = pc.match_substring(self.keys, VERSION_MARK)
         return np.flatnonzero(marked.to_numpy(zero_copy_only=False)), self.keys.filter(marked)
 

@@ -13,7 +13,6 @@ HEADERS: Final = (
     "cache_control",
     "expires",
 )
-"""Columns of manifests and of `header_sets`."""
 
 ID_BYTES: Final = 16
 

@@ -371,7 +371,6 @@ class OpenedManifest:
         return None
 
     def logs(self) -> Sequence[LogTimes]:
-        """Return the times of clp-s archives."""
         encoded = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
         if encoded is None:
             raise MalformedArchive("the manifest has no times of logs")

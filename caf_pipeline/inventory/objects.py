@@ -16,13 +16,13 @@ MAX_SIZE_BYTES: Final = 1 << 53
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""Of an ETag or version id; S3's limit for version ids."""
+"""Limits an ETag or version id; S3's limit for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
 """No request can send these characters in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Between key and version in an older version's name. Names can be equal only if one has it."""
+"""Precedes the version in an older version's name. Names can be equal only if one has it."""
 
 
 class SkipReason(StrEnum):

@@ -65,9 +65,8 @@ class SizeStep:
 class PlanStatistics:
     """Statistics of the objects in the chunks of plans.
 
-    `sizes` has no gaps. `storage_classes` has numbers and bytes of objects, `largest` and
-    `smallest` keys and sizes. Larger objects are read in pieces, each by a GET. `checksum_requests`
-    are for S3's checksums of those that are not split.
+    `sizes` has no gaps. Larger objects are read in pieces, each by a GET. `checksum_requests` ask
+    for S3's checksums of unsplit ones.
     """
 
     objects: int
@@ -201,7 +200,7 @@ _HEADINGS: Final = ("below", "objects", "bytes")
 _HEADING: Final = 8
 
 _PIXELS: Final = 6
-"""Of a character, to which the text is stretched in every font."""
+"""A character's width, to which the text is stretched in every font."""
 
 _HIGHEST: Final = 80
 

@@ -77,12 +77,12 @@ times; the factor is smaller with less memory.
 """
 
 MAX_HELD_ROWS: Final = ROWS_PER_GROUP
-"""Of a key, sorted in memory. A listing with more is sorted on disk."""
+"""A key's versions sorted in memory. A listing with more is sorted on disk."""
 
 _ORDER: Final = ("key", "last_modified", "object_version")
 
 ROW_BYTES: Final = 200
-"""Of a row in DuckDB, without its key."""
+"""DuckDB's memory for a row, without its key."""
 
 SAMPLED_FOR_A_WINDOW: Final = 1000
 """Window sizes then differ by some per cent."""
@@ -234,7 +234,7 @@ class SnapshotWriter:
         self._left_out += counts
 
     def finish(self) -> Snapshot:
-        """Sort if needed, keep each (key, object version) once, and publish the file."""
+        """Sort if needed, keep each (key, object version) once, and publish."""
         with translate_errors(self._path):
             if self._held is not None:
                 self._write_ordered(self._held)

@@ -26,7 +26,7 @@ class Checksum:
 
     @property
     def text(self) -> str:
-        """As in manifests and the ledger: `<algorithm>:<hexadecimal digest>`."""
+        """The form in manifests and ledger: `<algorithm>:<hexadecimal digest>`."""
         return f"{self.algorithm}:{self.digest.hex()}"
 
 
@@ -144,8 +144,8 @@ class ObjectSource(Protocol):
         """Return the newest complete report whose name begins with `name`.
 
         A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only. Raises the errors of
-        a listing, SettingsError without a folder of reports, UsageError if `name` is not at least a
-        day, and ReportRefused if there is no such report, or this source cannot use it.
+        a listing. Raises SettingsError without a folder of reports, UsageError if `name` is not at
+        least a day, and ReportRefused without a usable report.
         """
         ...
 

@@ -259,7 +259,6 @@ class RequestPolicy:
         )(call_again)
 
     def waiting(self, grace: float) -> "AbstractContextManager[OpenWait]":
-        """Report a missing answer after `grace` seconds."""
         what, ends_by = _waiting_texts(self.at, self.attempts)
         return self.waits.waiting(what, ends_by=ends_by, grace=grace)
 

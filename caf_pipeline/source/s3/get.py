@@ -1,7 +1,7 @@
 """GETs of exactly one identity, and HEADs if no body is needed.
 
-S3's checksum costs a HEAD for an object that is read in parts. Source: GetObject and HeadObject in
-the Amazon S3 API Reference.
+A plain GET of a whole object requests S3's checksum if there may be one. An object that is read in
+parts costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API Reference.
 """
 
 import base64

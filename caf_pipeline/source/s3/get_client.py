@@ -1,7 +1,7 @@
 """The awscrt client for all GETs: body, S3's checksum and every header in one request.
 
 It follows no redirects and never retries. Proxy variables apply as in boto3. Source: awscrt 0.38's
-`S3Client`, tried on a server; docs/decisions/0017-one-client-for-gets.md.
+`S3Client`; docs/decisions/0017-one-client-for-gets.md.
 """
 
 from collections.abc import Mapping, Sequence

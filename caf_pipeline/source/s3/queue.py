@@ -40,7 +40,7 @@ _RESTORED: Final = (
 )
 _SNS_TYPE: Final = "Notification"
 _DETAIL_TYPE: Final = "detail-type"
-"""In every EventBridge event, and no notification of S3."""
+"""No notification of S3 has it."""
 
 _S3_SOURCE: Final = "aws.s3"
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{1,64}")
@@ -181,7 +181,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
 
 
 def _event(detail: Mapping[str, Any], bucket: str, *, kind: object, encoded: bool) -> ObjectEvent:
-    """Return an event of any kind; raises ValueError with what is wrong with it.
+    """Return an event of any kind; raises ValueError with what is wrong.
 
     `encoded`: like a form, as in S3's own notifications.
     """

@@ -27,7 +27,6 @@ class S3File(RemoteFile):
     """An object at an `s3://` address."""
 
     def __init__(self, url: str) -> None:
-        """Raises UsageError for an invalid URL, SettingsError for an invalid environment."""
         self._bucket, _, self._key = url.removeprefix("s3://").partition("/")
         if not self._bucket or not self._key:
             raise UsageError(f"{url!r} names no object.", hint="Give s3://bucket/key.")

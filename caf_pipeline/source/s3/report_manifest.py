@@ -68,10 +68,7 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A report's manifest.
-
-    `url` is the report's dated folder. `schema` has all columns of the files, in order.
-    """
+    """A report's manifest. `schema` has all columns of the files, in order."""
 
     url: str
     source_bucket: str
@@ -88,7 +85,7 @@ class Manifest:
         return COLUMNS[column] if self.format is ReportFormat.CSV else column
 
     def require(self, bucket: str, *, keeps_versions: bool, needs_storage_class: bool) -> None:
-        """Raise ReportRefused for another bucket's report, or without a needed column."""
+        """Raises ReportRefused."""
         if self.source_bucket != bucket:
             raise ReportRefused(
                 f"the inventory report {self.url} is of bucket '{self.source_bucket}', not of the "

@@ -26,7 +26,7 @@ DEFAULT_ATTEMPTS = 6
 
 
 class S3Source:
-    """A bucket and prefix. Safe to call from several threads, as both of its clients are."""
+    """See `ObjectSource`."""
 
     def __init__(
         self,

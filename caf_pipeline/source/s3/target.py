@@ -455,7 +455,7 @@ def _parameters(headers: ObjectHeaders, place: str) -> dict[str, Any]:
 
 
 def _sent(name: str, value: str, place: str) -> str:
-    """Return the text that botocore, which reads ISO 8859-1 and sends UTF-8, sends unchanged."""
+    """botocore reads headers as ISO 8859-1, and sends them as UTF-8."""
     try:
         return value if value.isascii() else value.encode("iso-8859-1").decode()
     except UnicodeError as error:
