@@ -94,7 +94,8 @@ class PlanRows:
         lengths = pc.binary_length(batch["key"]).to_numpy().astype(np.int64)
         rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
         self.manifest_bytes: _Numbers = _ROW_BYTES + 2 * lengths
-        self.manifest_bytes += _characters(batch["version_id"]) + _characters(batch["etag"])
+        for name in ("version_id", "etag"):
+            self.manifest_bytes += pc.utf8_length(batch[name]).fill_null(0).to_numpy()
         self.manifest_bytes += REWRITTEN_BYTES * rewritten.to_numpy(zero_copy_only=False)
 
     def of(self, rows: _Numbers) -> list[dict[str, Any]]:
@@ -134,11 +135,6 @@ class PlanRows:
 def _ends(texts: pa.Array) -> _Numbers:
     offsets = np.frombuffer(texts.buffers()[1], np.int32)
     return offsets[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
-
-
-def _characters(texts: pa.Array) -> _Numbers:
-    lengths: _Numbers = pc.utf8_length(texts).fill_null(0).to_numpy().astype(np.int64)
-    return lengths
 
 
 def _escaped_bytes(texts: pa.Array) -> _Numbers:

@@ -72,7 +72,11 @@ def build_client(
         )
     read_entries(client)
     if settings.endpoint_url:
-        client.meta.events.register("before-parameter-build.s3", _ignore_redirect)
+        # A server that is not AWS has no regions, and botocore would ask it for one forever.
+        client.meta.events.register(
+            "before-parameter-build.s3",
+            lambda context, **_: context.setdefault("s3_redirect", {}).update(redirected=True),
+        )
     return client
 
 
@@ -135,11 +139,6 @@ def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
 def _api_descriptions(data_path: str | None) -> Loader:
     """Cached: loading takes seven times as long as the rest of creating a client."""
     return create_loader(data_path)
-
-
-def _ignore_redirect(context: dict[str, Any], **_: object) -> None:
-    # A server that is not AWS has no regions, and botocore would ask it for one forever.
-    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _revealed(secret: SecretStr | None) -> str | None:
