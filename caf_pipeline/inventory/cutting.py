@@ -2,9 +2,9 @@
 
 A chunk ends before the object that would lift its size, without the manifest, over the target. The
 manifest's size is an estimate, since listings have no headers, so it ends a chunk at the hard limit
-only. A larger object has its own chunk. An object that no chunk can hold is split over the first
-chunks. Files and hash are a pure function of delta, source and terms. Source: "A chunk" in
-docs/explanation/design.md.
+only. An object larger than the target has its own chunk. An object that no chunk can hold is split
+over the first chunks. Files and hash are a pure function of delta, source and terms. Source: "A
+chunk" in docs/explanation/design.md.
 """
 
 import contextlib

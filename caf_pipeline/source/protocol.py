@@ -1,6 +1,7 @@
 """The interfaces of a source, a restore target and an event queue.
 
-Keys are bytes, range ends are exclusive, times are aware and in UTC.
+Keys are bytes, range ends are exclusive, times are aware and in UTC. Every `ObjectSource` passes
+`caf_pipeline_tests/contracts/object_source.py`.
 """
 
 from collections import Counter

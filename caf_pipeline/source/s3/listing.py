@@ -77,7 +77,7 @@ class CycleDetector:
         self._power = 1
 
     def closes(self, marker: Markers) -> bool:
-        """Return whether a marker was seen before, within three periods of the cycle."""
+        """Return whether the markers repeat; detects a cycle within three periods."""
         if marker == self._saved:
             return True
         self._steps += 1
