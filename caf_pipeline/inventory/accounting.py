@@ -22,20 +22,18 @@ EXAMPLES: Final = 10
 class Accounting:
     """The outcome of each object of a snapshot.
 
-    The snapshot's objects are `located + claimed + all skipped + all left out + unaccounted`.
+    `objects` are `located + claimed + all skipped + all left out + unaccounted`.
 
     Attributes:
-        claimed: claimed by a chunk under way, or in the plan.
+        claimed: by a chunk under way, or in the plan.
         skipped: by reason; neither located, claimed nor left out.
         left_out: by filter; neither located nor claimed.
-        in_two_places: both located and claimed; they count as located.
-        planned_unlisted: objects of the plan that the snapshot lacks.
+        in_two_places: located and claimed; they count as located.
         examples: some unaccounted keys, percent-encoded if unsupported.
         older: located objects whose key has another content now.
-        gone: located objects whose key was deleted or is not listed.
-
-        Neither `older` nor `gone` counts objects that the snapshot may lack: those written at
-            `silent_from` or later, and not before everything that it lists of the key.
+        gone: located objects whose key was deleted or is not listed. Neither number includes
+            objects that the snapshot may lack: those written at `silent_from` or later, and not
+            before everything that it lists of the key.
     """
 
     objects: int
@@ -54,7 +52,7 @@ class Accounting:
 
     @property
     def holds(self) -> bool:
-        """True if every object is in exactly one place, and the plan has no other objects."""
+        """True if every object is in exactly one place, and the plan has no others."""
         return not (
             self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted
         )
@@ -172,21 +170,10 @@ def account_for_files(
 ) -> Accounting:
     """Recompute what became of each object of a snapshot. Spills go beside the snapshot.
 
-    Args:
-        snapshot: a file of SNAPSHOT_SCHEMA.
-        standing: a file of STANDING_SCHEMA.
-        plan: a file with `key` and `object_version`, for a plan that `standing` may lack.
-        settled_count: objects that `snapshot` lacks, since their listed content is located.
-        unsettled_keys: the only keys of `standing` to read; None: all.
-        within: the keys that the snapshot covers.
-        silent_from: see `Snapshot`.
-        filters: leave objects out.
-        due_skips: count due skips, which a plan would take.
-        budget: bounds the memory.
-
-    Raises:
-        IntegrityError: a file cannot be read.
-        StagingError: there is no room to spill.
+    `standing` has STANDING_SCHEMA, and may lack the `plan`, a file with `key` and `object_version`.
+    `snapshot` lacks `settled_count` objects, whose listed content is located. Only `unsettled_keys`
+    of `standing` are read; None: all. `due_skips` counts due skips, which a plan would take. Raises
+    IntegrityError and StagingError.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
@@ -276,7 +263,6 @@ def _accounting(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) 
 
 
 def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -> bool:
-    """Create the views of a window's supported keys; return whether it may have any."""
     within = bounded(window)
     show_objects(query, f"{within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")

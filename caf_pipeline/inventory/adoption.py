@@ -1,7 +1,7 @@
 """Decides which objects of a source the members of another program's CAF file are.
 
-A member is an object if key and size are equal, and the ETag is the MD5 of its bytes. Multipart
-uploads and objects encrypted with a KMS key have no such ETag.
+Key and size must be equal, and the ETag the MD5 of the bytes. Multipart uploads and objects
+encrypted with a KMS key have no such ETag.
 """
 
 from collections import Counter
@@ -57,10 +57,9 @@ MEMBER_SCHEMA: Final = pa.schema(
 )
 
 WINDOW_MEMBERS: Final = 100_000
-"""Members in one query: some 100 MB with a join. A file may have a million and more."""
+"""Members in one query: some 100 MB with a join."""
 
 _SAMPLED: Final = 1_000
-"""Enough keys for windows whose sizes differ by some per cent."""
 
 _HEADERS: Final = (*HEADERS, "user_metadata")
 """Unknown for an adopted file."""
@@ -174,11 +173,7 @@ _DECIDED: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The decisions about the members of a file.
-
-    `objects` were adopted: they are neither archived nor under way. `decided` is a file with a row
-    for each member.
-    """
+    """The decisions about a file's members: `decided` is a file with a row for each."""
 
     objects: int
     object_bytes: int
@@ -186,7 +181,7 @@ class Adoption:
     decided: Path
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield the adopted objects' locations in batches of LOCATION_SCHEMA."""
+        """Yield the adopted objects in batches of LOCATION_SCHEMA."""
         names = [name for name in LOCATION_SCHEMA.names if name not in _HEADERS]
         for batch in _batches(self.decided, ["left_out", *names]):
             kept = batch.filter(pc.is_null(batch["left_out"])).select(names)
@@ -196,7 +191,6 @@ class Adoption:
             yield pa.RecordBatch.from_arrays([*kept.columns, *unknown], schema=LOCATION_SCHEMA)
 
     def rejected_members(self) -> Iterator[tuple[str, RejectReason]]:
-        """Yield the other members with their reasons."""
         for batch in _batches(self.decided, ["member", "left_out"]):
             kept = batch.filter(pc.is_valid(batch["left_out"]))
             yield from zip(
@@ -217,12 +211,7 @@ def decide(
 ) -> Adoption:
     """Decide about each member, and write the decisions to `out` in the order of windows.
 
-    `members` has MEMBER_SCHEMA, and `standing` is a file or folder of STANDING_SCHEMA. `window` is
-    the number of members in one query.
-
-    Raises:
-        IntegrityError: a file is damaged.
-        StagingError: there is no room.
+    `members` has MEMBER_SCHEMA, `standing` STANDING_SCHEMA. Raises IntegrityError and StagingError.
     """
     counts: Counter[str | None] = Counter()
     object_bytes = 0

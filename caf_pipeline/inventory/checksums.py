@@ -1,6 +1,6 @@
-"""The checksum algorithms of S3, for comparison with S3's own checksums.
+"""S3's checksum algorithms. Digests are big-endian.
 
-Digests are big-endian. Source: "Checking object integrity" in the Amazon S3 User Guide.
+Source: "Checking object integrity" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -15,13 +15,9 @@ from typing_extensions import Buffer
 class Digest(Protocol):
     """A running checksum."""
 
-    def update(self, data: Buffer, /) -> None:
-        """Add the next bytes."""
-        ...
+    def update(self, data: Buffer, /) -> None: ...
 
-    def digest(self) -> bytes:
-        """Return the checksum of the bytes so far, big-endian."""
-        ...
+    def digest(self) -> bytes: ...
 
 
 class _Crc:
@@ -43,7 +39,7 @@ def new_crc64nvme() -> Digest:
 
 
 def combine_crc64nvme(parts: Iterable[tuple[bytes, int]]) -> bytes:
-    """Return the CRC-64/NVME of consecutive parts from their digests and sizes in bytes."""
+    """Return the CRC-64/NVME of consecutive parts from digests and sizes in bytes."""
     value = 0
     for digest, size_bytes in parts:
         value = awscrt_checksums.combine_crc64nvme(value, int.from_bytes(digest, "big"), size_bytes)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 PLAN_NAME: Final = r"[0-9a-f]{8}|[0-9a-f]{12}"
-"""A regular expression for a plan's name."""
 
 _CHUNK_ID: Final = re.compile(
     rf"(?P<source>[a-z0-9-]+)-(?P<plan>{PLAN_NAME})-(?P<number>[0-9]{{5}})"
@@ -14,18 +13,17 @@ _CHUNK_ID: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ChunkId:
-    """The fields of a chunk's id. `number` counts the chunks of a plan, from 1."""
+    """A chunk's id. `number` counts the chunks of a plan, from 1."""
 
     source: str
     plan: str
     number: int
 
     def __str__(self) -> str:
-        """Return the id as text."""
         return f"{self.source}-{self.plan}-{self.number:05d}"
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse an id, or return None if the text is not an id."""
+        """Parse an id; None if the text is not an id."""
         match = _CHUNK_ID.fullmatch(text)
         return match and cls(match["source"], match["plan"], int(match["number"]))

@@ -1,7 +1,6 @@
 """The exact size of a chunk after each object, computed for many rows as columns.
 
-Memory is a batch of rows, and the names of older versions in the open chunk. A test compares entry
-sizes with `caf.index`. Source: "A chunk" in docs/explanation/design.md.
+Memory is a batch of rows, and the names of older versions in the open chunk.
 """
 
 import re
@@ -38,9 +37,7 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 MAX_HEADERS_BYTES: Final = 16 << 10
-"""More than an object's headers add to a manifest; S3 accepts 8 KiB. Plans reserve it, so that an
-object with long headers fits its chunk.
-"""
+"""Reserved so that an object with long headers fits its chunk. S3 accepts 8 KiB."""
 
 
 _TENS: Final = 10 ** np.arange(1, 19, dtype=np.int64)
@@ -57,23 +54,18 @@ _ROW_BYTES: Final = manifest_row_bound(b"", None, "")
 
 
 def is_reserved_name(member: str) -> bool:
-    """Return whether a name is that of our members, or one that they may change to."""
+    """Return whether our members have this name, or may change to it."""
     return member.startswith(".caf/") and member.rstrip("~") in (HEAD_MEMBER, MANIFEST_MEMBER)
 
 
 class PlanRows:
     """Objects in plan order, and what each adds to a chunk.
 
-    Attributes:
-        members: names in a chunk with a newer version of the key; the key for the newest version.
-        older: which rows are followed by a newer version.
+    `older` rows are followed by a newer version. `members` are the names in a chunk with one.
     """
 
     def __init__(self, batch: pa.RecordBatch, next_key: bytes | None, max_bytes: int) -> None:
-        """Create the rows of a batch of SNAPSHOT_SCHEMA that `next_key` follows.
-
-        No chunk holds an object larger than `max_bytes`.
-        """
+        """No chunk holds an object over `max_bytes`."""
         self.count = batch.num_rows
         self._batch = batch
         self.keys = batch["key"].cast(pa.string())
@@ -102,17 +94,17 @@ class PlanRows:
         lengths = pc.binary_length(batch["key"]).to_numpy().astype(np.int64)
         rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
         self.manifest_bytes: _Numbers = _ROW_BYTES + 2 * lengths
-        self.manifest_bytes += _characters(batch["version_id"]) + _characters(batch["etag"])
+        for name in ("version_id", "etag"):
+            self.manifest_bytes += pc.utf8_length(batch[name]).fill_null(0).to_numpy()
         self.manifest_bytes += REWRITTEN_BYTES * rewritten.to_numpy(zero_copy_only=False)
 
     def of(self, rows: _Numbers) -> list[dict[str, Any]]:
-        """Return these rows as dicts of SNAPSHOT_SCHEMA."""
         dicts: list[dict[str, Any]] = self._batch.take(pa.array(rows)).to_pylist()
         return dicts
 
     @cached_property
     def entry_bytes_alone(self) -> _Numbers:
-        """`entry_bytes` of each row in a chunk of its own, where its name is the key."""
+        """In a chunk of its own, where the name is the key."""
         if not pc.any(self.older).as_py():
             return self.entry_bytes
         alone: _Numbers = _ENTRY_BYTES + _escaped_bytes(self.keys) + 1
@@ -121,10 +113,7 @@ class PlanRows:
 
     @cached_property
     def hashed(self) -> tuple[_Numbers, memoryview]:
-        """The hashed bytes of all rows, and where each row begins and ends.
-
-        A row is `<key> NUL <identity> NUL <size> NUL`.
-        """
+        """The rows' bounds in the bytes, `<key> NUL <identity> NUL <size> NUL` for each row."""
         sizes = self._batch["size_bytes"].cast(pa.string()).cast(pa.binary())
         identities = self._batch["object_version"].cast(pa.binary())
         joined = pc.binary_join_element_wise(self._batch["key"], identities, sizes, b"", b"\0")
@@ -132,14 +121,13 @@ class PlanRows:
 
     @cached_property
     def older_names(self) -> tuple[_Numbers, pa.Array]:
-        """The rows followed by a newer version, and their names in a chunk with a newer version."""
         return np.flatnonzero(self.older.to_numpy(zero_copy_only=False)), self.members.filter(
             self.older
         )
 
     @cached_property
     def marked_keys(self) -> tuple[_Numbers, pa.Array]:
-        """The rows whose key could be the name of an older version, and these keys."""
+        """Rows and keys that could have the name of an older version."""
         marked = pc.match_substring(self.keys, VERSION_MARK)
         return np.flatnonzero(marked.to_numpy(zero_copy_only=False)), self.keys.filter(marked)
 
@@ -147,11 +135,6 @@ class PlanRows:
 def _ends(texts: pa.Array) -> _Numbers:
     offsets = np.frombuffer(texts.buffers()[1], np.int32)
     return offsets[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
-
-
-def _characters(texts: pa.Array) -> _Numbers:
-    lengths: _Numbers = pc.utf8_length(texts).fill_null(0).to_numpy().astype(np.int64)
-    return lengths
 
 
 def _escaped_bytes(texts: pa.Array) -> _Numbers:
@@ -174,8 +157,6 @@ def _digits(numbers: _Numbers) -> _Numbers:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of a chunk with each of some rows: with all rows before it, or alone."""
-
     end: _Numbers  # the end of the bodies
     index: _Numbers
     manifest: _Numbers
@@ -183,7 +164,7 @@ class _Sizes:
 
 @dataclass(slots=True)
 class OpenChunk:
-    """A chunk that is being filled: its exact size so far, and with further objects."""
+    """A chunk that is being filled."""
 
     limits: Limits
     object_count: int = 0
@@ -205,7 +186,6 @@ class OpenChunk:
         return self.position + self.index + FOOTER_SIZE_BYTES
 
     def sizes_with(self, rows: PlanRows, first: int, stop: int) -> _Sizes:
-        """Return the sizes with each of these rows and all before it."""
         end = self.position + np.cumsum(rows.body_bytes[first:stop])
         digits = _digits(end)
         begins = np.empty_like(digits)
@@ -222,11 +202,7 @@ class OpenChunk:
         )
 
     def fitting(self, sizes: _Sizes, target_bytes: int, max_bytes: int) -> int:
-        """Return how many rows fit.
-
-        They stay within the limits, within `target_bytes` without the manifest, and within
-        `max_bytes` with it.
-        """
+        """Return how many rows fit. Only `max_bytes` includes the manifest."""
         without = sizes.end + sizes.index + FOOTER_SIZE_BYTES
         room = (
             np.searchsorted(without, target_bytes, side="right"),
@@ -240,7 +216,6 @@ class OpenChunk:
         )
 
     def take(self, sizes: _Sizes, rows: PlanRows, first: int, count: int) -> None:
-        """Add the first `count` of the rows that `sizes` was computed for."""
         last = count - 1
         self.position, self.index = int(sizes.end[last]), int(sizes.index[last])
         self.manifest = int(sizes.manifest[last])
@@ -250,7 +225,7 @@ class OpenChunk:
 
 
 def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
-    """Return which rows fit in a chunk of their own, with headers of any length."""
+    """Return which rows fit in their own chunk, with headers of any length."""
     empty = OpenChunk(limits)
     end = empty.position + rows.body_bytes
     digits = _digits(np.array([empty.position])) + _digits(end)
@@ -266,8 +241,7 @@ def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
 class NameCollisions:
     """Detects objects whose name an older version in the same chunk already has.
 
-    The older version may be of another key. Such names are rare, so they are searched as columns,
-    and only repeated names are compared singly.
+    It may be of another key. Only repeated names, which are rare, are compared singly.
     """
 
     def __init__(self) -> None:
@@ -277,7 +251,6 @@ class NameCollisions:
         self._taken: set[str] = set()  # repeated names of older versions in the open chunk
 
     def add_batch(self, rows: PlanRows) -> None:
-        """Find the repeated names of the next batch."""
         (older_rows, older), (marked_rows, marked) = rows.older_names, rows.marked_keys
         names = pa.concat_arrays([older, marked])
         counts = pc.value_counts(pa.concat_arrays([older, marked.unique()]))
@@ -288,17 +261,15 @@ class NameCollisions:
         self._repeated = np.unique(np.concatenate([older_rows, marked_rows])[flags]).tolist()
 
     def next_after(self, row: int, otherwise: int) -> int:
-        """Return the next row with a repeated name, or `otherwise` if that comes first."""
+        """Return the next row with a repeated name, at most `otherwise`."""
         index = bisect_right(self._repeated, row)
         return min([otherwise, *self._repeated[index : index + 1]])
 
     def collides(self, rows: PlanRows, row: int) -> bool:
-        """Return whether an older version in the open chunk has this row's name or key."""
         names = (rows.keys[row].as_py(), rows.members[row].as_py())
         return self._is_repeated(row) and not self._taken.isdisjoint(names)
 
     def take(self, rows: PlanRows, row: int) -> None:
-        """Add a row to the open chunk. Rows up to `next_after` have no repeated names."""
         if self._is_repeated(row) and rows.older[row].as_py():
             self._taken.add(rows.members[row].as_py())
 
@@ -306,12 +277,10 @@ class NameCollisions:
         return self.next_after(row - 1, row + 1) == row
 
     def keep(self, rows: PlanRows, taken: _Flags) -> None:
-        """Keep the names of the batch's older versions that the open chunk took."""
         older_rows, older = rows.older_names
         if len(older):
             self._earlier.append(older.filter(pa.array(taken[older_rows])))
 
     def clear(self) -> None:
-        """Begin the next chunk."""
         self._earlier.clear()
         self._taken.clear()

@@ -1,8 +1,8 @@
 """The identities of an inventory's objects, and which content of a key is current.
 
-LastModified orders the locations of a key. An exception states that a key had an identity at a
-time, or was deleted. The latest location or exception is current. Memory is bounded by windows of
-keys. Source: docs/decisions/0014-what-is-current.md.
+LastModified orders a key's locations. An exception states that a key had an identity at a time, or
+was deleted. The latest location or exception is current. Memory is bounded by windows of keys.
+Source: docs/decisions/0014-what-is-current.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ from caf_pipeline.system.pipeline_threads import prefetch_next
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 KeyRange = tuple[bytes, bytes | None]
-"""Keys greater than the first, up to and including the second; None: no upper bound."""
+"""Keys greater than the first, up to and including the second; None: no bound."""
 
 ROWS_READ: Final = 8_192
 
@@ -138,12 +138,10 @@ _FACTS: Final = pa.schema(
         pa.field("can_settle", pa.bool_(), nullable=False),  # listed as current, or located
     ]
 )
-"""A row for each listed object, ledger row and exception."""
 
 _FACT_COLUMNS: Final = ("key", "object_version", "last_modified")
 
 _WindowFacts = tuple[KeyWindow, pa.Table, pa.Table]
-"""A window, its listed facts, and its facts from ledger and exceptions."""
 
 _IDENTIFIED: Final = """
     SELECT listed.* REPLACE (
@@ -165,11 +163,9 @@ class IdentifiedSnapshot:
 
     Attributes:
         path: the snapshot's own file if no identity differs.
-        to_compare: a file of objects whose headers must be compared with the archived ones. Until
-            then they have a new identity. So have objects that filters leave out, which are not in
-            the file.
-        unsettled: a file without the objects of settled keys; see `_write_unsettled`.
-        settled_count: settled objects, all located and current.
+        to_compare: objects whose headers must be compared with the archived ones. Until then they
+            have a new identity, like those that filters leave out, which the file lacks.
+        unsettled: objects of keys that are not settled; see `_write_unsettled`.
         unsettled_keys: None if any key may be unsettled.
     """
 
@@ -194,12 +190,8 @@ def identify(
 
     An object without a version id may have been written again with the same ETag and size. It keeps
     its identity if an exception states that bytes and headers are the archived ones. Otherwise its
-    LastModified becomes part of the identity. The snapshot's checksums are verified unless every
-    key is settled.
-
-    Raises:
-        StagingError: a file cannot be written.
-        IntegrityError: a file cannot be read, or the snapshot is damaged.
+    LastModified becomes part of the identity. Verifies the snapshot's checksums unless every key is
+    settled. Raises StagingError and IntegrityError.
     """
     rewritten, to_compare = (
         out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare")
@@ -361,15 +353,10 @@ def find_exceptions(
 ) -> int:
     """Write the exceptions that this inventory adds (EXCEPTION_SCHEMA); return their number.
 
-    An exception is never earlier than a LastModified known of its key. A report may be used long
-    after its time. It adds no exception for a key with a location or exception as late as the
-    report. `standing` and `exceptions` are those of `identified`. Claimed objects count as located,
-    since they may be at any time. Later inventories cover the `superseded` keys, for which this one
-    adds none.
-
-    Raises:
-        StagingError: a file cannot be written.
-        IntegrityError: a file cannot be read.
+    `standing` and `exceptions` are those of `identified`. An exception is never earlier than a
+    LastModified known of its key. A report adds none for a key with a location or exception as late
+    as the report. Claimed objects count as located, since they may be at any time. Later
+    inventories cover the `superseded` keys, which get none. Raises as `identify`.
     """
     if identified.unsettled_keys and not has_rows(identified.unsettled_keys):
         with translate_errors(out):
@@ -414,7 +401,7 @@ def find_exceptions(
 
 
 def read_exceptions(path: Path) -> Iterator[CurrentException]:
-    """Yield the exceptions that `find_exceptions` wrote, in bounded memory."""
+    """Yield what `find_exceptions` wrote, in bounded memory."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS_READ):
             for row in batch.to_pylist():
@@ -441,9 +428,8 @@ def _write_unsettled(
 ) -> int:
     """Write the unsettled objects and keys; return the number of settled keys.
 
-    A key is settled if one listed object and one ledger row agree, and it has no exception. Nearly
-    all keys of most inventories are. Their columns are read here with checksums, which DuckDB does
-    not compare.
+    A key is settled if one listed object and one ledger row agree, and it has no exception, like
+    nearly all keys. Their columns are read here with checksums, which DuckDB does not compare.
     """
     objects = WholeParquet(unsettled, SNAPSHOT_SCHEMA, durable=False)
     listed_count = 0
@@ -543,7 +529,6 @@ def _agree(first: pa.Table, second: pa.Table) -> _Flags:
 
 
 def _hold(query: Query, window: KeyWindow, condition: str = "") -> bool:
-    """Create tables of a window's unsettled keys that meet a condition; return if there are any."""
     within = f"{bounded(window)} {condition}"
     if not query.hold("unsettled", f"SELECT DISTINCT key FROM whole_unsettled WHERE {within}"):
         return False

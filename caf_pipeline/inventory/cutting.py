@@ -1,13 +1,10 @@
-"""Cuts the objects to archive into chunks.
+"""Cuts the objects to archive into chunks, greedily in key order.
 
-Objects are taken greedily in key order. A chunk ends before the object that would lift its size,
-without the manifest, over the target. The manifest's size is an estimate, since listings have no
-headers, so it ends a chunk at the hard limit only. An object larger than the target has a chunk of
-its own. An object that no chunk can hold is split over the plan's first chunks. The last chunk may
-wait for the next plan.
-
-The files and the hash are a pure function of delta, source and terms. Source: "A chunk" in
-docs/explanation/design.md.
+A chunk ends before the object that would lift its size, without the manifest, over the target. The
+manifest's size is an estimate, since listings have no headers, so it ends a chunk at the hard limit
+only. An object larger than the target has its own chunk. An object that no chunk can hold is split
+over the first chunks. Files and hash are a pure function of delta, source and terms. Source: "A
+chunk" in docs/explanation/design.md.
 """
 
 import contextlib
@@ -67,7 +64,7 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 from caf_pipeline.system.pipeline_threads import prefetch_next
 
 MAX_CHUNKS: Final = 99_999
-"""The most chunks of a plan, so that a chunk's number has five digits."""
+"""A chunk's number has five digits."""
 
 # Values in the place of a chunk number.
 _TOO_LARGE: Final = 0
@@ -75,7 +72,7 @@ _LEFT_OVER: Final = -1  # beyond the plan's last chunk
 _IN_PARTS: Final = -2
 
 _MAX_OVERHEAD_BYTES: Final = 1 << 20
-"""Upper bound of a chunk's size beside the object, if it has only one."""
+"""Upper bound of the size beside a chunk's only object."""
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _ChunkNumbers = np.ndarray[Any, np.dtype[np.int32]]
@@ -110,7 +107,7 @@ def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPl
 
 
 _MIN_ROWS: Final = 64
-"""Rows tried at a chunk's beginning and end. In between, the number grows fourfold."""
+"""Tried at a chunk's beginning and end. In between, the number grows fourfold."""
 
 
 class _Cutter:
@@ -141,16 +138,13 @@ class _Cutter:
 
     @property
     def split_count(self) -> int:
-        """The number of split objects."""
         return len(self._split)
 
     @property
     def only_parts(self) -> bool:
-        """True if no chunk has whole objects."""
         return not self.chunks or self.chunks[-1].chunk_number == self.part_count
 
     def groups_with_larger(self, file: pq.ParquetFile) -> list[int]:
-        """Return the row groups of a delta that may have objects that no chunk can hold."""
         column = file.schema_arrow.get_field_index("size_bytes")
         statistics = (
             file.metadata.row_group(group).column(column).statistics
@@ -163,16 +157,14 @@ class _Cutter:
         ]
 
     def larger(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return the rows of a batch that no chunk can hold."""
         candidates = batch.filter(pc.greater(batch["size_bytes"], self._safe_bytes))
         rows = PlanRows(candidates, None, self.max_bytes)
         return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
 
     def split(self, obj: S3Object) -> list[dict[str, Any]]:
-        """Assign a chunk to each part of an object that no chunk can hold.
+        """Assign a chunk to each part; returns the columns that PLANNED_PARTS_SCHEMA adds.
 
-        Returns the columns that PLANNED_PARTS_SCHEMA adds, or no rows if this plan cannot split the
-        object. All calls precede the first `cut`.
+        No rows if this plan cannot split the object. All calls precede `cut`.
         """
         ranges = self._ranges(obj)
         if not ranges or self._number + len(ranges) - 1 > self._max_chunks:
@@ -194,7 +186,7 @@ class _Cutter:
         return rows
 
     def _ranges(self, obj: S3Object) -> list[PartRange]:
-        """Return the object's parts whose chunks stay within the limits; empty if impossible.
+        """Return parts whose chunks stay within the limits; empty if impossible.
 
         They stay within the target, too, unless that needs more than MAX_CHUNKS chunks.
         """
@@ -220,7 +212,6 @@ class _Cutter:
         return cut_into_parts(obj.size_bytes, room)
 
     def cut(self, rows: PlanRows) -> _ChunkNumbers:
-        """Return the chunk number of each row."""
         numbers: _ChunkNumbers = np.empty(rows.count, np.int32)
         fits = fit_alone(rows, self._terms.limits)
         oversized = []
@@ -270,7 +261,6 @@ class _Cutter:
         return count
 
     def close(self) -> None:
-        """Close the open chunk, if it has objects."""
         chunk = self._chunk
         if not chunk.object_count:
             return
@@ -289,11 +279,9 @@ class _Cutter:
         self._names.clear()
 
     def digest(self) -> bytes:
-        """Return the plan's hash."""
         return self._hash.digest()
 
     def take_last(self) -> ChunkPlan:
-        """Remove the last chunk from the finished plan."""
         self._hash = self._hash_before_last
         return self.chunks.pop()
 
@@ -303,8 +291,8 @@ _WRITER_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": ["storage_class", "checksum", "chunk_number"],
     "write_page_checksum": True,
 }
-"""Pages have checksums, because chunks may be packed weeks later. Columns of distinct values have
-no dictionary, which saves a quarter of the time.
+"""Page checksums, because chunks may be packed weeks later. Columns of distinct values have no
+dictionary, which saves a quarter of the time.
 """
 
 
@@ -312,7 +300,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     """Cut the objects of `delta` into the files of a plan in `folder`, which exists.
 
     `delta` has SNAPSHOT_SCHEMA, sorted, with supported keys. Memory is bounded by three row groups,
-    plus the chunks and the identities of split objects.
+    plus chunks and the identities of split objects.
     """
     cutter = _Cutter(terms)
     metadata = {PLAN_METADATA_KEY: json.dumps(_described(terms)).encode()}
@@ -437,7 +425,7 @@ def _assigned(
 def _with_names(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
     """Name the newest version of a key in each chunk by the key itself.
 
-    Versions in other chunks may be between two versions in one chunk.
+    Versions in other chunks may be in between.
     """
     if not rows.num_rows:
         return rows

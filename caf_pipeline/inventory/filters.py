@@ -1,7 +1,7 @@
 """The filters in a source's settings that leave out objects.
 
-The first filter of FILTERS that applies leaves an object out, until no filter applies any more.
-Filters exist in SQL for inventories, and in Python for a sensor's pages. A test compares the two.
+The first of FILTERS that applies leaves an object out. Filters exist in SQL for inventories, and in
+Python for a sensor's pages; a test compares the two.
 """
 
 import re
@@ -18,10 +18,7 @@ FILTERS: Final = ("include", "exclude", "storage_classes", "max_size", "min_age"
 
 @dataclass(frozen=True, slots=True)
 class ObjectFilter:
-    """The filters of a source at one time. The default leaves nothing out.
-
-    Objects modified after `newest` are left out.
-    """
+    """The filters of a source at one time. Objects modified after `newest` are left out."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -31,13 +28,13 @@ class ObjectFilter:
 
     @classmethod
     def of(cls, settings: SourceSettings, at: datetime) -> Self:
-        """Return the filters in the settings; minimum ages count back from `at`."""
+        """Minimum ages count back from `at`."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
         largest = min(settings.max_size, MAX_SIZE_BYTES)  # DuckDB's integers are bounded
         return cls(settings.include, settings.exclude, settings.storage_classes, largest, newest)
 
     def left_out_by(self, obj: S3Object) -> str | None:
-        """Return the filter that leaves out an object with a supported key, or None."""
+        """Return the filter that leaves out an object with a supported key."""
         key = obj.key.decode()
         applies = (
             bool(self.include) and not re.fullmatch(regex_of(self.include), key),
@@ -50,7 +47,7 @@ class ObjectFilter:
 
     @property
     def sql(self) -> str:
-        """`left_out_by` as an SQL expression over SNAPSHOT_SCHEMA; NULL for an unsupported key."""
+        """`left_out_by` in SQL over SNAPSHOT_SCHEMA; NULL for an unsupported key."""
         cases = []
         if self.include:
             pattern = _quoted(regex_of(self.include))

@@ -13,14 +13,13 @@ HEADERS: Final = (
     "cache_control",
     "expires",
 )
-"""Columns of manifests and of `header_sets`."""
 
 ID_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeaders:
-    """Headers and user metadata of an object. A missing header is an empty string."""
+    """A missing header is an empty string."""
 
     content_type: str = ""
     content_encoding: str = ""
@@ -34,8 +33,8 @@ class ObjectHeaders:
     def id(self) -> bytes:
         """The first `ID_BYTES` of the SHA-256 of all values, each followed by a NUL.
 
-        The values of `HEADERS` come first, then the user metadata's names and values, sorted by
-        name. No value contains a NUL.
+        `HEADERS` come first, then user metadata's names and values, sorted by name. No value has a
+        NUL.
         """
         values = [getattr(self, name) for name in HEADERS]
         values += [text for pair in sorted(self.user_metadata.items()) for text in pair]
@@ -44,6 +43,6 @@ class ObjectHeaders:
 
 
 def headers_of(row: Mapping[str, Any]) -> ObjectHeaders:
-    """Return the headers in a row with the columns of `HEADERS` and `user_metadata`."""
+    """Return the headers in a row with `HEADERS` and `user_metadata`."""
     metadata = {name: value or "" for name, value in row["user_metadata"] or ()}
     return ObjectHeaders(**{name: row[name] or "" for name in HEADERS}, user_metadata=metadata)

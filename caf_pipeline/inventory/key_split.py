@@ -1,7 +1,7 @@
 """Splits the rest of a listing in two, using only the keys listed so far.
 
-No delimiter is assumed. A bad split costs one request. Keys are handled as text, since a listing
-must start at text; code points have the order of UTF-8 bytes.
+No delimiter is assumed. A bad split costs one request. Listings start at text, and code points have
+the order of UTF-8 bytes.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,7 @@ from typing import Final
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES
 
 LAST: Final = "\U0010fffd"
-"""Greater than any character of nearly every key. A server may refuse the two noncharacters after
-it.
-"""
+"""Greater than nearly every character. Servers may refuse the two noncharacters after it."""
 
 # XML cannot contain these or control characters, and servers repeat the start of a listing in XML.
 _NOT_XML: Final = frozenset("\ufffe\uffff")
@@ -21,7 +19,7 @@ _FIRST_ALLOWED: Final = "\x20"
 
 
 def text_of(key: bytes) -> str:
-    """Return a key as text, up to its first byte that is not UTF-8."""
+    """Return a key up to its first byte that is not UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError as error:
@@ -52,10 +50,9 @@ def split_key(
 ) -> bytes | None:
     """Return a key that splits the rest of a range, or None.
 
-    The range was listed from `first` to `last`, and ends at `until`. The split is between the last
-    key and the end. If `jump` is set, it is after the common prefix of the listed keys, for a range
-    whose last split found nothing. `alphabet` has the characters of all keys so far, `prefix`
-    begins all keys.
+    The range was listed from `first` to `last`, and ends at `until`. The split is after `last`, or
+    with `jump` after the common prefix of the listed keys, if the last split found nothing.
+    `alphabet` has the characters of all keys so far.
     """
     low, high = text_of(last), None if until is None else text_of(until)
     fixed = len(prefix) if high is None else _common_length(low, high)

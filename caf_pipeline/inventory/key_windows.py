@@ -16,9 +16,7 @@ KeyWindow = tuple[bytes | None, bytes | None]
 ALL_KEYS: Final[KeyWindow] = (None, None)
 
 WINDOW_ROWS: Final = 262_144
-"""Rows of a snapshot in one query: some 100 MB with a join. A join over all rows would take all of
-its memory budget.
-"""
+"""Rows in one query: some 100 MB with a join."""
 
 
 def key_windows(
@@ -26,7 +24,7 @@ def key_windows(
 ) -> Iterator[KeyWindow]:
     """Yield windows of about WINDOW_ROWS rows that together cover the keys `within`.
 
-    `known` is a file or folder whose sorted rows the windows bound as well.
+    They bound the sorted rows of `known`, a file or folder, as well.
     """
     ends: set[bytes] = set()
     for path in (snapshot, *(files_of(known) if known else ())):
@@ -47,10 +45,8 @@ def key_windows(
 def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
     """Return the least and the greatest key of a row group with rows.
 
-    Reads the keys if one exceeds 4,096 bytes, since then the statistics lack it.
-
-    Raises:
-        ValueError: rows have no key, so the file is damaged.
+    Statistics lack keys over 4,096 bytes; then reads the keys. Raises ValueError if rows have no
+    key.
     """
     column = file.schema_arrow.get_field_index("key")
     statistics = file.metadata.row_group(group).column(column).statistics

@@ -16,11 +16,10 @@ from caf_pipeline.inventory.snapshot import translate_read_errors
 class KeyedRows:
     """Some columns of a file with a column `key`, sorted by it or not.
 
-    Every method raises IntegrityError if the file cannot be read.
+    Missing columns are ignored. Methods raise IntegrityError if the file cannot be read.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        """Open a file. Missing columns are ignored."""
         self._path = path
         with translate_read_errors(path):
             self._file = pq.ParquetFile(path, page_checksum_verification=True)

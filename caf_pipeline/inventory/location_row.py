@@ -8,8 +8,8 @@ from datetime import datetime
 class LocationRow:
     """The location of an object, or of a part: `[start_byte, end_byte)` in CAF coordinates.
 
-    For an object in parts, the range is the object's own bytes, from 0. Its SHA-256 is empty,
-    because each part has one (`Location.parts`).
+    For an object in parts, the range is the object's own bytes, from 0, and the SHA-256 is empty:
+    each part has one (`Location.parts`).
     """
 
     key: str

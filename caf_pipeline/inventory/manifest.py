@@ -1,9 +1,8 @@
 """The two members that we add to a chunk: the head names it, the manifest describes it.
 
-The head has a fixed size of 512 bytes, so that no two chunks share a root or leading blocks. The
-manifest, the last member, is a Parquet file with a row for each planned object, in plan order. The
-stored chunks alone suffice to rebuild the archive. Source: "A chunk" in
-docs/reference/chunk-format.md.
+The head has a fixed size, so that no two chunks share a root or leading blocks. The manifest has a
+Parquet row for each planned object, in plan order. The stored chunks alone suffice to rebuild the
+archive. Source: "A chunk" in docs/reference/chunk-format.md.
 """
 
 import json
@@ -30,31 +29,31 @@ HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
 
 HEAD_SIZE_BYTES: Final = 512
-"""Room for an archive id (32), a chunk id (50), a version, and fields of later formats."""
+"""Room for an archive id (32), a chunk id (50), a version, and later fields."""
 
 CHUNK_FORMAT: Final = "caf-pipeline/6"
-"""Covers the head, the manifest's columns and member names. No other version is read."""
+"""Covers head, manifest columns and member names. No other version is read."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
-"""Rows in memory: some 10 MB as Python objects."""
+"""Some 10 MB as Python objects."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
-"""Upper bound of a manifest without rows. Measured: 4,202 bytes (pyarrow 26)."""
+"""Upper bound without rows. Measured: 4,202 bytes (pyarrow 26)."""
 
 MANIFEST_GROUP_BYTES: Final = 8 * 1024
-"""Upper bound of a row group's footer and page headers. Measured: 5,134 bytes for 27 columns."""
+"""Upper bound of footer and page headers. Measured: 5,134 bytes for 27 columns."""
 
 MANIFEST_ROW_BYTES: Final = 170
-"""Upper bound of a row without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
+"""Upper bound without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
 
 REWRITTEN_BYTES: Final = 8
 
 PART_BYTES: Final = 24
-"""A part's columns: 2 × 4 and 2 × 8."""
+"""2 × 4 and 2 × 8."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
-"""Reserved in each row for headers, user metadata and S3's checksum, which listings lack. If they
-need more, the chunk becomes larger than planned.
+"""Reserved for headers, user metadata and S3's checksum, which listings lack. A chunk that needs
+more is larger than planned.
 """
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -92,7 +91,7 @@ MANIFEST_SCHEMA: Final = pa.schema(
 )
 
 PART_COLUMNS: Final = ("part", "part_count", "part_start_byte", "part_end_byte")
-"""The fields of a PartRange. All are null for a whole object."""
+"""Null for a whole object."""
 
 CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 
@@ -109,33 +108,30 @@ LOCATION_SCHEMA: Final = pa.schema(
         *(MANIFEST_SCHEMA.field(name) for name in (*CHECKSUM_COLUMNS, *HEADERS, "user_metadata")),
     ]
 )
-"""A row for each member that is a whole object."""
 
 METADATA_KEY: Final = b"caf-pipeline"
 
 LOGS_KEY: Final = b"caf-pipeline-clps"
-"""Parquet metadata with the times of clp-s archives: a JSON list of LogTimes."""
+"""The times of clp-s archives: a JSON list of LogTimes."""
 
 LOG_BYTES: Final = 64
-"""Upper bound of one LogTimes: three numbers of at most 20 digits, in brackets."""
+"""Upper bound of a LogTimes: three numbers of at most 20 digits."""
 
 MAX_FOOTER_BYTES: Final = 256 << 20
-"""A corrupt footer may declare any length. A million rows make 250 row groups of 4 KB each."""
+"""A corrupt footer may declare any length. A million rows take 250 groups of 4 KB."""
 
 MAX_TEXT_BYTES: Final = 64 << 10
-"""Keys have 1,024 bytes, all headers 8 KiB, and a skip reason is a sentence."""
+"""Keys have 1,024 bytes, and all headers 8 KiB."""
 
 MAX_GROUP_BYTES: Final = 256 << 20
-"""In memory, 4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of user metadata stay below 100
-MB.
-"""
+"""4,000 rows of two keys of 1 KiB, eight texts and 2 KiB of metadata take less than 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkIdentity:
     """The identity of a chunk in its head and its manifest's metadata.
 
-    The manifest has the chunk's share of the plan only with `plan_sha256`, the plan's full hash.
+    The manifest has the share of the plan only with `plan_sha256`, the plan's full hash.
     """
 
     archive_id: str
@@ -155,7 +151,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 class LogTimes(NamedTuple):
     """The start of a member that clp-s packed, and the times of its first and last record.
 
-    Times are milliseconds since 1970, both inclusive. None if the archive lacks them or is damaged.
+    Milliseconds since 1970, both inclusive; None if the archive lacks them or is damaged.
     """
 
     start_byte: _Int64
@@ -164,7 +160,7 @@ class LogTimes(NamedTuple):
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
-    """Return the head member: a line of JSON, padded with spaces and a newline to 512 bytes."""
+    """Return the head member: JSON, padded with spaces and a newline to 512 bytes."""
     text = json.dumps(
         {"format": CHUNK_FORMAT, "archive": identity.archive_id, "chunk": identity.chunk},
         separators=(",", ":"),
@@ -173,7 +169,7 @@ def head_bytes(identity: ChunkIdentity) -> bytes:
 
 
 def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
-    """Return the bytes that a plan reserves for a row, with a member name as long as the key."""
+    """Return the bytes reserved for a row, with a member name as long as the key."""
     return (
         2 * len(key)
         + len(version_id or "")
@@ -187,12 +183,12 @@ IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
 
 
 def row_identity(row: Mapping[str, Any]) -> str:
-    """Return the object version of a manifest row."""
+    """Return a manifest row's object version."""
     return object_version(*(row[name] for name in IDENTITY_COLUMNS))
 
 
 def identities(batch: pa.RecordBatch) -> pa.Array:
-    """Return `row_identity` of each row of a batch."""
+    """Return `row_identity` of each row."""
     if batch["rewritten_at"].null_count == batch.num_rows:
         return object_versions(batch)
     return pa.array(
@@ -201,10 +197,9 @@ def identities(batch: pa.RecordBatch) -> pa.Array:
 
 
 class ManifestWriter:
-    """Writes manifest rows to a Parquet file, with at most one row group in memory.
+    """Writes manifest rows, with at most one row group in memory.
 
-    Rows are dicts by column name; missing columns are null. `bound_bytes` is an upper bound of the
-    finished file's size.
+    Missing columns are null. `bound_bytes` is an upper bound of the finished file's size.
     """
 
     def __init__(self, path: Path, identity: ChunkIdentity) -> None:
@@ -234,7 +229,6 @@ class ManifestWriter:
         )
 
     def row_bound(self, row: Mapping[str, Any]) -> int:
-        """Return the most bytes that this row can add to the file."""
         texts = sum(len(value.encode()) for value in row.values() if isinstance(value, str))
         pairs = sum(
             len(k.encode()) + len(v.encode()) + 16
@@ -249,7 +243,6 @@ class ManifestWriter:
         return texts + pairs + MANIFEST_ROW_BYTES + fixed + group
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row."""
         self.bound_bytes += self.row_bound(row)
         row["inventory_time"] = self._inventory_time
         self._rows.append(row)
@@ -258,7 +251,6 @@ class ManifestWriter:
             self._flush()
 
     def add_log(self, log: LogTimes) -> None:
-        """Add the times of a clp-s archive to the file's metadata."""
         self._logs.append(log)
         self.bound_bytes += LOG_BYTES
 
@@ -270,7 +262,6 @@ class ManifestWriter:
             self._rows = []
 
     def close(self) -> None:
-        """Finish the file."""
         self._flush()
         self._writer.add_key_value_metadata({LOGS_KEY: msgspec.json.encode(self._logs)})
         self._writer.close()
@@ -293,7 +284,7 @@ class ManifestWriter:
 
 @dataclass(frozen=True, slots=True)
 class PartLocation:
-    """The location of a part in a manifest, with its range and its object's size."""
+    """A part's location, and its object's size."""
 
     row: LocationRow
     object_bytes: int
@@ -305,9 +296,9 @@ class PartLocation:
 
 @dataclass(frozen=True, slots=True)
 class OpenedManifest:
-    """An open manifest of this format, whose rows are not yet read.
+    """An open manifest. Only the format in its metadata, `described`, was checked.
 
-    Only the format in its metadata, `described`, was checked.
+    Methods raise MalformedArchive for what packing never writes.
     """
 
     described: Mapping[str, Any]
@@ -319,10 +310,8 @@ class OpenedManifest:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time.
 
-        `between` skips row groups without keys from the first to the second, both inclusive.
-
-        Raises:
-            MalformedArchive: a row cannot be read; rows before it were yielded.
+        `between` skips row groups without keys from the first to the second, both inclusive. Rows
+        before a damaged one are yielded.
         """
         names = list(columns) if columns else None
         with _as_malformed():
@@ -343,22 +332,17 @@ class OpenedManifest:
     def rows(
         self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dicts, like `batches`."""
         for batch in self.batches(columns, between=between):
             with _as_malformed():
                 rows = batch.to_pylist()
             yield from rows
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield members that are whole objects in batches of LOCATION_SCHEMA, like `batches`."""
+        """Yield whole objects in batches of LOCATION_SCHEMA."""
         return iter(()) if self._part_row() else self.members()
 
     def part(self) -> "PartLocation | None":
-        """Return the chunk's part; None for a chunk of whole objects, or if the part was skipped.
-
-        Raises:
-            MalformedArchive: a chunk of a part has further rows, which packing never writes.
-        """
+        """Return the chunk's part; None for whole objects, or if the part was skipped."""
         row = self._part_row()
         if row is None:
             return None
@@ -387,11 +371,6 @@ class OpenedManifest:
         return None
 
     def logs(self) -> Sequence[LogTimes]:
-        """Return the times of the chunk's clp-s archives.
-
-        Raises:
-            MalformedArchive: packing never writes such times.
-        """
         encoded = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
         if encoded is None:
             raise MalformedArchive("the manifest has no times of logs")
@@ -409,7 +388,7 @@ class OpenedManifest:
         return logs
 
     def members(self) -> Iterator[pa.RecordBatch]:
-        """Yield all members, parts included, in batches of LOCATION_SCHEMA, like `batches`."""
+        """Yield whole objects and parts in batches of LOCATION_SCHEMA."""
         for batch in self.batches({*LOCATION_SCHEMA.names, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
             yield pa.record_batch(
@@ -418,11 +397,9 @@ class OpenedManifest:
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
-    """Open a manifest. Allocates no more memory than the file's own size justifies.
+    """Open a manifest, with no more memory than the file's own size justifies.
 
-    Raises:
-        MalformedArchive: the format is unknown, or packing never writes such a file: other columns,
-            or row groups too large for memory.
+    Raises MalformedArchive for another format, or what packing never writes.
     """
     limits = {
         "thrift_string_size_limit": MAX_FOOTER_BYTES,
@@ -451,7 +428,7 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
 
 
 def unknown_format(member: str, chunk_format: object) -> MalformedArchive:
-    """Return the error for a head or manifest (`member`) with an unknown format."""
+    """Return the error for an unknown format."""
     return MalformedArchive(
         f"its {member} has the format {chunk_format!r:.60}, and this version reads only "
         f"'{CHUNK_FORMAT}'",

@@ -1,4 +1,4 @@
-"""Objects as listings show them: identity, supported keys, parts, and reasons for skips."""
+"""Objects as listings show them: identity, supported keys, parts, and skip reasons."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,25 +9,24 @@ from typing import Final
 from caf_pipeline.system.quantities import counted
 
 MAX_KEY_BYTES: Final = 1024
-"""S3's limit, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
+"""S3's limit in UTF-8 (S3 User Guide, "Object key naming guidelines")."""
 
 MAX_SIZE_BYTES: Final = 1 << 53
 """Objects in S3 have at most 50 TB, and doubles round larger sizes."""
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""The limit on an ETag or version id; S3's own for version ids."""
+"""Limits an ETag or version id; S3's limit for version ids."""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""A regular expression for characters that no request can send in an ETag or version id."""
+"""No request can send these characters in an ETag or version id."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Separates key and version in the name of an older version. Names can be equal only if one has it.
-"""
+"""Precedes the version in an older version's name. Names can be equal only if one has it."""
 
 
 class SkipReason(StrEnum):
-    """Why a planned or listed object was not archived. The ledger stores the values."""
+    """Why an object was not archived. The ledger stores the values."""
 
     CHANGED = "changed"
     DELETED = "deleted"
@@ -60,8 +59,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     # Any plan may take it. Its row has the latest time.
     SkipReason.WAITING: timedelta(0),
 }
-"""Delay before a skipped object may be planned again; None: never automatically. It doubles with
-each skip, up to MAX_RETRY_AFTER.
+"""Before a skipped object may be planned again; None: never automatically. Doubles with each skip,
+up to MAX_RETRY_AFTER.
 """
 
 
@@ -73,8 +72,8 @@ CHECKSUMS: Final[Mapping[str, str]] = {
     for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
     for kind in ("", "/FULL_OBJECT")
 }
-"""By the checksum in an inventory: S3's name of the algorithm, which in lower case ends its header
-names. Reports name no type, so the checksum may be one of the parts' checksums.
+"""S3's algorithm by an inventory's checksum; in lower case it ends header names. Reports name no
+type, so the checksum may be one of the parts' checksums.
 """
 
 
@@ -84,16 +83,13 @@ class S3Object:
 
     Attributes:
         key: exact bytes, at most 1,024.
-        version_id: None if the bucket keeps no versions, and for S3's "null" version, which can be
-            overwritten.
+        version_id: None without versions, and for S3's "null" version, which can be overwritten.
         etag: without quotes; an identity, never a hash.
         last_modified: aware, in UTC.
         checksum: "<algorithm>/<type>", e.g. "CRC64NVME/FULL_OBJECT"; "<algorithm>" if the listing
-            names no type; "" without a checksum.
-        rewritten_at: the time of the object, as part of its identity, if the same ETag and size are
+            names no type; or "".
+        rewritten_at: the object's time, as part of its identity, if the same ETag and size are
             located with another time.
-        is_latest: False for an older version of the key.
-        is_delete_marker: a record of a deletion, without ETag and bytes.
     """
 
     key: bytes
@@ -109,16 +105,15 @@ class S3Object:
 
     @property
     def object_version(self) -> str:
-        """The object's identity within its source and key."""
         return object_version(self.version_id, self.etag, self.size_bytes, self.rewritten_at)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionCounts:
-    """Counts of older versions, delete markers and deleted keys.
+    """Counts of versions that are not current objects.
 
-    `older` excludes delete markers, `markers` includes those that are not the latest, and the
-    latest version of `deleted_keys` is a delete marker.
+    `older` excludes delete markers; `markers` includes those that are not the latest. The latest
+    version of `deleted_keys` is a delete marker.
     """
 
     older: int = 0
@@ -133,10 +128,7 @@ class VersionCounts:
         )
 
     def sentence(self, *, all_versions: bool) -> str:
-        """Return a phrase about the counts, "" if all are zero.
-
-        `all_versions`: older versions are among the objects.
-        """
+        """`all_versions`: older versions are among the objects."""
         where = "among the objects" if all_versions else "left out"
         phrases = []
         if self.older:
@@ -149,7 +141,7 @@ class VersionCounts:
 
     @classmethod
     def of(cls, listed: Iterable[S3Object]) -> "VersionCounts":
-        """Count the entries of a listing that are not current objects."""
+        """Count a listing's entries that are not current objects."""
         rest = [obj for obj in listed if obj.is_delete_marker or not obj.is_latest]
         markers = [obj for obj in rest if obj.is_delete_marker]
         return cls(len(rest) - len(markers), len(markers), sum(obj.is_latest for obj in markers))
@@ -158,10 +150,7 @@ class VersionCounts:
 def versions_as_json(
     beside: VersionCounts | None, *, all_versions: bool
 ) -> dict[str, str | int | None]:
-    """Return which versions an inventory has, and its version counts, as JSON fields.
-
-    None stands for unknown counts.
-    """
+    """Return kind and counts of versions as JSON fields; None: unknown counts."""
     counts = (
         (None, None, None)
         if beside is None
@@ -176,9 +165,9 @@ def versions_as_json(
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """A part of an object that is split over chunks: `number` of `count`, from 1.
+    """Part `number` of `count`, from 1, of a split object.
 
-    `[start_byte, end_byte)` are bytes of the object; the range is not empty.
+    `[start_byte, end_byte)` are bytes of the object, at least one.
     """
 
     number: int
@@ -188,15 +177,11 @@ class PartRange:
 
     @property
     def size_bytes(self) -> int:
-        """The part's size."""
         return self.end_byte - self.start_byte
 
 
 def cut_into_parts(size_bytes: int, max_bytes: int) -> list[PartRange]:
-    """Return the fewest parts of at most `max_bytes`, in order.
-
-    Their sizes differ by at most one byte.
-    """
+    """Return the fewest parts, in order. Sizes differ by at most one byte."""
     count = -(-size_bytes // max_bytes)
     ends = [size_bytes * number // count for number in range(count + 1)]
     return [
@@ -209,8 +194,8 @@ def object_version(
 ) -> str:
     """Return the version id, or `etag:<ETag>:<size>` if the bucket keeps no versions.
 
-    An object that was written again with the same ETag and size is
-    `etag:<ETag>:<size>:<LastModified>`, with a time in UTC such as `2026-11-21T23:10:05.000000Z`.
+    A rewrite with the same ETag and size is `etag:<ETag>:<size>:<LastModified>`, with a time in UTC
+    such as `2026-11-21T23:10:05.000000Z`.
     """
     version = version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
     return version if rewritten_at is None else rewritten_version(version, rewritten_at)
@@ -222,12 +207,12 @@ def version_id_of(object_version: str) -> str:
 
 
 def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
-    """Return whether an identity contains the time of a rewrite."""
+    """Return whether an identity has the time of a rewrite."""
     return not version_id_of(version) and version != object_version(None, etag, size_bytes)
 
 
 def rewritten_version(version: str, rewritten_at: datetime) -> str:
-    """Return the identity of an object whose identical bytes had this identity before."""
+    """Return the identity of a rewrite of `version`."""
     # Python's strftime writes a year before 1000 with fewer digits than DuckDB's.
     time = rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
     return f"{version}:{time}Z"
@@ -238,11 +223,7 @@ TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 def is_supported(key: bytes) -> bool:
-    """Return whether a key can be archived.
-
-    A supported key is valid UTF-8, has at most 1,024 bytes, and no NUL, which Postgres cannot
-    store.
-    """
+    """Return whether a key can be archived. Postgres cannot store NUL."""
     if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
         return False
     try:
@@ -253,19 +234,15 @@ def is_supported(key: bytes) -> bool:
 
 
 def can_be_stored(text: str) -> bool:
-    """Return whether the database can store a key or name.
-
-    A lone surrogate stands for a byte that is not UTF-8.
-    """
+    """`is_supported` for text; a lone surrogate stands for a byte that is not UTF-8."""
     return is_supported(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentException:
-    """A statement that a key had this current identity at `stated_at`; None: it was deleted.
+    """A statement that a key had this identity at `stated_at`; None: it was deleted.
 
-    `last_modified`: the object written at this time has the archived bytes and headers. None if
-    they were not compared.
+    The object written at `last_modified` has the archived bytes and headers; None: not compared.
     """
 
     key: str

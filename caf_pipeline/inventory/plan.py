@@ -6,7 +6,7 @@ objects.parquet     objects sorted by chunk, then key. Objects that wait for the
 chunks.parquet      a row for each chunk.
 parts.parquet       the parts of split objects, in chunks from 1 on; missing without any.
 too_large.parquet   objects that cannot be split either.
-SHA256SUMS          the SHA-256 of each file, as sha256sum writes it.
+SHA256SUMS          as sha256sum writes it.
 
 Source: "A chunk" in docs/explanation/design.md.
 """
@@ -32,15 +32,13 @@ from caf_pipeline.inventory.objects import PartRange, S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 
 MAX_GENERATIONS: Final = 10_000
-"""How often the same objects may be planned before a plan's short name no longer leads to its full
-hash. A plan and withdrawal every hour takes a year.
-"""
+"""Hashes tried for a plan's short name: a year of a plan and withdrawal every hour."""
 
 ROWS_PER_BATCH: Final = 65_536
-"""A row group in memory: some 10 MB with keys of 100 bytes."""
+"""Some 10 MB with keys of 100 bytes."""
 
 OBJECTS_PER_BATCH: Final = 2_048
-"""Objects in memory as Python objects: some 3 MB."""
+"""Some 3 MB as Python objects."""
 
 OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"
@@ -81,13 +79,12 @@ PLAN_METADATA_KEY: Final = b"caf-pipeline"
 class PlanTerms:
     """The inputs of a plan beside the objects.
 
-    `inventory_time` and `snapshot` are recorded but not part of the hash.
+    `inventory_time` and `snapshot` are not part of the hash.
 
     Attributes:
-        target_size_bytes: size of a chunk of several objects, without its manifest.
+        target_size_bytes: of a chunk of several objects, without its manifest.
         limits: the hard limits of the format and of Jackal.
-        limit_size_bytes: the most bytes of a chunk of several objects, with its manifest; 0: the
-            hard limit.
+        limit_size_bytes: with the manifest; 0: the hard limit.
         max_chunks: 0: MAX_CHUNKS. Further objects are left over.
         min_chunk_size_bytes: a smaller last chunk waits for the next plan,
         waits_since: unless it has an object last modified up to this time.
@@ -106,7 +103,6 @@ class PlanTerms:
 
     @property
     def limit_bytes(self) -> int:
-        """The most bytes of a chunk of several objects, for planning and packing."""
         return self.limit_size_bytes or self.limits.max_bytes
 
 
@@ -114,7 +110,7 @@ class PlanTerms:
 class ChunkPlan:
     """A row of `chunks.parquet`.
 
-    `expected_size_bytes` includes an upper bound of the manifest, for headers of usual length.
+    `expected_size_bytes` has an upper bound of the manifest, for headers of usual length.
     """
 
     chunk_number: int
@@ -127,7 +123,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTail:
-    """The last chunk of a plan, which waits for the next plan, and its oldest object's time."""
+    """A last chunk that waits for the next plan, and its oldest object's time."""
 
     chunk: ChunkPlan
     oldest: datetime
@@ -137,8 +133,8 @@ class WaitingTail:
 class Plan:
     """A plan that was written to `folder`.
 
-    `leftover_count` objects beyond the last chunk are in none of the files. `split_count` objects
-    are split into `part_count` parts.
+    `leftover_count` objects beyond the last chunk are in no file. `split_count` objects have
+    `part_count` parts.
     """
 
     folder: Path
@@ -151,17 +147,15 @@ class Plan:
     part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
-        """Return the plan's full hash, over its content and how often it was planned before."""
+        """Return the hash over the content and how often it was planned before."""
         return _full_hash(self.content_sha256, generation)
 
     @property
     def object_count(self) -> int:
-        """Objects in all chunks, with a split object counted once."""
         return sum(chunk.object_count for chunk in self.chunks) - self.part_count + self.split_count
 
     @property
     def object_bytes(self) -> int:
-        """Bytes of all objects."""
         return sum(chunk.object_bytes for chunk in self.chunks)
 
 
@@ -171,7 +165,7 @@ def _full_hash(content_sha256: bytes, generation: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """An object of a chunk and its name there; `part` if the chunk has only a part of it."""
+    """An object of a chunk, or a `part` of it, and its name there."""
 
     object: S3Object
     member: str
@@ -179,30 +173,21 @@ class PlannedObject:
 
     @property
     def start_byte(self) -> int:
-        """The first byte of the object that the member has."""
         return self.part.start_byte if self.part else 0
 
     @property
     def size_bytes(self) -> int:
-        """The member's size."""
         return self.part.size_bytes if self.part else self.object.size_bytes
 
 
 def read_terms(folder: Path) -> dict[str, str]:
-    """Return the metadata in a plan's files.
-
-    The keys are format (of the chunks), source, archive, snapshot, inventory_time (ISO 8601),
-    target_size and limit_size (bytes) and content_sha256 (hex).
-    """
+    """Return the metadata in a plan's files; `cutting` writes it."""
     with _opened(folder / CHUNKS_FILE) as file:
         return _terms_of(file)
 
 
 def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
-    """Return the full hash of the plan with this short name, from `read_terms`.
-
-    Returns None if the same objects were planned more than MAX_GENERATIONS times.
-    """
+    """Return the full hash for a short name; None after MAX_GENERATIONS plans of it."""
     content_sha256 = bytes.fromhex(terms["content_sha256"])
     hashes = (_full_hash(content_sha256, generation) for generation in range(MAX_GENERATIONS))
     return next((sha256 for sha256 in hashes if sha256.hex().startswith(name)), None)
@@ -219,7 +204,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield the objects of a chunk in plan order, with at most a row group in memory."""
+    """Yield a chunk's objects in plan order, with a row group in memory."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -242,7 +227,7 @@ def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
 
 
 def split_counts(folder: Path) -> tuple[int, int]:
-    """Return the number of split objects and of their parts."""
+    """Count split objects and their parts."""
     if not (folder / PARTS_FILE).exists():
         return 0, 0
     with _opened(folder / PARTS_FILE) as file:
@@ -269,7 +254,7 @@ def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBa
 def read_chunk_batches(
     folder: Path, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a chunk's objects in plan order, with these columns of PLAN_SCHEMA."""
+    """Yield these columns of a chunk's objects in plan order."""
     if (part := _read_part(folder, number, columns)) is not None:
         yield part
         return
@@ -280,7 +265,7 @@ def read_chunk_batches(
 def chunk_batches(
     file: pq.ParquetFile, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the whole objects of a chunk from a plan's open file of objects."""
+    """Yield a chunk's whole objects from a plan's open file."""
     groups = [group for group, _ in _groups_of(file, number)]
     needed = dict.fromkeys([*columns, "chunk_number"])
     for batch in file.iter_batches(
@@ -290,7 +275,7 @@ def chunk_batches(
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Return a chunk's number of objects, reading only row groups shared with another chunk."""
+    """Count a chunk's objects, from metadata if possible."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:
@@ -316,9 +301,9 @@ CLAIM_COLUMNS: Final = [
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield CLAIM_COLUMNS of every object in a chunk of the plan, in one pass.
+    """Yield CLAIM_COLUMNS of every object in a plan's chunks, in one pass.
 
-    An object in parts appears once, in the chunk of its first part.
+    A split object appears once, in the chunk of its first part.
     """
     with _opened(folder / CHUNKS_FILE) as file:
         last = file.metadata.num_rows
@@ -338,7 +323,7 @@ def verify_plan(folder: Path) -> None:
 
 
 def read_waiting(plan: Plan) -> Iterator[S3Object]:
-    """Yield the objects that wait for the next plan, in key order."""
+    """Yield the objects that wait, in key order."""
     if plan.waiting:
         yield from (
             planned.object
@@ -371,7 +356,7 @@ def _terms_of(file: pq.ParquetFile) -> dict[str, str]:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of each of a plan's finished files to SHA256SUMS."""
+    """Write SHA256SUMS for a plan's finished files."""
     sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.glob("*.parquet"))]
     (folder / SUMS_FILE).write_text("".join(sums))
 
@@ -388,7 +373,7 @@ def _sha256(path: Path) -> str:
 
 
 def unreadable(what: str, error: BaseException) -> CafError:
-    """Return the error for missing or damaged files of a plan, which `what` names."""
+    """Return the error for a plan's missing or damaged files."""
     return CafError(
         f"{what} cannot be read: {first_line(error)}",
         hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are "
@@ -397,7 +382,7 @@ def unreadable(what: str, error: BaseException) -> CafError:
 
 
 def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
-    """Yield the row groups that may have objects of a chunk, and whether they have no others."""
+    """Yield groups that may have a chunk's objects, and whether they have no others."""
     column = file.schema_arrow.get_field_index("chunk_number")
     for group in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(group).column(column).statistics

@@ -50,7 +50,7 @@ _Name = TypeVar("_Name", int, str)
 
 @dataclass(frozen=True, slots=True)
 class SizeStep:
-    """The number and size of objects of `from_bytes` up to less than `below_bytes`.
+    """Objects of `from_bytes` up to less than `below_bytes`.
 
     Empty objects are in the step from 0 to 1.
     """
@@ -65,13 +65,8 @@ class SizeStep:
 class PlanStatistics:
     """Statistics of the objects in the chunks of plans.
 
-    Attributes:
-        sizes: a histogram without gaps from the smallest to the largest size.
-        storage_classes: number and bytes of objects by class.
-        largest: keys and sizes, in descending order.
-        smallest: keys and sizes, in ascending order.
-        get_requests: GETs for the objects; larger objects are read in pieces.
-        checksum_requests: requests for S3's checksums of unsplit objects that are read in pieces.
+    `sizes` has no gaps. Larger objects are read in pieces, each by a GET. `checksum_requests` ask
+    for S3's checksums of unsplit ones.
     """
 
     objects: int
@@ -86,7 +81,6 @@ class PlanStatistics:
     parts: int = 0
 
     def as_json(self) -> dict[str, object]:
-        """Return the statistics of the objects as JSON fields."""
         return {
             "sizes": [
                 {
@@ -111,11 +105,7 @@ class PlanStatistics:
 def plan_statistics(folders: Sequence[Path], *, part_bytes: int) -> PlanStatistics:
     """Return the statistics of the plans in these folders; spills go to the first.
 
-    `part_bytes` is the size of one GET of a larger object.
-
-    Raises:
-        CafError: a file is missing or damaged.
-        StagingError: there is no room to spill.
+    `part_bytes` is the size of one GET. Raises CafError and StagingError.
     """
     if not folders:
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
@@ -187,11 +177,11 @@ def _first_size(step: int) -> int:
 
 
 BAR_CHARACTERS: Final = 40
-"""Lines fit a terminal of 80 columns."""
+"""Lines fit 80 columns."""
 
 
 def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
-    """Draw a histogram of object counts as text, a line for each step."""
+    """Draw a line for each step."""
     most = max((step.objects for step in sizes), default=0)
     lines = []
     for step in sizes:
@@ -208,10 +198,9 @@ def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
 _COLUMN: Final = 5
 _HEADINGS: Final = ("below", "objects", "bytes")
 _HEADING: Final = 8
-"""Characters before the first number."""
 
 _PIXELS: Final = 6
-"""Width of a character. The text is stretched to it in every font."""
+"""A character's width, to which the text is stretched in every font."""
 
 _HIGHEST: Final = 80
 
@@ -219,7 +208,7 @@ _HIGHEST: Final = 80
 def histogram_svg(sizes: Sequence[SizeStep]) -> str:
     """Draw a histogram of object counts as SVG, readable on white and on black.
 
-    It is short and has no double quotes, as its embedding in Markdown requires.
+    It is short and has no double quotes, so that Markdown can embed it.
     """
     most = max((step.objects for step in sizes), default=0)
     column, margin = _COLUMN * _PIXELS, _HEADING * _PIXELS

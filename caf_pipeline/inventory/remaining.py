@@ -109,13 +109,9 @@ def not_yet_archived(
 ) -> Delta:
     """Write the objects of a snapshot that are neither located, claimed nor skipped to `out`.
 
-    Due skips are planned again. `standing` may have several rows for an object, and any may block
-    it. Objects with unsupported keys go to a file beside `out`. Both files replace existing ones,
-    and are complete or missing.
-
-    Raises:
-        StagingError: a file cannot be written.
-        IntegrityError: a file cannot be read.
+    Due skips are planned again. Any of an object's rows in `standing` may block it. Unsupported
+    keys go to a file beside `out`. Both files replace existing ones, and are complete or missing.
+    Raises StagingError and IntegrityError.
     """
     unsupported, candidates = (
         out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "candidates")
@@ -160,12 +156,8 @@ def ended_skips(
 ) -> list[tuple[str, str]]:
     """Return key and object version of the skips that a complete snapshot ends.
 
-    A skip ends if it is not due and the snapshot does not list the object, or a filter leaves it
-    out. The snapshot's file may lack settled keys. Unsupported keys are percent-encoded.
-
-    Raises:
-        IntegrityError: a file cannot be read.
-        StagingError: there is no room to spill.
+    They are not due, and their objects are not listed, or a filter leaves them out. The snapshot's
+    file may lack settled keys. Unsupported keys are percent-encoded. Raises as `not_yet_archived`.
     """
     with translate_errors(snapshot), inventory_query(snapshot, DEFAULT_BUDGET) as query:
         query.table("whole_standing", standing)
@@ -181,7 +173,6 @@ def ended_skips(
 def _not_left_out(
     query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]
 ) -> pa.Table:
-    """Return the rows that no filter leaves out; count the others unless located or claimed."""
     if filters == NO_FILTER or not len(rows):
         return rows
     query.rows_of("unfiltered", rows)
@@ -210,7 +201,6 @@ def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
 
 
 def _not_blocked(query: Query, rows: pa.Table, *, skipped: str) -> pa.ChunkedArray:
-    """Return which rows are neither located, claimed nor, if `skipped` holds, skipped."""
     if not len(rows):
         return pa.chunked_array([], pa.bool_())
     keys = pc.min_max(rows["key"]).as_py()

@@ -1,7 +1,6 @@
 """Snapshots: the content of a source at one time, as a Parquet file sorted by key.
 
-Memory is bounded by a budget, not by the number of objects. Source: "Which objects are archived" in
-docs/explanation/design.md.
+Memory is bounded by a budget. Source: "Which objects are archived" in docs/explanation/design.md.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ from caf_pipeline.system.parquet import (
 
 
 def object_versions(batch: pa.RecordBatch) -> pa.Array:
-    """Return `object_version` of each row, from `version_id`, `etag` and `size_bytes`."""
+    """Return `object_version` of each row."""
     by_etag = pc.binary_join_element_wise(
         "etag", batch["etag"], batch["size_bytes"].cast(pa.string()), ":"
     )
@@ -65,32 +64,32 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
         pa.field("is_delete_marker", pa.bool_(), nullable=False),
     ]
 )
-"""A snapshot, sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
+"""Sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
 
 _SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
-"""More memory means fewer windows of keys, and so fewer passes over the rows."""
+"""More memory means fewer passes."""
 
 SORTED_BY_MEMORY: Final = 2
-"""Bytes that are sorted for each byte of memory. DuckDB 2.0 sorted 4 times its memory of 256 MiB,
-and failed at 20 times; the factor is smaller with less memory.
+"""Bytes sorted for each byte of memory. DuckDB 2.0 sorted 4 times its 256 MiB, and failed at 20
+times; the factor is smaller with less memory.
 """
 
 MAX_HELD_ROWS: Final = ROWS_PER_GROUP
-"""Versions of a key that are sorted in memory. A listing with more is sorted on disk."""
+"""A key's versions sorted in memory. A listing with more is sorted on disk."""
 
 _ORDER: Final = ("key", "last_modified", "object_version")
 
 ROW_BYTES: Final = 200
-"""Bytes of a row in DuckDB, without its key."""
+"""DuckDB's memory for a row, without its key."""
 
 SAMPLED_FOR_A_WINDOW: Final = 1000
-"""Enough keys for windows whose sizes differ by some per cent."""
+"""Window sizes then differ by some per cent."""
 
 REPORT_LAG: Final = timedelta(hours=12)
-"""A report may lack changes shortly before its time; S3 states no limit. Half the time between two
-daily reports, so that the next report has what this one lacks.
+"""A report may lack changes before its time; S3 states no limit. Half the time between two daily
+reports, so that the next one has them.
 """
 
 
@@ -99,17 +98,14 @@ class Snapshot:
     """The content of a source at one time, as a Parquet file of SNAPSHOT_SCHEMA.
 
     Attributes:
-        listed_at: when the listing began, by this machine's clock, or the report's own time; aware.
+        listed_at: when the listing began, by this machine's clock, or the report's time.
         taken_at: the same by S3's clock.
-        after: the snapshot covers keys greater than this.
-        until: the snapshot covers keys up to and including this; None for all.
+        after: exclusive lower bound of the keys.
+        until: inclusive upper bound; None for all.
         object_count: without delete markers.
-        unsupported_count: objects whose key cannot be archived.
-        all_versions: the file has every version and delete marker.
         beside: versions that are not current, in the file or left out of it.
-        run: the run that took the snapshot, as a lease holder in the ledger.
-        report: the address of the inventory report; "" for a listing.
-        address: the bucket and prefix.
+        run: the lease holder in the ledger that took the snapshot.
+        report: the inventory report's address; "" for a listing.
     """
 
     path: Path
@@ -129,31 +125,26 @@ class Snapshot:
 
     @property
     def row_count(self) -> int:
-        """The number of rows in the file."""
         return self.object_count + (self.beside.markers if self.all_versions else 0)
 
     def versions_as_json(self) -> dict[str, str | int | None]:
-        """Return which versions are objects, and the version counts, as JSON fields."""
         return versions_as_json(self.beside, all_versions=self.all_versions)
 
     @property
     def silent_from(self) -> datetime | None:
-        """Keys written at this time or later may be missing. None for a listing, which has all."""
+        """Keys written from this time on may be missing. None for a listing."""
         return self.taken_at - REPORT_LAG if self.report else None
 
     @property
     def name(self) -> str:
-        """The file's name without its suffix."""
         return self.path.stem
 
     @property
     def keys(self) -> KeyWindow:
-        """The keys that the snapshot covers."""
         return self.after or None, self.until
 
     @property
     def complete(self) -> bool:
-        """True if the snapshot covers the whole source."""
         return self.keys == ALL_KEYS
 
 
@@ -161,8 +152,8 @@ class SnapshotWriter:
     """Writes a snapshot from the pages of a listing or the files of a report.
 
     The context manager removes an unfinished file. Memory holds a row group. Files, and listings
-    whose keys do not ascend, are sorted on disk within the budget. Versions of a key may come in
-    any order.
+    whose keys do not ascend, are sorted on disk within the budget. A key's versions may come in any
+    order. Methods raise StagingError if the file cannot be written; then there is no snapshot.
     """
 
     def __init__(
@@ -220,11 +211,9 @@ class SnapshotWriter:
         self._file.abort()
 
     def add(self, page: Sequence[S3Object]) -> None:
-        """Add a page; raises StagingError if it cannot be written."""
         self.add_batch(snapshot_batch(page))
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Add rows of SNAPSHOT_SCHEMA; raises as `add`."""
         keys = batch["key"].to_pylist()
         self._ascending = self._ascending and all(starmap(le, pairwise([self._last, *keys])))
         self._last = keys[-1] if keys else self._last
@@ -238,22 +227,14 @@ class SnapshotWriter:
             self._write_ordered(rows.slice(0, begin) if self._ascending else rows)
 
     def add_files(self, files: Sequence[Path]) -> None:
-        """Use Parquet files of SNAPSHOT_SCHEMA in any order instead of pages.
-
-        `finish` reads them.
-        """
+        """Let `finish` read files of SNAPSHOT_SCHEMA in any order instead of pages."""
         self._files = files
 
     def leave_out(self, counts: VersionCounts) -> None:
-        """Count listed versions that do not become rows of the snapshot."""
         self._left_out += counts
 
     def finish(self) -> Snapshot:
-        """Sort if needed, keep each (key, object version) once, and publish the file.
-
-        Raises:
-            StagingError: the file cannot be written; then there is no snapshot.
-        """
+        """Sort if needed, keep each (key, object version) once, and publish."""
         with translate_errors(self._path):
             if self._held is not None:
                 self._write_ordered(self._held)
@@ -326,10 +307,9 @@ class SnapshotWriter:
 
 
 def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `listed` by key, last_modified and object_version.
+    """Yield the rows of `listed` in the order of snapshots, with `supported`.
 
-    `supported` says whether the key can be archived. DuckDB cannot sort many times its memory, so
-    the rows are sorted in windows of keys.
+    DuckDB cannot sort many times its memory, so windows of keys are sorted.
     """
     rows, key_bytes = query.rows(
         "SELECT count(*), coalesce(sum(octet_length(key)), 0) FROM listed"
@@ -354,7 +334,7 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
 
 
 def distinct_identities(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows without all but the last of each (key, object version)."""
+    """Yield sorted rows, and only the last of each (key, object version)."""
     held: pa.RecordBatch | None = None  # rows of the last key, which the next batch may continue
     for batch in batches:
         rows = _without_repeated(batch if held is None else pa.concat_batches([held, batch]))
@@ -366,7 +346,6 @@ def distinct_identities(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _without_repeated(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Keep the last row of each identity, whose bytes are the same at any time."""
     if not _repeats_keys(rows):
         return rows
     numbered = pa.table(
@@ -382,7 +361,7 @@ def _repeats_keys(rows: pa.RecordBatch) -> bool:
 
 
 def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
-    """Return the counts of versions that are not current, from the flags of rows."""
+    """Count versions that are not current."""
     older = pc.and_not(pc.invert(latest), markers)
     return VersionCounts(
         *(int(pc.sum(flags).as_py() or 0) for flags in (older, markers, pc.and_(latest, markers)))
@@ -390,10 +369,7 @@ def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
 
 
 def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return which keys are supported, as `is_supported`.
-
-    Looks at single keys only if some are unsupported.
-    """
+    """Return `is_supported` of each key, one by one only if some are unsupported."""
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if lengths["min"] > 0 and lengths["max"] <= MAX_KEY_BYTES:
         with contextlib.suppress(pa.ArrowInvalid):  # some keys are not UTF-8
@@ -403,10 +379,7 @@ def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def inventory_query(path: Path, budget: QueryBudget) -> Query:
-    """Return a query with the SQL functions `is_supported` and `percent_encode`.
-
-    A test compares `is_supported` with that of `objects`.
-    """
+    """Return a query with `is_supported` and `percent_encode`."""
     return Query(
         path,
         budget,
@@ -419,10 +392,7 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
 
 
 def show_objects(query: Query, within: str) -> None:
-    """Create the views `snapshot` and `marker`: objects and delete markers of `whole_snapshot`.
-
-    `within` is an SQL condition for both.
-    """
+    """Create the views `snapshot` of objects and `marker` of delete markers."""
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
     query.view("marker", f"SELECT * FROM whole_snapshot WHERE is_delete_marker AND {within}")
 
@@ -440,11 +410,7 @@ RETAKE_HINT: Final = "take the inventory again"
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Return the description in a snapshot's file, without reading its rows.
-
-    Raises:
-        IntegrityError: the file is missing, or not a snapshot.
-    """
+    """Read a snapshot's description, not its rows; raises IntegrityError if it has none."""
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
     try:
@@ -481,14 +447,14 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def read_objects(path: Path) -> Iterator[S3Object]:
-    """Yield the objects of a file of SNAPSHOT_SCHEMA in its order, in bounded memory."""
+    """Yield a file's objects in order, in bounded memory."""
     with open_parquet(path) as file:
         for batch in file.iter_batches(batch_size=8192):
             yield from map(s3_object, batch.to_pylist())
 
 
 def s3_object(row: dict[str, Any]) -> S3Object:
-    """Return the object of a row of SNAPSHOT_SCHEMA. Changes the row."""
+    """Return the object of a row, which changes."""
     identity = row.pop("object_version")
     version = object_version(row["version_id"], row["etag"], row["size_bytes"])
     rewritten_at = None
@@ -498,12 +464,9 @@ def s3_object(row: dict[str, Any]) -> S3Object:
 
 
 def verify_snapshot(path: Path) -> None:
-    """Compare every page of a snapshot with its checksum, which DuckDB does not do.
+    """Compare every page with its checksum, which DuckDB does not do; raises IntegrityError.
 
     Compares the counts, too, since the checksums do not cover page headers.
-
-    Raises:
-        IntegrityError: the file is missing or damaged.
     """
     snapshot = read_snapshot(path)
     row_count = object_bytes = 0
@@ -529,20 +492,20 @@ def verify_snapshot(path: Path) -> None:
 
 @contextlib.contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a file; damage found while reading raises IntegrityError with its name."""
+    """Open a file; damage found while reading raises IntegrityError."""
     with translate_read_errors(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         yield file
 
 
 def has_rows(path: Path) -> bool:
-    """Return whether a file has rows; raises IntegrityError if it cannot be read."""
+    """Return whether a file has rows."""
     with open_parquet(path) as file:
         return bool(file.metadata.num_rows)
 
 
 @contextlib.contextmanager
 def translate_read_errors(path: Path) -> Iterator[None]:
-    """Translate pyarrow's errors while this file alone is read to IntegrityError."""
+    """Translate pyarrow's errors while only this file is read."""
     try:
         yield
     except FileNotFoundError as error:

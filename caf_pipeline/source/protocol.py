@@ -20,23 +20,20 @@ from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """A checksum that S3 keeps over a full object.
-
-    `algorithm` is "sha256", "sha1", "crc32", "crc32c" or "crc64nvme".
-    """
+    """S3's checksum over a full object. `algorithm` is as in `new_digest`."""
 
     algorithm: str
     digest: bytes
 
     @property
     def text(self) -> str:
-        """The form in manifests and the ledger: algorithm, colon, digest in hexadecimal."""
+        """The form in manifests and ledger: `<algorithm>:<hexadecimal digest>`."""
         return f"{self.algorithm}:{self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The answer to a HEAD. `checksums` maps each algorithm to its digest over the full object."""
+    """The answer to a HEAD. `checksums` are digests over the full object, by algorithm."""
 
     headers: ObjectHeaders
     checksums: Mapping[str, bytes] = field(default_factory=dict)
@@ -44,10 +41,7 @@ class ObjectHead:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPart:
-    """The bytes of a range of an object, and its headers.
-
-    `checksum` is S3's own, if the range is the whole object and S3 returned one.
-    """
+    """A range of an object. Only a whole object may have S3's `checksum`."""
 
     body: Buffer
     headers: ObjectHeaders
@@ -56,13 +50,9 @@ class ObjectPart:
 
 @dataclass(slots=True)
 class ReportCounts:
-    """Statistics of the rows of an inventory report, in which objects may repeat.
+    """Statistics of a report's rows, in which objects may repeat.
 
-    Attributes:
-        left_out: rows dropped because the settings ask for current versions only.
-        outside_prefix: objects outside of the source's prefix.
-        multipart: objects that were uploaded in parts, if the report has that column.
-        encryption: objects by kind of encryption; "unknown" without that column.
+    `multipart` is 0, and `encryption` "unknown", if the report lacks the column.
     """
 
     left_out: VersionCounts = field(default_factory=VersionCounts)
@@ -72,7 +62,6 @@ class ReportCounts:
     encryption: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "ReportCounts") -> None:
-        """Add other counts to these."""
         self.left_out += other.left_out
         self.outside_prefix += other.outside_prefix
         self.multipart += other.multipart
@@ -84,13 +73,9 @@ class ReportCounts:
 class InventoryReport:
     """A listing of a bucket that S3 itself wrote.
 
-    Attributes:
-        url: the report's folder.
-        taken_at: when S3 began to read the bucket.
-        keeps_versions: as `ObjectSource.keeps_versions`, for the interpretation of rows.
-        fetch: downloads the files into a folder, several concurrently. Yields Parquet files of
-            SNAPSHOT_SCHEMA with the source's objects in any order. Raises ReportRefused if a file
-            is missing or damaged, StagingError if there is no room, and the errors of a listing.
+    `taken_at` is when S3 began to read the bucket. `fetch` downloads into a folder, several files
+    concurrently. It yields files of SNAPSHOT_SCHEMA with objects in any order, and raises
+    ReportRefused, StagingError and the errors of a listing.
     """
 
     url: str
@@ -102,25 +87,23 @@ class InventoryReport:
 
 
 class LastPage(list[S3Object]):
-    """A page that the source knows to be the last without another request."""
+    """A page that the source knows to be the last."""
 
 
 class PendingRead(Protocol):
     """A GET of a whole object that is under way. No thread waits for it."""
 
-    def has_failed(self) -> bool:
-        """Return whether the GET is already known to have failed."""
-        ...
+    def has_failed(self) -> bool: ...
 
     def part(self) -> ObjectPart | None:
-        """Wait for the end and return the whole object, like `ObjectSource.read`.
+        """Wait for the whole object; None if the GET failed.
 
-        Returns None if the GET failed. `ObjectSource.read` then retries it or raises the error.
+        `ObjectSource.read` then retries it or raises the error.
         """
         ...
 
     def cancel(self) -> None:
-        """Cancel the GET; `part` must not be called afterwards."""
+        """`part` must not be called afterwards."""
         ...
 
 
@@ -138,23 +121,16 @@ class ObjectSource(Protocol):
     ) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose keys are greater than `after`.
 
-        Keys include the source's prefix. No page is empty.
-
-        Args:
-            after: an exclusive lower bound, as bytes.
-            max_pages: the most pages to yield. If `versions` is set, further pages complete the
-                last key's versions.
-            in_order: require keys that ascend by their bytes.
-            versions: include older versions and delete markers.
-            by_version: the result of `keeps_versions`, the same for all parts of one listing. None
-                asks the bucket.
+        Keys include the source's prefix. No page is empty. `versions` adds older versions and
+        delete markers; pages beyond `max_pages` then complete the last key. `in_order` requires
+        keys that ascend by their bytes. `by_version` is the result of `keeps_versions`, the same
+        for all parts of a listing; None asks the bucket.
 
         Raises:
-            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: the listing failed.
-                Nothing of the failing page was yielded.
+            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing of the failing
+                page was yielded.
             SettingsError: the settings ask for every version, and the bucket keeps none.
-            ListingUnordered: `in_order` is set, and keys do not ascend from `after`, or the source
-                refuses to start there.
+            ListingUnordered: with `in_order`, keys do not ascend, or the source refuses `after`.
         """
         ...
 
@@ -166,47 +142,39 @@ class ObjectSource(Protocol):
         ...
 
     def open_report(self, name: str = "") -> InventoryReport:
-        """Return the newest complete inventory report whose name begins with `name`.
+        """Return the newest complete report whose name begins with `name`.
 
         A name is a time such as `2026-11-21T01-00Z`. Reads the manifest only. Raises the errors of
-        a listing.
-
-        Raises:
-            SettingsError: the settings name no folder of reports.
-            UsageError: `name` is not at least a day.
-            ReportRefused: there is no such report, or this source cannot use it.
+        a listing. Raises SettingsError without a folder of reports, UsageError if `name` is not at
+        least a day, and ReportRefused without a usable report.
         """
         ...
 
     def find_reports(self, since: datetime | None) -> Sequence[str]:
         """Return the names of complete reports after the minute of `since`, newest first.
 
-        A name is less exact than the report's time. Raises the errors of a listing.
+        Raises the errors of a listing.
         """
         ...
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
-        `(0, obj.size_bytes)` is a plain GET. The part always has the requested size. The range is
-        held in memory.
+        The part has the requested size, and is held in memory.
 
         Raises:
-            ObjectUnavailable: a retry in this run cannot help; the error has the skip reason.
+            ObjectUnavailable: a retry in this run cannot help; has the skip reason.
             ObjectReadFailed: all retries failed.
             SourceDenied, BucketMissing: nothing of the source can be read.
         """
         ...
 
     def begin(self, obj: S3Object) -> PendingRead | None:
-        """Start one GET of the whole object without waiting for it.
-
-        Returns None if only `read` can read the object. Never raises.
-        """
+        """Start a GET of the whole object; None if only `read` can read it. Never raises."""
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Return S3's checksum over a full object that is read in parts, or None.
+        """Return S3's checksum over an object that is read in parts, or None.
 
         Sends a request only if the listing named a checksum.
         """
@@ -215,14 +183,12 @@ class ObjectSource(Protocol):
     def read_headers(self, obj: S3Object) -> ObjectHead:
         """Return headers and checksums of exactly this identity, by one HEAD.
 
-        Raises:
-            ObjectUnavailable: as `read`; reason `changed` if the time differs from
-                `obj.last_modified`.
+        Raises as `read`; reason `changed` if the time differs from `obj.last_modified`.
         """
         ...
 
     def clock(self) -> datetime:
-        """Return the time of the source's clock, which also sets LastModified. Costs a request."""
+        """Return the time of the clock that sets LastModified. Costs a request."""
         ...
 
 
@@ -230,10 +196,8 @@ class ObjectSource(Protocol):
 class ExistingObject:
     """An object that a restore target already has.
 
-    Attributes:
-        size_bytes: None if the server does not report it.
-        etag: pins the content for `ObjectTarget.read`; "" if the server reports none.
-        sha256: S3's own, if it covers the whole object.
+    `etag` pins the content for `ObjectTarget.read`. Size and ETag are None and "" if the server
+    reports none. `sha256` is S3's own over the whole object.
     """
 
     size_bytes: int | None
@@ -243,26 +207,25 @@ class ExistingObject:
 
 
 class KeyTaken(Exception):
-    """The bucket already has an object with this key, and it must not be replaced."""
+    """The key already has an object, which must not be replaced."""
 
 
 class ObjectUpload(Protocol):
-    """A multipart upload. The object appears with `complete`, and not before."""
+    """A multipart upload. The object appears with `complete`, and not before.
 
-    def write(self, piece: bytes) -> None:
-        """Append bytes; raises as `ObjectTarget.put`."""
-        ...
+    `write` and `complete` raise as `ObjectTarget.put`.
+    """
 
-    def mark(self) -> object:
-        """Return the current position, for `rewind`."""
-        ...
+    def write(self, piece: bytes) -> None: ...
+
+    def mark(self) -> object: ...
 
     def rewind(self, mark: object) -> None:
-        """Drop all bytes that were written after the mark."""
+        """Drop all bytes written after the mark."""
         ...
 
     def complete(self, *, replace: bool) -> bool:
-        """Make the object appear; returns and raises as `ObjectTarget.put`."""
+        """Returns as `ObjectTarget.put`."""
         ...
 
     def abort(self) -> None:
@@ -273,59 +236,43 @@ class ObjectUpload(Protocol):
 class ObjectTarget(Protocol):
     """A bucket and key prefix to restore to. Safe to call from several threads.
 
-    Raises:
-        SourceDenied, BucketMissing, SourceUnreachable: no object can be written.
-        NotRestored: this object cannot be written.
+    Raises SourceDenied, BucketMissing or SourceUnreachable if no object can be written, NotRestored
+    if this object cannot.
     """
 
     def place(self, key: str) -> str:
-        """Return the object's address, for messages.
-
-        Raises:
-            NotRestored: the key is too long with the target's prefix.
-        """
+        """Return the address for messages; raises NotRestored if the key is too long."""
         ...
 
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
-        """Return the existing keys after `first` up to and including `last`.
+        """Return the keys after `first` up to and including `last`, from a few pages.
 
-        Reads a few pages. Returns None if there are more, or the listing is forbidden or not in
-        byte order.
+        None if there are more, or the listing is forbidden or not in byte order.
         """
         ...
 
-    def find(self, key: str) -> ExistingObject | None:
-        """Return the existing object, or None."""
-        ...
+    def find(self, key: str) -> ExistingObject | None: ...
 
-    def read(self, key: str, existing: ExistingObject) -> Iterator[bytes]:
-        """Yield the bytes of an object that `find` returned."""
-        ...
+    def read(self, key: str, existing: ExistingObject) -> Iterator[bytes]: ...
 
     def put(
         self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
     ) -> bool:
-        """Write an object in one request.
+        """Write in one request; raises KeyTaken if the key is taken and `replace` false.
 
         Returns whether the bucket compared its SHA-256 before the object appeared.
-
-        Raises:
-            KeyTaken: another object has the key, and `replace` is false.
         """
         ...
 
-    def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> ObjectUpload:
-        """Begin an object that is too large to be held in memory."""
-        ...
+    def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> ObjectUpload: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
     """A notification that a key changed. Only the bucket knows its current content.
 
-    Attributes:
-        sequencer: orders the events of one key, upper-case hexadecimal, or "".
-        restored: a temporary copy of the object came out of cold storage.
+    `sequencer` orders the events of a key: upper-case hexadecimal, or "". `restored`: a temporary
+    copy came out of cold storage.
     """
 
     key: bytes
@@ -337,12 +284,8 @@ class ObjectEvent:
 class QueueMessage:
     """A message that was received and not yet deleted.
 
-    Attributes:
-        message_id: the same when the message is received again.
-        receipt: the handle to delete it with.
-        events: events of the source's keys.
-        wrong: why the message, or a part of it, is not an event notification of the source's
-            bucket; "" if it is.
+    `message_id` is the same when it is received again. `wrong` says why the message, or a part of
+    it, is no notification of the source's bucket.
     """
 
     message_id: str
@@ -353,30 +296,23 @@ class QueueMessage:
 
 
 class EventQueue(Protocol):
-    """A queue of S3 event notifications, which may arrive twice, late, and in any order.
+    """S3's event notifications, which may arrive twice, late, and in any order.
 
-    Safe to call from several threads.
+    Safe to call from several threads. Both methods raise SourceUnreachable, SourceDenied or
+    SourceError.
     """
 
     def receive(self) -> Sequence[QueueMessage]:
-        """Return some messages, or none. Each returns after a minute unless it is deleted.
-
-        Raises:
-            SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
-        """
+        """Return some messages, or none. Each returns after a minute unless deleted."""
         ...
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
-        """Delete messages. A message that could not be deleted comes again.
-
-        Raises:
-            SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
-        """
+        """A message that could not be deleted comes again."""
         ...
 
 
 class UnavailableSource:
-    """A source without a connection: every method raises SourceError with `why`."""
+    """A source whose every method raises SourceError with `why`."""
 
     def __init__(self, why: str, *, hint: str = "") -> None:
         self._why, self._hint = why, hint

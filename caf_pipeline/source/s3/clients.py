@@ -1,4 +1,4 @@
-"""boto3 clients for listings, HEADs, queues and control calls; the GET client is built from one."""
+"""boto3 clients for listings, HEADs, queues and control calls."""
 
 import os
 import re
@@ -23,11 +23,10 @@ from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.listing_entries import read_entries
 
 DEFAULT_REGION: Final = "us-east-1"
-"""For an endpoint without a region. Servers other than AWS accept any, and this is their default.
-"""
+"""Servers other than AWS default to it, and accept any."""
 
 CONNECTIONS: Final = 64
-"""Connections kept by boto3. More threads do not pay on one machine."""
+"""More threads do not pay on one machine."""
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads; botocore's default
@@ -44,18 +43,14 @@ _QUEUE_HOST: Final = re.compile(
 )
 
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
-"""The AWS tools' variable for a file of trusted certificates."""
 
 
 def build_client(
     settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE
 ) -> S3Client:
-    """Return a boto3 client for the settings, without a network request.
+    """Return a boto3 client, without a network request; raises SettingsError.
 
     `S3Source` retries by itself and needs one attempt of boto3.
-
-    Raises:
-        SettingsError: a setting cannot be used.
     """
     config = Config(
         signature_version=UNSIGNED if settings.anonymous else None,
@@ -77,17 +72,17 @@ def build_client(
         )
     read_entries(client)
     if settings.endpoint_url:
-        client.meta.events.register("before-parameter-build.s3", _ignore_redirect)
+        # A server that is not AWS has no regions, and botocore would ask it for one forever.
+        client.meta.events.register(
+            "before-parameter-build.s3",
+            lambda context, **_: context.setdefault("s3_redirect", {}).update(redirected=True),
+        )
     return client
 
 
 @cache
 def build_queue_client(settings: SourceSettings) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
-    """Return a client at the address of the queue's URL, without a network request.
-
-    Raises:
-        SettingsError: a setting cannot be used.
-    """
+    """Return a client for the queue's URL, without a request; raises SettingsError."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": QUEUE_ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT.total_seconds(),
@@ -146,11 +141,6 @@ def _api_descriptions(data_path: str | None) -> Loader:
     return create_loader(data_path)
 
 
-def _ignore_redirect(context: dict[str, Any], **_: object) -> None:
-    # A server that is not AWS has no regions, and botocore would ask it for one forever.
-    context.setdefault("s3_redirect", {})["redirected"] = True
-
-
 def _revealed(secret: SecretStr | None) -> str | None:
     return secret.get_secret_value() if secret else None
 
@@ -163,10 +153,7 @@ def endpoint_of_environment() -> str:
 def address_error(
     error: ValidationError, what: str, *, hint: str = "", endpoint_from: str
 ) -> UsageError:
-    """Return the error for an invalid address or endpoint, which may hold a password.
-
-    `what` begins the message about an address. `endpoint_from` names the endpoint's setting.
-    """
+    """Return the error for an invalid address or endpoint, which may hold a password."""
     first = error.errors()[0]
     reason = first["msg"].removeprefix("Value error, ")
     if first["loc"] == ("endpoint_url",):
@@ -178,7 +165,7 @@ def address_error(
 
 
 def is_aws(client: S3Client) -> bool:
-    """Return whether the client's endpoint is AWS itself."""
+    """Return whether the endpoint is AWS itself."""
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 

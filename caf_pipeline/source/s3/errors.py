@@ -47,9 +47,7 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
 
 FIRST_WAIT_SECONDS: Final = 0.25
 MAX_WAIT_SECONDS: Final = 20.0
-"""botocore's limit. The random wait before a retry is at most FIRST_WAIT_SECONDS, doubled each
-time.
-"""
+"""botocore's limit. Random waits are at most FIRST_WAIT_SECONDS, doubled each time."""
 
 T = TypeVar("T")
 
@@ -70,14 +68,13 @@ _CRT_MESSAGES: Final = {
 
 
 class WrongBody(Exception):
-    """A body with a wrong length or of another object. It is read again."""
+    """A body of a wrong length or object. It is read again."""
 
 
 class InvalidXml(Exception):
     """An answer with a status of success whose body is not valid S3 XML.
 
-    `is_page`: the server declares HTML. `has_doctype`: the body has a document type declaration. S3
-    sends none; entity bombs and XXE need one.
+    `has_doctype`: entity bombs and XXE need a document type declaration; S3 sends none.
     """
 
     def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
@@ -88,7 +85,7 @@ class InvalidXml(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """The location that errors name: the source in the settings, bucket and server URL."""
+    """The source, bucket and server URL that errors name."""
 
     source: str
     bucket: str
@@ -98,16 +95,13 @@ class BucketAddress:
         return f"bucket '{self.bucket}' at {self.endpoint}"
 
     def of(self, key: bytes) -> str:
-        """Return an object's name for messages."""
         return f"s3://{self.bucket}/{key.decode('utf-8', 'backslashreplace')}"
 
     def setting(self, name: str) -> str:
-        """Return the name of a setting of this source, as in caf.toml."""
         return f"sources.{self.source or '<name>'}.{name}"
 
     @property
     def credentials_hint(self) -> str:
-        """A hint that lists the places of credentials."""
         keys = f"{self._variable_prefix}ACCESS_KEY_ID and {self._variable_prefix}SECRET_ACCESS_KEY"
         how = " (with 'env', since shell variables cannot have '-')" if "-" in self.source else ""
         return (
@@ -116,7 +110,6 @@ class BucketAddress:
         )
 
     def key_hint(self, name: str) -> str:
-        """Return where one key of the pair comes from, e.g. `ACCESS_KEY_ID`."""
         return f"{self._variable_prefix}{name}, or else AWS_{name} or the profile"
 
     @property
@@ -144,7 +137,6 @@ _CREDENTIALS: Final = frozenset(
         "TokenRefreshRequired",
     }
 )
-"""Codes that refuse every object of the source."""
 
 _NO_CREDENTIALS: Final = (
     NoCredentialsError,
@@ -232,24 +224,21 @@ def is_transient(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """How requests to one source are retried, and how waiting is reported.
-
-    `attempts` limits the attempts for one request, the first included.
-    """
+    """How requests are retried. `attempts` includes the first."""
 
     at: BucketAddress
     attempts: int
     waits: Waits
 
     def attempt(self, call: Callable[[], T]) -> T:
-        """Return the result of `call` as `retried` does, and report a missing answer."""
+        """Call `retried`, and report a missing answer."""
         with self.waiting(UNANSWERED_SECONDS) as wait:
             answer = self.retried(call)
             wait.moved()  # concurrent requests share this wait, so one of them is always open
             return answer
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`; retry transient failures, then raise the last one."""
+        """Retry transient failures of `call`, then raise the last one."""
         try:
             return call()  # usually succeeds; tenacity costs as much CPU as a small GET
         except Exception as error:
@@ -270,7 +259,6 @@ class RequestPolicy:
         )(call_again)
 
     def waiting(self, grace: float) -> "AbstractContextManager[OpenWait]":
-        """Report a missing answer after `grace` seconds."""
         what, ends_by = _waiting_texts(self.at, self.attempts)
         return self.waits.waiting(what, ends_by=ends_by, grace=grace)
 
@@ -292,7 +280,6 @@ REQUEST_ERRORS: Final = (
     WrongBody,
     InvalidXml,
 )
-"""Translated by `source_error` and `object_error`."""
 
 
 def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0911 - one for each kind
@@ -326,7 +313,7 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
 
 
 def not_s3(answer: str, at: BucketAddress) -> CafError:
-    """Return the error for an endpoint whose answers are not S3's; `answer` describes them."""
+    """Return the error for an endpoint whose answers are not S3's."""
     if speaks_only_tls(at.endpoint):
         return SourceError(
             f"the S3 endpoint {at.endpoint} {Reason.ONLY_TLS}",
@@ -461,7 +448,7 @@ def _headers(error: ClientError) -> Mapping[str, str]:
 
 
 def missing_bucket(at: BucketAddress) -> BucketMissing:
-    """Return the error for a bucket that does not exist."""
+    """Return the error for a missing bucket."""
     return BucketMissing(
         f"there is no {at}",
         hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}",

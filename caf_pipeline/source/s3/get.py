@@ -1,7 +1,7 @@
 """GETs of exactly one identity, and HEADs if no body is needed.
 
-A GET of a whole object requests S3's checksum if there may be one. An object that is read in parts
-costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API Reference.
+A plain GET of a whole object requests S3's checksum if there may be one. An object that is read in
+parts costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API Reference.
 """
 
 import base64
@@ -36,16 +36,14 @@ _ALGORITHMS: Final = frozenset(CHECKSUMS.values())
 _METADATA: Final = "x-amz-meta-"
 
 STALLED_SECONDS: Final = 20.0
-"""Seconds without the end of any GET before waiting is reported. A part takes long on a slow line.
-"""
+"""Seconds without the end of any GET. A part takes long on a slow line."""
 
 
 @dataclass(frozen=True)
 class S3ObjectReader:
-    """Reads the objects of one source.
+    """Reads the objects of one source, whose keys must be text.
 
-    `extra` are parameters of boto3's requests, e.g. requester pays. `has_reports`: listings may
-    lack checksums, since reports need not have that column.
+    `has_reports`: listings may lack checksums, since reports need not have that column.
     """
 
     client: S3Client
@@ -56,11 +54,9 @@ class S3ObjectReader:
 
     @property
     def at(self) -> BucketAddress:
-        """The bucket."""
         return self.policy.at
 
     def part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
-        """See `ObjectSource.read`. The key must be text."""
         with self.policy.waiting(STALLED_SECONDS) as wait:
             try:
                 part = self.policy.retried(lambda: self._read_once(obj, start_byte, end_byte))
@@ -70,7 +66,6 @@ class S3ObjectReader:
             return part
 
     def begin(self, obj: S3Object) -> "PendingPart | None":
-        """See `ObjectSource.begin`. The key must be text."""
         try:
             return PendingPart(self, obj, self._begin_get(obj, 0, obj.size_bytes))
         except REQUEST_ERRORS:
@@ -104,7 +99,7 @@ class S3ObjectReader:
     def checked(
         self, obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer
     ) -> ObjectPart:
-        """Return the part in an answer; raises WrongBody if the answer has other bytes."""
+        """Return the part in an answer; raises WrongBody if it has other bytes."""
         whole = _is_whole(obj, start_byte, end_byte)
         if whole:
             size_bytes = len(answer.body)
@@ -133,7 +128,6 @@ class S3ObjectReader:
         return _ALGORITHMS if self.has_reports and not obj.checksum else ()
 
     def read_headers(self, obj: S3Object) -> ObjectHead:
-        """See `ObjectSource.read_headers`. The key must be text."""
         answer = self._head(obj, ChecksumMode="ENABLED")
         if isinstance(answer, ClientError):
             raise object_error(answer, self.at, obj.key) from answer
@@ -152,7 +146,6 @@ class S3ObjectReader:
         )
 
     def checksum(self, obj: S3Object) -> Checksum | None:
-        """See `ObjectSource.full_object_checksum`. The key must be text."""
         algorithm = CHECKSUMS.get(obj.checksum, "")
         answer = self._head(obj, ChecksumMode="ENABLED") if algorithm else None
         if answer is None or isinstance(answer, ClientError):
@@ -192,15 +185,12 @@ class PendingPart:
     get: PendingGet
 
     def has_failed(self) -> bool:
-        """See `PendingRead.has_failed`."""
         return self.get.has_failed()
 
     def cancel(self) -> None:
-        """See `PendingRead.cancel`."""
         self.get.cancel()
 
     def part(self) -> ObjectPart | None:
-        """See `PendingRead.part`."""
         try:
             with nullcontext() if self.get.is_done else self.reader.policy.waiting(STALLED_SECONDS):
                 return self.reader.checked(self.obj, 0, self.obj.size_bytes, self.get.answer())

@@ -1,8 +1,7 @@
 """The awscrt client for all GETs: body, S3's checksum and every header in one request.
 
-It shares endpoint, credentials and certificates with the source's boto3 client. It follows no
-redirects and never retries. Proxy variables apply as in boto3. Source: awscrt 0.38's `S3Client`,
-tried on a server; docs/decisions/0017-one-client-for-gets.md.
+It follows no redirects and never retries. Proxy variables apply as in boto3. Source: awscrt 0.38's
+`S3Client`; docs/decisions/0017-one-client-for-gets.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,24 +38,22 @@ from caf_pipeline.source.s3.client_type import S3Client as Boto3Client
 from caf_pipeline.source.s3.clients import CA_BUNDLE, CONNECT_TIMEOUT, is_aws
 
 MEMORY_LIMIT_BYTES: Final = 2 << 30
-"""awscrt's default is up to 24 GiB, and it refuses less than 1 GiB. The window of concurrent GETs
-keeps usage near 200 MB.
-"""
+"""awscrt refuses less than 1 GiB, and defaults to up to 24. GETs use near 200 MB."""
 
 _SAFE: Final = "/~"
-"""Not percent-encoded in keys: "URI-encoding" in Signature Version 4."""
+"""Not encoded in keys: "URI-encoding" in Signature Version 4."""
 
 _CLOCK_WRONG: Final = "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED"
 _UNREADABLE_HEADER: Final = "AWS_ERROR_CRT_CALLBACK_EXCEPTION"
 
 
 class UnreadableHeader(Exception):
-    """A header of the answer is not UTF-8, which awscrt cannot pass on."""
+    """awscrt cannot pass on a header that is not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetAnswer:
-    """A body and its headers: names in lower case, values in ISO 8859-1 like botocore's."""
+    """Header names are in lower case, values in ISO 8859-1 like botocore's."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -76,11 +73,8 @@ class GetClient:
     ) -> None:
         """Copy endpoint, path style, credentials and certificates from a boto3 client.
 
-        Sends no request. At most `connections` GETs run concurrently; None leaves the limit to
-        awscrt.
-
-        Raises:
-            SettingsError: the file of certificates cannot be read.
+        Sends no request. `connections` limits concurrent GETs; None leaves the limit to awscrt.
+        Raises SettingsError.
         """
         self.endpoint, self.path = _bucket_url(client, bucket, region)
         self.region = region or client.meta.region_name
@@ -114,13 +108,9 @@ class GetClient:
     def begin(
         self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int
     ) -> "PendingGet":
-        """Start a GET with these headers, without waiting for it.
+        """Start a GET. A request with a `Range` receives at most `size_bytes`.
 
-        A request with a `Range` receives at most `size_bytes`.
-
-        Raises:
-            AwsCrtError: the request cannot be sent.
-            NoCredentialsError, CredentialRetrievalError: there are no credentials to sign with.
+        Raises AwsCrtError, NoCredentialsError or CredentialRetrievalError.
         """
         query = f"?versionId={quote(version_id, safe='')}" if version_id is not None else ""
         request = HttpRequest(
@@ -149,7 +139,6 @@ class GetClient:
         return PendingGet(self, finished, answer_headers, pieces)
 
     def cancel(self, finished: "Future[None]") -> None:
-        """Cancel the request of this future if it is under way."""
         if crt_request := self._under_way.get(finished):
             crt_request.cancel()
 
@@ -171,7 +160,6 @@ class GetClient:
         return signing
 
     def refusal(self, error: S3ResponseError) -> ClientError:
-        """Return S3's refusal as boto3's ClientError."""
         answer = {
             "headers": _in_lower_case(error.headers),
             "status_code": error.status_code,
@@ -182,10 +170,7 @@ class GetClient:
 
 @dataclass(frozen=True, slots=True)
 class PendingGet:
-    """A GET under way.
-
-    `answer_headers` receives the headers of each answer, and `pieces` the body of the last.
-    """
+    """`answer_headers` receives the headers of each answer, and `pieces` the body of the last."""
 
     gets: GetClient
     finished: "Future[None]"
@@ -194,11 +179,9 @@ class PendingGet:
 
     @property
     def is_done(self) -> bool:
-        """True if `answer` returns without waiting."""
         return self.finished.done()
 
     def has_failed(self) -> bool:
-        """Return whether `answer` is already known to raise."""
         return self.is_done and self.finished.exception() is not None
 
     def cancel(self) -> None:
@@ -206,13 +189,7 @@ class PendingGet:
         self.gets.cancel(self.finished)
 
     def answer(self) -> GetAnswer:
-        """Wait for the answer, and return it.
-
-        Raises:
-            ClientError: S3 refuses.
-            AwsCrtError: there is no answer, or an invalid one.
-            UnreadableHeader: a header is not UTF-8.
-        """
+        """Wait for the answer; raises ClientError, AwsCrtError or UnreadableHeader."""
         try:
             self.finished.result()
         except S3ResponseError as error:

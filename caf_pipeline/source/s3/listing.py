@@ -1,8 +1,8 @@
 """Listings of a bucket, page by page, with keys as exact bytes.
 
 boto3's decoding is lossy: `bad%FF` and `bad%FE` become one key. An explicit encoding type switches
-it off. A bucket that keeps versions is listed by versions, for version ids. Source: ListObjectsV2,
-ListObjectVersions and GetBucketVersioning in the Amazon S3 API Reference.
+it off. Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon S3 API
+Reference.
 """
 
 import heapq
@@ -36,7 +36,7 @@ from caf_pipeline.source.s3.errors import (
 )
 
 PAGE_KEYS: Final = 1000
-"""S3's limit of keys in a page."""
+"""S3's limit."""
 
 _BAD_ESCAPE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
@@ -51,17 +51,14 @@ Markers = Mapping[str, str]
 
 
 class Undecodable(ValueError):
-    """A key of a listing has an invalid percent-encoding."""
+    """A listed key has an invalid percent-encoding."""
 
 
 def decode_key(text: str, encoding: str | None) -> bytes:
-    """Return the bytes of a key in a listing.
+    """Return the bytes of a key in a listing; raises Undecodable for an invalid `%`.
 
-    If `encoding` is "url", `%XX` is a byte and `+` a space. AWS writes spaces so, and all known
-    servers write a plus sign as `%2B`. None: the server does not encode keys.
-
-    Raises:
-        Undecodable: two hexadecimal digits do not follow a `%`.
+    If `encoding` is "url", `%XX` is a byte and `+` a space, as AWS writes it. All known servers
+    write a plus sign as `%2B`. None: the server does not encode keys.
     """
     raw = text.encode("utf-8", "surrogatepass")
     if encoding != "url":
@@ -72,7 +69,7 @@ def decode_key(text: str, encoding: str | None) -> bytes:
 
 
 class CycleDetector:
-    """Detects a cycle of markers of any period in constant memory (Brent's algorithm)."""
+    """Detects a cycle of any period in constant memory (Brent's algorithm)."""
 
     def __init__(self) -> None:
         self._saved: Markers | None = None
@@ -80,10 +77,7 @@ class CycleDetector:
         self._power = 1
 
     def closes(self, marker: Markers) -> bool:
-        """Add the next marker; return whether it was seen before.
-
-        A cycle is detected within three periods.
-        """
+        """Return whether the markers repeat; detects a cycle within three periods."""
         if marker == self._saved:
             return True
         self._steps += 1
@@ -93,10 +87,7 @@ class CycleDetector:
 
 
 class RequestRate:
-    """Limits the requests of all threads to a rate per second; 0 for no limit.
-
-    Unused time does not accumulate.
-    """
+    """Limits all threads' requests; 0: no limit. Unused time does not accumulate."""
 
     def __init__(self, per_second: float = 0) -> None:
         self._seconds = 1 / per_second if per_second else 0.0
@@ -104,7 +95,6 @@ class RequestRate:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until the next request may be sent."""
         with self._lock:
             now = time.monotonic()
             slot = max(now, self._next)
@@ -114,11 +104,7 @@ class RequestRate:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lists one source.
-
-    `extra` are parameters of every request, e.g. requester pays. `all_versions` refuses a bucket
-    that keeps no versions. `rate` limits all requests, retries included.
-    """
+    """Lists one source. `rate` limits all requests, retries included."""
 
     client: S3Client
     policy: RequestPolicy
@@ -130,7 +116,6 @@ class Listing:
 
     @property
     def at(self) -> BucketAddress:
-        """The bucket."""
         return self.policy.at
 
     def pages(
@@ -142,7 +127,6 @@ class Listing:
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
         if by_version is None:
             by_version = self.keeps_versions()
         begin = text_of(after)  # boto3 takes text; keys up to `after` are filtered out below
@@ -217,10 +201,7 @@ class Listing:
     def _require_order(
         self, last: bytes, objects: Sequence[S3Object], *, begins: bool, repeats: bool
     ) -> None:
-        """Raise ListingUnordered if the keys do not ascend from `last`.
-
-        A server may repeat the key that the listing begins at. `repeats`: keys may have versions.
-        """
+        """A server may repeat the first key. `repeats`: keys may have versions."""
         keys = [obj.key for obj in objects]
         out_of_order = operator.gt if repeats else operator.ge
         begins_before = keys[0] < last if begins or repeats else keys[0] <= last
@@ -230,7 +211,6 @@ class Listing:
             )
 
     def keeps_versions(self) -> bool | None:
-        """See `ObjectSource.keeps_versions`."""
         answer = self._versioning()
         keeps = answer.get("Status") in ("Enabled", "Suspended")
         refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= MIN_REFUSAL
@@ -246,7 +226,7 @@ class Listing:
         return None if refused else keeps
 
     def clock(self) -> datetime:
-        """Return the time of S3's clock, to the second; this machine's if an answer has no Date."""
+        """To the second; this machine's time if an answer has no Date."""
         try:
             date = self._versioning()["ResponseMetadata"]["HTTPHeaders"]["date"]
             return parsedate_to_datetime(date).astimezone(UTC)
@@ -380,7 +360,7 @@ class Listing:
 def _without_overlap(
     previous: Sequence[S3Object], objects: Sequence[S3Object]
 ) -> Sequence[S3Object]:
-    """Drop the objects of the previous page: a server may repeat its last version."""
+    """Drop objects of the previous page: a server may repeat its last version."""
     if not previous or not objects or objects[0].key != previous[-1].key:
         return objects
     listed = {(obj.key, obj.version_id, obj.is_delete_marker) for obj in previous}

@@ -1,7 +1,7 @@
 """Parses the entries of a listing's page, which takes boto3 three to four times as long.
 
-boto3 parses everything else. Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API
-Reference; `BaseXMLResponseParser` and the event `before-parse` of botocore 1.44.
+Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference; `BaseXMLResponseParser`
+and the event `before-parse` of botocore 1.44.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,15 +45,13 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
     "Version": ("Versions", {**_OBJECT, **_VERSION}),
     "DeleteMarker": ("DeleteMarkers", {**_COMMON, **_VERSION}),
 }
-"""By element: boto3's name of the list, and the fields that are parsed. A field of type `list` may
-repeat.
-"""
+"""By element: boto3's name of the list, and the parsed fields. A `list` may repeat."""
 
 
 def read_entries(client: S3Client) -> None:
-    """Make the client parse entries with this module, to the fields above.
+    """Make the client parse entries with this module.
 
-    An answer to a listing or to GetBucketVersioning that is not valid S3 XML raises InvalidXml.
+    Invalid XML in an answer to a listing or to GetBucketVersioning raises InvalidXml.
     """
     # Handlers of `*` run before those of `s3`, where botocore parses the rest of the page for an
     # error.
@@ -65,7 +63,6 @@ def read_entries(client: S3Client) -> None:
 def _take_entries(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Move the entries from the body to boto3's answer; raises ValueError for a bad value."""
     root = _read_xml(response_dict)
     if root is None:
         return
@@ -103,7 +100,7 @@ def _require_xml(response_dict: dict[str, Any], **_: object) -> None:
 
 
 def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
-    """Return the root of an answer's body; None for a status other than 200, or no body.
+    """Return the root of a body; None for a status other than 200, or no body.
 
     botocore would report an unparsable body of status 200 as status 500.
     """

@@ -1,10 +1,9 @@
 """S3's events in an SQS queue, sent by S3 itself or by EventBridge.
 
-Anyone who may send to the queue can write anything there, so only a message's key is used, as a
-hint to look at it. Source: "Event message structure" and "EventBridge event message structure" in
-the Amazon S3 User Guide; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide.
-EventBridge does not encode keys, which the guides omit; tested with keys such as `%2B++ %20.mp3` in
-aws-solutions-library-samples/guidance-for-medialake-on-aws, pull request 21.
+Anyone who may send to the queue can write anything there, so a message's key is only a hint to look
+at it. Source: "Event message structure" and "EventBridge event message structure" in the Amazon S3
+User Guide; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide. EventBridge does
+not encode keys: aws-solutions-library-samples/guidance-for-medialake-on-aws, pull request 21.
 """
 
 import json
@@ -25,13 +24,13 @@ from caf_pipeline.source.s3.clients import build_queue_client
 from caf_pipeline.source.s3.errors import code_of, is_transient
 
 BATCH: Final = 10
-"""SQS's limit of messages in one request."""
+"""SQS's limit."""
 
 HIDDEN_SECONDS: Final = 60
-"""Other receivers do not get a message meanwhile. Longer than a tick, which deletes it or dies."""
+"""Longer than a tick, which deletes a message or dies."""
 
 WAIT_SECONDS: Final = 1
-"""Long polling; otherwise SQS asks only some of its servers and may miss messages."""
+"""Long polling; otherwise SQS asks only some of its servers."""
 
 _TEST_EVENT: Final = "s3:TestEvent"
 _RESTORED: Final = (
@@ -41,7 +40,7 @@ _RESTORED: Final = (
 )
 _SNS_TYPE: Final = "Notification"
 _DETAIL_TYPE: Final = "detail-type"
-"""A field of every EventBridge event that no notification of S3 has."""
+"""No notification of S3 has it."""
 
 _S3_SOURCE: Final = "aws.s3"
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{1,64}")
@@ -57,10 +56,7 @@ _DENIED: Final = (
 
 @dataclass(frozen=True)
 class S3EventQueue:
-    """The queue of a source; see `EventQueue`.
-
-    `bucket` is "" for an access point, since events name its bucket.
-    """
+    """The queue of a source. `bucket` is "" for an access point: events name its bucket."""
 
     client: Any
     source: str
@@ -69,7 +65,6 @@ class S3EventQueue:
     prefix: bytes
 
     def receive(self) -> Sequence[QueueMessage]:
-        """Return up to ten messages."""
         try:
             answer = self.client.receive_message(
                 QueueUrl=self.url,
@@ -95,7 +90,6 @@ class S3EventQueue:
         return messages
 
     def delete(self, messages: Sequence[QueueMessage]) -> None:
-        """Delete messages, ten in a request."""
         try:
             for start in range(0, len(messages), BATCH):
                 batch = messages[start : start + BATCH]
@@ -135,10 +129,7 @@ class S3EventQueue:
 
 
 def open_event_queue(source: str, settings: SourceSettings) -> S3EventQueue:
-    """Open the queue in a source's settings, with the source's credentials.
-
-    Sends no request.
-    """
+    """Open a source's queue with its credentials, without a request."""
     bucket = "" if names_access_point(settings.bucket) else settings.bucket
     return S3EventQueue(
         build_queue_client(settings), source, settings.queue, bucket, settings.prefix.encode()
@@ -190,9 +181,9 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
 
 
 def _event(detail: Mapping[str, Any], bucket: str, *, kind: object, encoded: bool) -> ObjectEvent:
-    """Return an event of any kind; raises ValueError with what is wrong with it.
+    """Return an event of any kind; raises ValueError with what is wrong.
 
-    `encoded`: the key is encoded like a form, as in S3's own notifications.
+    `encoded`: like a form, as in S3's own notifications.
     """
     if bucket and _part(detail, "bucket").get("name") != bucket:
         raise ValueError(f"it has an event of another bucket than '{bucket}'")

@@ -27,12 +27,6 @@ class S3File(RemoteFile):
     """An object at an `s3://` address."""
 
     def __init__(self, url: str) -> None:
-        """Create the client.
-
-        Raises:
-            UsageError: the URL lacks bucket or key.
-            SettingsError: the environment is invalid.
-        """
         self._bucket, _, self._key = url.removeprefix("s3://").partition("/")
         if not self._bucket or not self._key:
             raise UsageError(f"{url!r} names no object.", hint="Give s3://bucket/key.")
@@ -48,7 +42,6 @@ class S3File(RemoteFile):
         self._conditions: dict[str, Any] = {}
 
     def close(self) -> None:
-        """See `FileRanges`."""
         self._client.close()
 
     @contextmanager

@@ -1,7 +1,6 @@
-"""The manifest of an S3 Inventory report: its bucket, time, files and columns.
+"""The manifest of an S3 Inventory report. Columns have their ORC and Parquet names.
 
-Columns have their ORC and Parquet names here, in CSV reports too. Source: "Locating your inventory
-list" in the Amazon S3 User Guide.
+Source: "Locating your inventory list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from caf_pipeline.errors import ReportRefused
 
 
 class ReportFormat(StrEnum):
-    """The format of a report's files, with the values of `fileFormat`."""
+    """The values of `fileFormat`."""
 
     CSV = "CSV"
     ORC = "ORC"
@@ -38,7 +37,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "encryption_status": "EncryptionStatus",
     "checksum_algorithm": "ChecksumAlgorithm",
 }
-"""The columns that are read: names in ORC and Parquet, and in CSV."""
+"""Names in ORC and Parquet, and in CSV."""
 
 ALWAYS_NEEDED: Final = ("bucket", "key", "size", "last_modified_date", "e_tag")
 VERSION_COLUMNS: Final = ("version_id", "is_latest", "is_delete_marker")
@@ -60,7 +59,7 @@ OTHER_REPORT_HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """One file of a report: its key, its size, and its MD5 in lower-case hex."""
+    """One file of a report. The MD5 is in lower-case hex."""
 
     key: str
     size_bytes: int
@@ -69,10 +68,7 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a report's manifest.
-
-    `url` is the report's dated folder. `schema` has all columns of the files, in order.
-    """
+    """A report's manifest. `schema` has all columns of the files, in order."""
 
     url: str
     source_bucket: str
@@ -83,19 +79,13 @@ class Manifest:
 
     @property
     def columns(self) -> Sequence[str]:
-        """The names in COLUMNS that the files have."""
         return [name for name in COLUMNS if self.name_of(name) in self.schema]
 
     def name_of(self, column: str) -> str:
-        """Return a column's name in this report's format."""
         return COLUMNS[column] if self.format is ReportFormat.CSV else column
 
     def require(self, bucket: str, *, keeps_versions: bool, needs_storage_class: bool) -> None:
-        """Refuse a report of another bucket, or one without a needed column.
-
-        Raises:
-            ReportRefused: names the missing columns.
-        """
+        """Raises ReportRefused."""
         if self.source_bucket != bucket:
             raise ReportRefused(
                 f"the inventory report {self.url} is of bucket '{self.source_bucket}', not of the "
@@ -122,11 +112,7 @@ class Manifest:
 
 
 def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
-    """Parse a manifest from the contents of manifest.json and manifest.checksum.
-
-    Raises:
-        ReportRefused: the MD5 differs, or the manifest is malformed.
-    """
+    """Parse manifest.json; raises ReportRefused if it or its MD5 is wrong."""
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest().encode()
     if md5 != checksum.strip().lower():
         raise ReportRefused(

@@ -30,12 +30,11 @@ from caf_pipeline.source.s3.report_manifest import (
 )
 
 BLOCK_BYTES: Final = 4 << 20
-"""A block of unpacked CSV must hold a row; an encoded key of 1,024 bytes takes some KiB."""
+"""A block of CSV must hold a row; an encoded key of 1,024 bytes takes some KiB."""
 
 ROWS: Final = 65_536  # in a batch, like a row group of a snapshot
 
 UNKNOWN: Final = "unknown"
-"""The encryption without that column."""
 
 _TIME: Final = SNAPSHOT_SCHEMA.field("last_modified").type
 _MIN_TIME: Final = pa.scalar(datetime.min.replace(tzinfo=UTC), _TIME)
@@ -49,7 +48,7 @@ for _digit in b"0123456789abcdefABCDEF":
 class ReportRows:
     """Converts the rows of a report to those of a snapshot.
 
-    `needs_storage_class` refuses an object without one, which otherwise counts as STANDARD.
+    `needs_storage_class` refuses an object without one, which is otherwise STANDARD.
     """
 
     manifest: Manifest
@@ -61,9 +60,7 @@ class ReportRows:
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
         """Yield a file's objects in batches of SNAPSHOT_SCHEMA, and add to `counts`.
 
-        Raises:
-            ReportRefused: the file is damaged, its columns differ from the manifest's, or a row is
-                invalid.
+        Raises ReportRefused.
         """
         batches = self._batches(path)
         while True:
@@ -239,7 +236,6 @@ _FITS: Final = {
     "is_delete_marker": pa.types.is_boolean,
     "is_multipart_uploaded": pa.types.is_boolean,
 }
-"""Types in ORC and Parquet of the columns that are not text."""
 
 
 def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:
@@ -271,7 +267,6 @@ def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
 
 
 def _is_sendable(values: pa.Array) -> pa.Array:
-    """Return whether a request can send each value as a header or parameter; true for null."""
     short = pc.less_equal(pc.binary_length(values), MAX_IDENTITY_BYTES)
     printable = pc.ascii_is_printable(values)
     if not pc.all(printable).as_py():  # servers other than AWS may have any text
@@ -280,7 +275,6 @@ def _is_sendable(values: pa.Array) -> pa.Array:
 
 
 def _with_markers(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
-    """Expand the objects' values to all rows, with `otherwise` for delete markers."""
     return pc.replace_with_mask(
         pa.repeat(pa.scalar(otherwise, values.type), len(markers)), pc.invert(markers), values
     )
@@ -298,11 +292,7 @@ def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
 
 
 def decode_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
-    """Return the bytes of a column of keys, like `listing.decode_key`.
-
-    Raises:
-        ValueError: two hexadecimal digits of the same key do not follow a `%`.
-    """
+    """Return a column of keys decoded like `listing.decode_key`; raises ValueError."""
     _, ends, content = keys.buffers()
     offsets = np.frombuffer(ends, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     encoded = np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]]

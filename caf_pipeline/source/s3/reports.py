@@ -1,8 +1,8 @@
 """Finds, downloads and verifies S3 Inventory reports of a source.
 
 A report is a folder named after its time, with a manifest that names files elsewhere. S3 writes the
-manifest's checksum last, so a report without it is incomplete. Source: "Locating your inventory
-list" in the Amazon S3 User Guide.
+manifest's checksum last; without it, a report is incomplete. Source: "Locating your inventory list"
+in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -53,9 +53,7 @@ FILES_AT_ONCE: Final = 4
 """Each takes 150 to 250 MiB of memory, measured with 10^6 rows in each format."""
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-"""A manifest has some 180 bytes for each file. The report of a bucket with 10^8 objects had 516
-files.
-"""
+"""Some 180 bytes a file. The report of a bucket with 10^8 objects had 516 files."""
 
 CHUNK_BYTES: Final = 1 << 20  # one read of a file's body
 
@@ -71,7 +69,6 @@ _COMPLETE: Final = frozenset({"manifest.json", "manifest.checksum"})
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 _IN_COLD_STORAGE: Final = "InvalidObjectState"
 _KMS_PREFIX: Final = "KMS."
-"""Prefix of S3's codes for a key that is disabled, missing or unusable."""
 
 
 class _Stopped(Exception): ...
@@ -79,11 +76,7 @@ class _Stopped(Exception): ...
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of a source in a folder, read with the source's credentials.
-
-    `folder` is `s3://…/`, or "" if the settings name none. `needs_storage_class` refuses reports
-    without storage classes.
-    """
+    """The reports in a folder, `s3://…/` or "", read with the source's credentials."""
 
     client: S3Client
     policy: RequestPolicy
@@ -94,21 +87,17 @@ class Reports:
 
     @property
     def source(self) -> BucketAddress:
-        """The source's bucket."""
         return self.policy.at
 
     @property
     def bucket(self) -> str:
-        """The bucket of the reports."""
         return self.folder.removeprefix("s3://").partition("/")[0]
 
     @property
     def prefix(self) -> str:
-        """The prefix of the manifests' keys."""
         return self.folder.removeprefix("s3://").partition("/")[2]
 
     def open(self, name: str) -> InventoryReport:
-        """See `ObjectSource.open_report`."""
         if not self.folder:
             raise SettingsError(
                 f"source '{self.source.source}' has no inventory reports: "
@@ -151,7 +140,6 @@ class Reports:
         )
 
     def find(self, since: datetime | None) -> Sequence[str]:
-        """See `ObjectSource.find_reports`."""
         last = f"{since.astimezone(UTC):%Y-%m-%dT%H-%MZ}" if since else ""
         # '0' follows '/', so the listing begins after the folder of `last`.
         begin = f"{self.prefix}{last}0" if last else self.prefix
@@ -231,7 +219,7 @@ class Reports:
     def _require_whole_source(self) -> None:
         """Refuse an inventory whose filter leaves out objects, which would seem to be deleted.
 
-        The check is skipped if the credentials may not read the configuration.
+        Skipped if the credentials may not read the configuration.
         """
         config = self.prefix.rstrip("/").rpartition("/")[2]
         try:
@@ -254,7 +242,7 @@ class Reports:
             )
 
     def _fetch(self, rows: ReportRows, folder: Path) -> Iterator[tuple[Path, ReportCounts]]:
-        """See `InventoryReport.fetch`. Cancels downloads if it is closed early or fails."""
+        """Cancels downloads if it is closed early or fails."""
         stop = threading.Event()
         pool = ThreadPoolExecutor(FILES_AT_ONCE, "report")
         numbered = enumerate(rows.manifest.files)

@@ -26,7 +26,7 @@ DEFAULT_ATTEMPTS = 6
 
 
 class S3Source:
-    """A bucket and prefix. Safe to call from several threads, as both of its clients are."""
+    """See `ObjectSource`."""
 
     def __init__(
         self,
@@ -47,10 +47,8 @@ class S3Source:
     ) -> None:
         """Create a source from a boto3 client and the GET client built from it.
 
-        `prefix` is part of the keys. `name` is for hints. `attempts` limits the attempts for one
-        request, the first included. `listing_rate` is in requests per second, 0 for no limit.
-        `inventory` is the folder of reports, or "". `all_versions` refuses a bucket that keeps no
-        versions, `needs_storage_class` a report without storage classes.
+        `name` is for hints. `listing_rate` is in requests per second, 0 for no limit. `inventory`
+        is the folder of reports, or "".
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
@@ -73,25 +71,21 @@ class S3Source:
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """See `ObjectSource.list_pages`. Empty pages of S3 are neither yielded nor counted."""
         return self._listing.pages(
             after, max_pages, in_order=in_order, versions=versions, by_version=by_version
         )
 
     def keeps_versions(self) -> bool | None:
-        """See `ObjectSource.keeps_versions`."""
         return self._listing.keeps_versions()
 
     def open_report(self, name: str = "") -> InventoryReport:
-        """See `ObjectSource.open_report`."""
         return self._reports.open(name)
 
     def find_reports(self, since: datetime | None) -> Sequence[str]:
-        """See `ObjectSource.find_reports`. Hundreds of reports take more than one request."""
+        """Hundreds of reports take more than one request."""
         return self._reports.find(since)
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
-        """See `ObjectSource.read`."""
         if not 0 <= start_byte <= end_byte <= obj.size_bytes or (
             start_byte == end_byte and obj.size_bytes
         ):
@@ -100,21 +94,18 @@ class S3Source:
         return self._reading.part(obj, start_byte, end_byte)
 
     def begin(self, obj: S3Object) -> PendingRead | None:
-        """See `ObjectSource.begin`."""
         return self._reading.begin(obj) if is_supported(obj.key) else None
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """See `ObjectSource.full_object_checksum`."""
         self._require_text(obj)
         return self._reading.checksum(obj)
 
     def read_headers(self, obj: S3Object) -> ObjectHead:
-        """See `ObjectSource.read_headers`."""
         self._require_text(obj)
         return self._reading.read_headers(obj)
 
     def clock(self) -> datetime:
-        """See `ObjectSource.clock`. Reads the Date of an answer (RFC 9110, 6.6.1)."""
+        """Reads the Date of an answer (RFC 9110, 6.6.1)."""
         return self._listing.clock()
 
     def _require_text(self, obj: S3Object) -> None:
@@ -137,10 +128,7 @@ def open_s3_source(
     """Return the source that the settings name. On AWS, asks for its bucket's region.
 
     `connections` limits concurrent GETs; None leaves the limit to awscrt. The retries of `client`
-    multiply with `attempts`.
-
-    Raises:
-        SettingsError: a setting cannot be used.
+    multiply with `attempts`. Raises SettingsError.
     """
     client = client or build_client(settings)
     with (waits or Waits()).waiting(

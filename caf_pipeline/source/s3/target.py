@@ -47,15 +47,15 @@ from caf_pipeline.waits import Waits
 ATTEMPTS: Final = 6
 
 PART_BYTES: Final = 8 << 20
-"""Two parts are in memory, and S3 requires at least 5 MiB."""
+"""Two are in memory, and S3 requires at least 5 MiB."""
 
 MAX_PARTS: Final = 10_000
-"""S3's limit: "Amazon S3 multipart upload limits" in the Amazon S3 User Guide."""
+""""Amazon S3 multipart upload limits" in the Amazon S3 User Guide."""
 
 MAX_KEY_BYTES: Final = 1024
 
 MAX_PAGES: Final = 8
-"""Listed to find existing objects. Beyond that, a HEAD for each costs less."""
+"""Beyond that, a HEAD for each object costs less."""
 
 _READ_BYTES: Final = 1 << 20
 _ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep no checksum without it
@@ -79,10 +79,9 @@ _PROFILE: Final = "--profile (of the job: `profile`)"
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
-    """A target bucket, whose hints name command options, job config and AWS variables."""
+    """Its hints name options, job config and AWS variables."""
 
     def setting(self, name: str) -> str:
-        """Return the option or variable of a setting."""
         options = {
             "endpoint_url": _ENDPOINT_FROM,
             "region": "AWS_DEFAULT_REGION",
@@ -92,19 +91,14 @@ class TargetAddress(BucketAddress):
 
     @property
     def credentials_hint(self) -> str:
-        """See `BucketAddress.credentials_hint`."""
         return f"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with {_PROFILE}"
 
     def key_hint(self, name: str) -> str:
-        """See `BucketAddress.key_hint`."""
         return f"AWS_{name}, or else the profile"
 
 
 class BucketTarget:
-    """A bucket and key prefix that objects are restored to.
-
-    Safe to call from several threads, as its client is.
-    """
+    """See `ObjectTarget`."""
 
     def __init__(
         self, client: S3Client, bucket: str, prefix: str = "", waits: Waits | None = None
@@ -121,11 +115,9 @@ class BucketTarget:
             client.meta.events.register(f"before-call.s3.{name}", _add_headers)
 
     def place(self, key: str) -> str:
-        """See `ObjectTarget.place`."""
         return self._at.of(self._named(key)["Key"].encode())
 
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
-        """See `ObjectTarget.keys_between`."""
         after, until = self._prefix + first, (self._prefix + last).encode()
         keys: list[str] = []
         for _ in range(MAX_PAGES):
@@ -154,7 +146,6 @@ class BucketTarget:
         return None
 
     def find(self, key: str) -> ExistingObject | None:
-        """See `ObjectTarget.find`."""
         try:
             answer = self._policy.attempt(
                 lambda: self._client.head_object(**self._named(key), ChecksumMode="ENABLED")
@@ -178,7 +169,7 @@ class BucketTarget:
         )
 
     def read(self, key: str, existing: ExistingObject) -> Iterator[bytes]:
-        """See `ObjectTarget.read`. If a body breaks off, the rest is requested."""
+        """If a body breaks off, request the rest."""
         body: Any = None
         position = 0
 
@@ -215,7 +206,6 @@ class BucketTarget:
     def put(
         self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
     ) -> bool:
-        """See `ObjectTarget.put`."""
         checksum = _base64(sha256)
         answer = self._write(
             key,
@@ -231,7 +221,6 @@ class BucketTarget:
         return bool(answer.get("ChecksumSHA256") == checksum)
 
     def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> "PartsUpload":
-        """See `ObjectTarget.upload`."""
         answer = self._write(
             key,
             lambda: self._client.create_multipart_upload(
@@ -250,7 +239,6 @@ class BucketTarget:
         )
 
     def close(self) -> None:
-        """Close the client's connections."""
         self._client.close()
 
     def _takes_no_parts(self, answer: str) -> SourceError:
@@ -269,7 +257,7 @@ class BucketTarget:
         return {"Bucket": self._bucket, "Key": whole}
 
     def _require_bucket(self, key: str) -> None:
-        """Raise BucketMissing if the bucket does not exist: a HEAD of an object is 404, too."""
+        """Raise BucketMissing; a HEAD of an object is 404, too."""
         if self._has_bucket:
             return
         try:
@@ -307,17 +295,14 @@ class BucketTarget:
 
 @dataclass(frozen=True, slots=True)
 class PartsMark:
-    """A position in an upload: the parts sent, and the bytes after them."""
+    """The parts sent, and the bytes after them."""
 
     parts: int
     buffered: bytes
 
 
 class PartsUpload:
-    """See `ObjectUpload`: sends one part while the next is filled.
-
-    Not safe to call from several threads.
-    """
+    """Sends one part while the next is filled. Not safe to call from several threads."""
 
     def __init__(
         self,
@@ -339,26 +324,23 @@ class PartsUpload:
         self._checked = True
 
     def write(self, piece: bytes) -> None:
-        """See `ObjectUpload.write`."""
         self._buffer += piece
         while len(self._buffer) >= self._part_bytes:
             self._send(bytes(self._buffer[: self._part_bytes]))
             del self._buffer[: self._part_bytes]
 
     def mark(self) -> PartsMark:
-        """See `ObjectUpload.mark`."""
         self._take_sent()
         return PartsMark(len(self._parts), bytes(self._buffer))
 
     def rewind(self, mark: object) -> None:
-        """See `ObjectUpload.rewind`. A part replaces an earlier part with its number."""
+        """A new part replaces an earlier part with its number."""
         self._take_sent()
         assert isinstance(mark, PartsMark)
         del self._parts[mark.parts :]
         self._buffer = bytearray(mark.buffered)
 
     def complete(self, *, replace: bool) -> bool:
-        """See `ObjectUpload.complete`."""
         if self._buffer or not (self._parts or self._sending):
             self._send(bytes(self._buffer))
         self._take_sent()
@@ -371,7 +353,6 @@ class PartsUpload:
         return self._checked
 
     def abort(self) -> None:
-        """See `ObjectUpload.abort`."""
         self._thread.shutdown()
         with suppress(CafError, KeyTaken):
             self._write(lambda: self._client.abort_multipart_upload(**self._parameters))
@@ -408,11 +389,8 @@ def open_bucket_target(
 ) -> BucketTarget:
     """Return the target at `s3://BUCKET/PREFIX`, with `/` appended to the prefix if missing.
 
-    Endpoint, region and credentials are those of the AWS tools. Sends no request.
-
-    Raises:
-        UsageError: the address names no bucket, or an option is invalid.
-        SettingsError: the environment is invalid.
+    Endpoint, region and credentials are those of the AWS tools. Sends no request. Raises UsageError
+    and SettingsError.
     """
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     try:
@@ -437,7 +415,7 @@ def open_bucket_target(
 
 
 def part_bytes(size_bytes: int) -> int:
-    """Return the part size for an object of this size, which S3 limits to 10,000 parts."""
+    """Return the part size for an object of this size."""
     return max(PART_BYTES, -(-size_bytes // MAX_PARTS))
 
 
@@ -477,10 +455,7 @@ def _parameters(headers: ObjectHeaders, place: str) -> dict[str, Any]:
 
 
 def _sent(name: str, value: str, place: str) -> str:
-    """Return the text that botocore sends as the header's original bytes.
-
-    It reads headers as ISO 8859-1, and sends them as UTF-8.
-    """
+    """botocore reads headers as ISO 8859-1, and sends them as UTF-8."""
     try:
         return value if value.isascii() else value.encode("iso-8859-1").decode()
     except UnicodeError as error:
