@@ -1,7 +1,6 @@
 """One tick of the sensor that alerts operators by a webhook and by mail.
 
-The cursor records when each alert was sent, separately for webhook and mail, since one may fail. If
-it is lost, alerts are repeated.
+The cursor has alert times by channel, since one may fail. A lost cursor repeats alerts.
 """
 
 import json
@@ -34,7 +33,6 @@ from caf_pipeline.system.notify import post_json, send_mail
 from caf_pipeline.system.quantities import counted
 
 _EVALUATED: Final = {"SUCCEEDED", "FAILED"}
-"""Statuses of a check's record that has a result."""
 
 _SENT_KEY: Final = "told by each way"  # in the cursor; older cursors have names of sources there
 
@@ -48,21 +46,17 @@ CHECKS_WITH_ALERTS: Final = {
         "the check's page shows the numbers; delete nothing of the source from S3",
     ),
 }
-"""Checks of other runs whose failure is a condition, with the condition's kind and hint."""
 
 ALL_SOURCES: Final = "(all sources)"
-"""Stands for the source in the condition that the ledger is away. Not a valid source name."""
+"""Not a valid name of a source."""
 
 LEDGER_SHARE: Final = 0.5
-"""Share of a tick's time for reading the ledger. The rest is for sending alerts."""
+"""Share of a tick's time; the rest is for sending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A message about a condition.
-
-    `status` is `begun`, `goes on` or `ended`. `condition` is None if it has ended.
-    """
+    """A message that a condition has `begun`, `goes on` or has `ended` (None)."""
 
     source: str
     kind: str
@@ -71,13 +65,11 @@ class Alert:
 
     @property
     def sentence(self) -> str:
-        """The alert as text."""
         if self.condition is None:
             return f"{self.source}: '{self.kind}' has ended"
         return self.condition.text
 
     def as_json(self) -> Mapping[str, Any]:
-        """Return the alert in the form that the webhook receives."""
         severity = (
             None if self.condition is None else "error" if self.condition.severe else "warning"
         )
@@ -91,10 +83,7 @@ class Alert:
 
 
 SentTimes = dict[str, dict[str, str]]
-"""When alerts were last sent, by source and kind of condition, in ISO 8601.
-
-If the condition was not an error, a space and "warning" follow.
-"""
+"""By source and kind (ISO 8601); a space and "warning" follow if it was not an error."""
 
 _WARNING: Final = "warning"
 
@@ -122,13 +111,13 @@ def conditions_of(
 
 @dataclass(frozen=True)
 class AlertCursor:
-    """When each alert was last sent, by channel: `webhook` or `mail`."""
+    """By channel: `webhook` or `mail`."""
 
     sent: dict[str, SentTimes] = field(default_factory=dict)
 
     @classmethod
     def read(cls, written: str | None) -> "AlertCursor":
-        """Return the cursor of the last tick; an empty cursor if it is invalid."""
+        """An invalid cursor is empty."""
         try:
             sent: dict[str, SentTimes] = json.loads(written or "{}").get(_SENT_KEY, {})
             times = [
@@ -143,16 +132,12 @@ class AlertCursor:
             return cls()
 
     def written(self) -> str:
-        """Return the cursor for the next tick."""
         return json.dumps({_SENT_KEY: self.sent})
 
 
 @dataclass(frozen=True)
 class LedgerState:
-    """The state of all sources in the ledger.
-
-    `copies` covers only the observed sources; see `Progress.copy_counts`.
-    """
+    """The state of all sources; `copies` only of the observed ones."""
 
     paused: bool
     progress: Sequence[SourceProgress]
@@ -173,11 +158,9 @@ class AlertTick:
         self._cursor = AlertCursor.read(context.cursor)
 
     def read_ledger(self, observed: Sequence[str]) -> LedgerState:
-        """Read the state of all sources; count the copies of the `observed` sources.
+        """Read the state of all sources; count the copies of `observed` ones.
 
-        Raises:
-            Overdue: the ledger did not answer in time.
-            LedgerError: the ledger cannot be read.
+        Raises Overdue or LedgerError.
         """
 
         def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
@@ -197,7 +180,6 @@ class AlertTick:
         )
 
     def result(self, state: LedgerState) -> SensorResult:
-        """Send the alerts that are due."""
         conditions = {source: list(items) for source, items in state.conditions.items()}
         for source, condition in failed_checks(self._context.instance, list(conditions)):
             conditions[source].append(condition)
@@ -209,7 +191,7 @@ class AlertTick:
         return SensorResult(skip_reason=f"{counts}; {report}.", cursor=self._cursor.written())
 
     def result_without_ledger(self, error: Overdue | LedgerError) -> SensorResult:
-        """Send an alert that the ledger is away, or raise the error if no channel is configured."""
+        """Send an alert that the ledger is away; raise the error if no channel is configured."""
         away = Condition(
             ConditionKind.LEDGER_AWAY,
             True,
@@ -266,7 +248,7 @@ def due_alerts(
 ) -> tuple[list[Alert], SentTimes]:
     """Return the alerts to send, and the times to record once they are sent.
 
-    Kinds in `undecided` do not count as ended if they are missing in `conditions`.
+    Kinds in `undecided` do not count as ended if `conditions` lacks them.
     """
     alerts: list[Alert] = []
     then: SentTimes = {}
@@ -339,9 +321,9 @@ def _text(alerts: Sequence[Alert]) -> str:
 def last_evaluations(
     instance: DagsterInstance, keys: Sequence[AssetCheckKey]
 ) -> tuple[Mapping[AssetCheckKey, AssetCheckEvaluation], Collection[AssetCheckKey]]:
-    """Return the last evaluation of each check, and the checks without a current evaluation.
+    """Return the last evaluation of each check, and the checks without a current one.
 
-    A check is without one if a later run has yet to evaluate it, or ended before it did.
+    A later run has yet to evaluate those, or ended before it did.
     """
     storage = instance.event_log_storage
     latest = storage.get_latest_asset_check_execution_by_key(keys)
@@ -357,7 +339,7 @@ def last_evaluations(
 def failed_checks(
     instance: DagsterInstance, sources: Sequence[str]
 ) -> Iterator[tuple[str, Condition]]:
-    """Yield a condition for each of `CHECKS_WITH_ALERTS` whose last evaluation failed."""
+    """Yield a condition for each of `CHECKS_WITH_ALERTS` that failed last."""
     keys = {
         AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name)
         for source in sources

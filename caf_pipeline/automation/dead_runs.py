@@ -1,7 +1,6 @@
 """Marks runs as failed if their process on this machine is dead.
 
-A run has a tag that identifies its process. `caf run` writes it at the start, other runs with their
-first step.
+`caf run` tags a run with its process at the start, other runs with their first step.
 """
 
 import json
@@ -22,10 +21,7 @@ _GOING_ON: Final = [
 
 
 def process_tags(holder: Holder) -> dict[str, str]:
-    """Return the tag that identifies a run's process.
-
-    It includes the run's id, since a re-execution inherits all tags.
-    """
+    """Return a run's process tag, with the run's id, since a re-execution inherits tags."""
     return {
         PROCESS_TAG: json.dumps([holder.run, holder.boot_id, holder.pid, holder.process_started])
     }
@@ -40,7 +36,7 @@ def process_lives(run: DagsterRun) -> bool | None:
 
 
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:
-    """End all runs whose process is dead and free their pool slots; return the runs' ids."""
+    """End all runs whose process is dead and free their pool slots; return their ids."""
     dead = [
         run
         for run in instance.get_runs(RunsFilter(statuses=_GOING_ON))

@@ -42,30 +42,25 @@ from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
 MIN_TIME_LEFT: Final = 0.5
-"""Share of the deadline. If less time is left, a tick reads no further page and no further source.
-
-The next tick continues there.
-"""
+"""Share of the deadline below which a tick reads no further page or source. The next tick does."""
 
 MAX_LAUNCHED: Final = 100
-"""Runs that one tick requests. Dagster's daemon creates some ten per second."""
+"""Runs per tick. Dagster's daemon creates some ten per second."""
 
 MAX_PARKED: Final = 20
-"""Chunks that one tick parks. Each takes a few statements."""
+"""Chunks parked per tick, each in a few statements."""
 
 MAX_STORE_REQUESTS: Final = 3
-"""How often one tick asks the store for room, each time for smaller chunks."""
+"""Each time for smaller chunks."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LaunchCursor:
-    """The position at which the next tick continues; empty: at the beginning.
+    """The position at which the next tick continues, at `source`; empty: at the beginning.
 
-    Attributes:
-        after: by source, the `caf_file_id` of the last chunk that was read.
-        source: the source to begin with.
+    `after` has, by source, the `caf_file_id` of the last chunk that was read.
     """
 
     after: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +68,7 @@ class LaunchCursor:
 
     @classmethod
     def read(cls, written: str | None) -> "LaunchCursor":
-        """Return the cursor of the last tick; an empty cursor if it is invalid."""
+        """An invalid cursor is empty."""
         try:
             cursor = json.loads(written or "{}")
             after = {source: int(caf_file_id) for source, caf_file_id in cursor["after"].items()}
@@ -83,18 +78,12 @@ class LaunchCursor:
             return cls()
 
     def written(self) -> str:
-        """Return the cursor for the next tick."""
         return json.dumps({"after": self.after, "source": self.source})
 
 
 @dataclass
 class LaunchTick:
-    """One tick of the sensor.
-
-    Attributes:
-        deadline: for all requests to servers.
-        notes: sentences about chunks and sources that are held back.
-    """
+    """One tick of the sensor; `notes` are about chunks and sources that are held back."""
 
     context: SensorEvaluationContext
     settings: Settings
@@ -102,11 +91,7 @@ class LaunchTick:
     notes: list[str] = field(default_factory=list)
 
     def result(self) -> TickResult:
-        """Launch, park and audit what is due.
-
-        Raises:
-            Overdue: the ledger did not answer in time.
-        """
+        """Launch, park and audit what is due. Raises Overdue if the ledger is late."""
         instance = self.context.instance
         ledger: Ledger = self._ask_ledger(self.context.resources.ledger.get)
         if paused := self._ask_ledger(partial(pause_reason, ledger)):
@@ -307,10 +292,8 @@ def refused_chunks(
 ) -> tuple[set[str], str]:
     """Return the names of the chunks that the store has no room for now, and the reason.
 
-    A chunk that is too large for the store at any time is not refused: its own run withdraws it.
-
-    If there is no room for all, the first chunks that fit are accepted. `waiting_bytes` is the size
-    of other chunks that will be stored.
+    The first chunks that fit are accepted, and any that never fits: its own run withdraws it.
+    `waiting_bytes` is the size of other chunks that will be stored.
 
     Raises:
         StoreUnreachable: the store does not answer.

@@ -1,8 +1,7 @@
 """Decides which chunks are launched now, which wait, and which are given up.
 
-The ledger knows which chunks have work to do; Dagster's runs and backfills show which are already
-worked on. A tick reads one page of chunks for each source, so its cost does not grow with the
-number of chunks.
+The ledger has the chunks with work, Dagster those under way. A tick reads one page per source, so
+its cost is constant.
 """
 
 import time
@@ -47,14 +46,10 @@ UNFINISHED: Final = [
     DagsterRunStatus.STARTED,
     DagsterRunStatus.CANCELING,
 ]
-"""Statuses of runs that are queued or under way."""
 
 FIRST_WAIT_SECONDS: Final = 60
 LONGEST_WAIT_SECONDS: Final = 3_600
-"""Pause after a failed run: one minute, doubled with each further failure, at most an hour.
-
-Runs that an outage ended count here, too.
-"""
+"""Pause after a failed run: one minute, doubled up to this with each failure, outages included."""
 
 RETRY_LOST_SECONDS: Final = 60
 """Dagster retries a failed run within seconds: its event log consumer (1.13) polls every 5 s."""
@@ -63,10 +58,10 @@ UNSUBMITTED_SECONDS: Final = 25 * 3600
 """Dagster's daemon resumes an interrupted tick for a day, and submits the runs it had created."""
 
 PAGE: Final = 100
-"""Chunks of one source that a tick reads. If it can launch none, the next tick reads the next."""
+"""Chunks of a source that a tick reads; the next tick reads the next page."""
 
 RUNS_READ: Final = 1_000
-"""Latest runs of these chunks that a tick reads. A chunk has few, and a run takes 0.3 ms."""
+"""Latest runs of these chunks that a tick reads, 0.3 ms each. A chunk has few."""
 
 
 @dataclass(slots=True)
@@ -74,11 +69,11 @@ class ChunkSelection:
     """The decisions about one page of a source's chunks.
 
     Attributes:
-        launch: chunks to launch, the oldest first.
+        launch: the oldest first.
         give_up: chunks to park, each with its last failed run.
-        active: queued and started runs of the source's chunks.
-        waiting: chunks that wait for a backfill or for their back-off.
-        next_after: the `caf_file_id` after which the next tick continues; 0: at the start.
+        active: queued and started runs.
+        waiting: for a backfill or their back-off.
+        next_after: the next tick's start (exclusive `caf_file_id`; 0: from the first).
     """
 
     launch: list[LaunchableChunk] = field(default_factory=list)
@@ -91,7 +86,7 @@ class ChunkSelection:
 def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
     """Return a source's chunks under way, and finished chunks that still occupy staging.
 
-    The run of the latter died between its last move and the release of staging.
+    The latter's run died before it released staging.
     """
     names = [
         reservation.chunk
@@ -111,8 +106,7 @@ def select_chunks(
 ) -> ChunkSelection:
     """Decide about a page of a source's chunks.
 
-    At most `settings.max_in_flight` runs of the source's job are under way at any time. Runs of
-    backfills do not count.
+    At most `settings.max_in_flight` runs of the source's job are under way, beside backfills.
     """
     # Count the runs of backfills first: runs that a backfill queues in between must not make room.
     in_backfills = _count_unfinished_runs(instance, source, backfills.of_jobs)
@@ -182,10 +176,7 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def ended_by_outage(record: RunRecord) -> bool:
-    """Return whether a run failed because of an outage, or because no worker started it.
-
-    An outage is an error in `failures.OUTAGES`.
-    """
+    """Return whether an error of `failures.OUTAGES` failed a run, or no worker started it."""
     return (
         record.start_time is None
         or record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
@@ -193,7 +184,7 @@ def ended_by_outage(record: RunRecord) -> bool:
 
 
 def is_backing_off(failed: Sequence[RunRecord]) -> bool:
-    """Return whether it is too soon for another run after these failed runs, latest first."""
+    """Return whether another run is too soon after these, latest first."""
     if not failed:
         return False
     # Clocks of two machines may differ a little. An end that is hours ahead was written by a wrong
@@ -208,12 +199,7 @@ def pause_seconds(failures: int) -> int:
 
 
 class Backfills:
-    """The unfinished backfills, and the chunks that they run.
-
-    Attributes:
-        ids: ids of all unfinished backfills.
-        of_jobs: ids of the backfills of a job; the other backfills are of assets.
-    """
+    """The unfinished backfills, and their chunks; `of_jobs` are of a job, the others of assets."""
 
     def __init__(self, instance: DagsterInstance) -> None:
         latest = instance.get_backfills(limit=1)
@@ -240,8 +226,7 @@ class Backfills:
     def covering(self, source: str, chunk: str, records: Sequence[RunRecord]) -> str:
         """Return the id of a backfill that runs or will run this chunk; "" if there is none.
 
-        A backfill whose run of the chunk has ended does not run it again. `records` are the chunk's
-        latest runs.
+        A backfill does not run a chunk again if its run in the chunk's latest `records` has ended.
         """
         keys = [AssetKey(asset_key(source, name)) for name in ASSETS[2:]]
         of_assets = (
@@ -263,9 +248,9 @@ def give_up_lost_retries(
 ) -> None:
     """End backfills that wait for retries which Dagster has lost.
 
-    If Dagster's daemon is killed while it handles a run's failure, the run stays marked for a retry
-    and its backfill never ends. This removes the mark; the ledger's sensor launches the chunk. Only
-    runs of these sources' chunks are changed, since other projects may share the instance.
+    If Dagster's daemon is killed while it handles a failure, the run stays marked for a retry and
+    its backfill never ends. This removes the mark; the ledger's sensor launches the chunk. Other
+    projects' runs stay.
     """
     jobs = {job_name(source, "archive") for source in sources}
     assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}
@@ -288,8 +273,7 @@ def give_up_lost_retries(
 def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:
     """Fail runs of these sources that were created but never submitted.
 
-    That happens if the daemon or the webserver is killed in between. Dagster leaves such a run
-    alone, and its source would never be planned again.
+    A kill of the daemon or the webserver leaves such a run, which blocks its source's plans.
     """
     long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
     lost = RunsFilter(
@@ -306,11 +290,7 @@ def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) ->
 def audits_due(
     instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]
 ) -> list[str]:
-    """Return the sources whose completeness must be checked again.
-
-    That is the case if a chunk was located after `source_is_complete` last started, and the check
-    did not pass.
-    """
+    """Return the sources with a chunk located since a completeness check that did not pass."""
     keys = {
         source: AssetCheckKey(AssetKey(asset_key(source, "s3_inventory")), SOURCE_IS_COMPLETE)
         for source in sources

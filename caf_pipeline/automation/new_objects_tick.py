@@ -1,7 +1,6 @@
 """One tick of the sensor for new objects.
 
-It checks for a new inventory report, then lists a part of the bucket: the next part in a cycle, or
-a part that event notifications named.
+It looks for an inventory report, then lists the bucket's next part, or a part that events named.
 """
 
 import json
@@ -28,26 +27,23 @@ from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
 MIN_TIME_LEFT_WITH_EVENTS: Final = 0.2
-"""Like `MIN_TIME_LEFT`, for a tick that has read the queue before the bucket."""
 
 REPORT_SHARE: Final = 0.3
-"""Share of the remaining time for finding a new inventory report; without it the tick goes on."""
+"""Share of the remaining time. The tick goes on if there is no report by then."""
 
 REPORT_RUNS_READ: Final = 100
-"""Latest runs of one report's plan that a tick reads."""
 
 PART_PAGES: Final = 20
-"""Pages that are planned together.
+"""Pages that are planned together, so that 20,000 new objects become one run.
 
-20,000 objects that arrive together become one run, not 20 runs and 20 small chunks. More pages
-would delay the first object: 20 pages take 10 minutes at one page for each tick.
+More pages would delay the first object: 20 pages take 10 minutes at one page per tick.
 """
 
 T = TypeVar("T")
 
 
 def pages_of_events(settings: SourceSettings) -> int:
-    """Return how many pages a tick lists at most around a key that an event named."""
+    """Return how many pages a tick lists at most around an event's key."""
     return max(settings.watch_pages, PART_PAGES)
 
 
@@ -56,9 +52,9 @@ class NewObjectsCursor:
     """The key at which the next tick begins, and the part before it that is not planned yet.
 
     Attributes:
-        after: the next tick lists keys greater than this.
-        since: the part with new objects begins after this key and ends with `after`.
-        pages: the number of pages of that part; 0: there is no such part.
+        after: the part's end; the next tick lists greater keys.
+        since: the part's start (exclusive).
+        pages: of the part; 0: there is no part.
     """
 
     after: bytes = b""
@@ -67,7 +63,7 @@ class NewObjectsCursor:
 
     @classmethod
     def read(cls, written: str | None) -> "NewObjectsCursor":
-        """Return the cursor of the last tick; an empty cursor if it is invalid."""
+        """An invalid cursor is empty."""
         try:
             cursor = json.loads(written or "{}")
             after = unquote_to_bytes(cursor["after"])
@@ -80,20 +76,13 @@ class NewObjectsCursor:
             return cls()
 
     def written(self) -> str:
-        """Return the cursor for the next tick."""
         part = {"since": quote_from_bytes(self.since), "pages": self.pages} if self.pages else {}
         return json.dumps({"after": quote_from_bytes(self.after), **part})
 
 
 @dataclass
 class NewObjectsTick:
-    """One tick for one source.
-
-    Attributes:
-        deadline: for all requests to servers.
-        notes: sentences about the queue and the inventory reports.
-        queue_error: why the queue could not be read; None if it was read or there is none.
-    """
+    """One tick for one source; `notes` are about the queue and the inventory reports."""
 
     context: SensorEvaluationContext
     settings: Settings
@@ -106,8 +95,7 @@ class NewObjectsTick:
         """Request a plan of new objects.
 
         Raises:
-            Overdue: the ledger, the queue or the bucket did not answer in time. If only the bucket
-                of the reports does not answer, the tick goes on.
+            Overdue: a server is late, except for that of the inventory reports.
             CafError: the queue cannot be read, and there is nothing else to plan.
         """
         result = self._result()

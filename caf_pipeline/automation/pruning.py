@@ -1,8 +1,8 @@
 """Removes events and captured output of old runs of our sources from Dagster's storage.
 
-100,000 chunks leave gigabytes of events, which slow the UI down, and Dagster does not purge them.
-Runs, partitions, materializations, checks and step failures are kept: pages and sensors need them.
-Source: `SqlEventLogStorageTable` and `SqliteEventLogStorage` of Dagster 1.13.27.
+100,000 chunks leave gigabytes of events, which slow the UI down. Runs, partitions,
+materializations, checks and step failures stay for pages and sensors. Source:
+`SqlEventLogStorageTable` and `SqliteEventLogStorage` of Dagster 1.13.27.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ from caf_pipeline.automation.launching import ENDED
 from caf_pipeline.defs.naming import SOURCE_TAG
 
 CURSOR: Final = "caf/events_pruned_until/{source}"
-"""Key in Dagster's storage for the time (ISO 8601) up to which a source's runs were pruned."""
+"""The time (ISO 8601) up to which a source is pruned."""
 
 PRUNED: Final = (
     DagsterEventType.STEP_OUTPUT,
@@ -38,10 +38,7 @@ PRUNED: Final = (
     DagsterEventType.ENGINE_EVENT,
     DagsterEventType.LOGS_CAPTURED,
 )
-"""Types of removed events; log lines, which have no type, are removed, too.
-
-Types that a later version of Dagster adds are kept.
-"""
+"""Types of removed events, beside log lines, which have none. Later Dagster's new types stay."""
 
 _RUNS_PER_PAGE: Final = 500
 _TYPES: Final = [event_type.value for event_type in PRUNED]
@@ -57,12 +54,10 @@ _BUSY_SECONDS: Final = 10
 
 
 def prune(instance: DagsterInstance, until: datetime, sources: Sequence[str]) -> tuple[int, int]:
-    """Remove events and captured output of runs of these sources that ended before `until`.
+    """Remove events and output of runs of these sources that ended before `until`.
 
-    Each call continues after the runs of the last one. It may be interrupted at any moment.
-
-    Returns:
-        The number of pruned runs, and of removed events.
+    Returns the numbers of runs and events. Each call continues after the last one's runs, and may
+    be interrupted at any moment.
     """
     runs = events = 0
     for source in sources:

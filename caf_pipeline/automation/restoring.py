@@ -1,4 +1,4 @@
-"""Restores archived objects of a source into a folder or a bucket, like `caf restore`."""
+"""Restores archived objects of a source, like `caf restore`."""
 
 import time
 from collections.abc import Mapping
@@ -32,13 +32,10 @@ from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
 
 MAX_LOGGED: Final = 20
-"""Failed objects that a run logs, and as many different ones, since each is an event in storage."""
+"""Failed objects, and as many different ones: each is an event in storage."""
 
 OBSERVE_RATIO: Final = 0.25
-"""A run is observed again when its age has grown by this ratio: some 30 times in a day.
-
-Each observation is a row in Dagster's storage.
-"""
+"""Growth of a run's age between two observations, each a row in storage: some 30 in a day."""
 
 
 class RestoreConfig(Config):
@@ -64,11 +61,7 @@ class RestoreConfig(Config):
 
 
 def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums) -> None:
-    """Restore objects, and count the outcomes in `sums`.
-
-    Raises:
-        CafError: some or all objects could not be restored.
-    """
+    """Restore objects; count the outcomes in `sums`. Raises a CafError if any was not restored."""
     ledger: Ledger = context.resources.ledger.get()
     waits = Waits(Announcer(context.log.info), context.resources.run.waiting)
     if unknown := no_source(ledger.lookup, config.source):
@@ -132,8 +125,6 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
 
 
 class _Progress:
-    """Reports progress: a log line every minute, and sometimes an observation of the locations."""
-
     def __init__(
         self, context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums
     ) -> None:
@@ -143,7 +134,6 @@ class _Progress:
         self._began_at = self._logged_at = self._observed_at = time.monotonic()
 
     def take(self, restored: RestoredObject) -> None:
-        """Count an object, and report progress if due."""
         self._sums.add(restored)
         if restored.error and self._sums.failed <= MAX_LOGGED:
             self._context.log.error(with_hint(restored.error))
@@ -161,7 +151,6 @@ class _Progress:
                 self.observe()
 
     def observe(self) -> None:
-        """Show the progress on the page of the source's locations."""
         shown = {f"restore_{name}": count for name, count in sums_metadata(self._sums).items()}
         run = MetadataValue.dagster_run(self._context.run_id)
         self._context.log_event(

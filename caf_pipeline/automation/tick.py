@@ -17,7 +17,7 @@ def ask_in_time(
 ) -> T:
     """Return the result of `question`, or raise Overdue; see `Deadline.ask`.
 
-    If the question ends after the deadline, the resources that it opened are closed.
+    A question that ends after the deadline closes its resources.
     """
     # Built in this thread: Dagster loses resources that are built in another thread.
     resources = context.resources
@@ -30,6 +30,6 @@ def ask_in_time(
 
 
 def pause_reason(ledger: Ledger) -> str:
-    """Return why ticks are skipped while an operator has paused everything; "" if not paused."""
+    """Return why ticks are skipped; "" if an operator has not paused everything."""
     reason = ledger.controls.current().paused
     return f"Paused: {reason}. `caf resume` ends it." if reason else ""

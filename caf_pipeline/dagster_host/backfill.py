@@ -1,8 +1,6 @@
 """`caf backfill`: archives chunks by one asset backfill, which Dagster's daemon executes.
 
-The command creates the backfill in one write and then only watches it. If the command is
-interrupted, the daemon goes on. Source: "Backfills" in Dagster's documentation; the UI creates the
-same `PartitionBackfill`.
+The command creates the backfill in one write, and then only watches it.
 """
 
 import secrets
@@ -43,20 +41,17 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
 
 DAEMON: Final = "BACKFILL"
-"""Name, in heartbeats, of the part of Dagster's daemon that executes backfills."""
 
 LIVE_SECONDS: Final = 120.0
-"""A daemon without a heartbeat for so long counts as dead; it sends one every 30 s."""
+"""Age of the last heartbeat after which a daemon counts as dead; it sends one every 30 s."""
 
 POLL_SECONDS: Final = 2.0
 REPORT_SECONDS: Final = 15.0
-"""Minimum seconds between two lines about the progress."""
 
 PAGE: Final = 200
-"""Chunks whose runs are read together."""
 
 LOW_PRIORITY: Final = "-1"
-"""Priority of a backfill's runs: below runs that a person starts in the UI (0)."""
+"""Below runs that a person starts in the UI (0)."""
 
 _START_HINT: Final = (
     "start `dagster-daemon run -w workspace.yaml` (or `dg dev`) with DAGSTER_HOME={home}"
@@ -68,10 +63,10 @@ class Selection:
     """Selects chunks with work to do.
 
     Attributes:
-        plan: only chunks of this plan; "" for any.
-        first: only chunks from this one on (inclusive); "" for any.
-        last: only chunks up to this one (inclusive); "" for any.
-        failed: only chunks that failed, and parked chunks.
+        plan: "" for any.
+        first: a chunk (inclusive); "" for no limit.
+        last: a chunk (inclusive); "" for no limit.
+        failed: only failed and parked chunks.
     """
 
     plan: str = ""
@@ -82,13 +77,13 @@ class Selection:
 
 @dataclass
 class SelectedChunks:
-    """The selected chunks, by what happens to them.
+    """The selected chunks.
 
     Attributes:
         chunks: to be submitted, the oldest first.
-        held: names of chunks that a run or another process works on.
-        backfills: names of chunks in unfinished backfills, by backfill.
-        parked: number of chunks that are left out because they are parked.
+        held: a run or another process works on them.
+        backfills: chunks in unfinished backfills, by backfill.
+        parked: number of chunks left out.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -107,16 +102,12 @@ def backfill_command(
 ) -> int:
     """Submit a backfill and follow it to its end; return the exit status.
 
-    If all selected chunks are in unfinished backfills already, the backfill with most of them is
-    followed.
-
-    `wanted` has the fields of a `Selection`.
+    If all selected chunks are in unfinished backfills, the backfill with most of them is followed.
+    `wanted` has the fields of a `Selection`. On Ctrl-C the backfill goes on.
 
     Raises:
         NoDaemon: no daemon would execute the backfill; nothing was submitted.
-        UsageError: the ends of the selection do not fit each other, the source or the plan.
-        NotLocated: there is no such plan or chunk.
-        KeyboardInterrupt: the command ends, but the backfill goes on.
+        UsageError, NotLocated: see `select`.
     """
     settings.source(source)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
@@ -275,7 +266,7 @@ def _print_left_out(console: Console, selected: SelectedChunks, source: str) -> 
 
 
 def new_id() -> str:
-    """Return a new id for a backfill, in the form that the UI uses."""
+    """Return a new backfill id in the UI's form."""
     return "".join(secrets.choice(string.ascii_lowercase) for _ in range(8))
 
 
@@ -287,7 +278,7 @@ def submit(  # noqa: PLR0917
     names: Sequence[str],
     backfill_id: str,
 ) -> None:
-    """Create a backfill of these chunks. Dagster's daemon submits the runs."""
+    """Create a backfill, whose runs Dagster's daemon submits."""
     register_chunks(instance, ledger, source)
     submitted = set(names)
     sizes = [
@@ -316,7 +307,7 @@ def submit(  # noqa: PLR0917
 
 
 def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Console) -> str:
-    """Print the progress of a backfill until it has ended; return its status.
+    """Print a backfill's progress until its end, and return its status.
 
     `left` is the number of its chunks that are not archived yet.
     """
@@ -359,11 +350,8 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
 def describe_progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
     """Return a line about a backfill, with its rate and the time left if known.
 
-    Args:
-        counts: numbers of runs: "well", "failed", "canceled" and "going".
-        total: number of chunks.
-        done: chunks whose run succeeded in the last `seconds`.
-        seconds: the time that the command has watched.
+    `counts` are numbers of runs: "well", "failed", "canceled" and "going". `done` chunks succeeded
+    in the last `seconds`.
     """
     well = min(counts["well"], total)
     ended = "".join(

@@ -1,7 +1,4 @@
-"""The run launcher for Celery: a run is a task, which one worker process executes as a whole.
-
-`celery_worker` is the worker. The `run_launcher` of dagster.yaml configures both.
-"""
+"""The run launcher for Celery: a run is a task, which one `celery_worker` executes as a whole."""
 
 import time
 import warnings
@@ -20,16 +17,13 @@ from caf_pipeline.dagster_host.run_launcher import CheckedRuns
 warnings.simplefilter("ignore", DuplicateTaskNameWarning)
 
 ANSWER_SECONDS: Final = 2.0
-"""How long to wait for the workers' lists of tasks. Celery always waits the full time."""
+"""Celery always waits the full time for the workers' lists."""
 
 TASKS_CACHE_SECONDS: Final = 10.0
-"""How long one answer is reused, since run monitoring checks one run after the other."""
+"""Run monitoring checks one run after the other."""
 
 LOST_SECONDS: Final = 120
-"""Default time without the run's task on any worker, after which the run counts as lost.
-
-It is longer than a restart of the broker.
-"""
+"""Default of `lost_seconds`; brokers restart faster."""
 
 CELERY_CONFIG: Final = {
     # By default a worker ends when the broker has been away for an hour.
@@ -42,13 +36,12 @@ CELERY_CONFIG: Final = {
     "worker_max_tasks_per_child": 1,
     "worker_redirect_stdouts": False,  # Dagster's compute logs have the output of steps
 }
-"""Celery settings that runs depend on."""
 
 
 class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
     """Launches runs as Celery tasks, and asks the workers for run monitoring.
 
-    Dagster's own launcher asks the result backend, where a run of a killed worker stays started for
+    Dagster's own launcher asks the result backend, where a killed worker's run stays started for
     ever, and a long run becomes unknown, which ends it.
     """
 
@@ -66,7 +59,6 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:
-        """Return Dagster's config schema with one more field."""
         return {
             **cast("Mapping[str, Any]", CeleryRunLauncher.config_type()),
             "lost_seconds": Field(
@@ -79,11 +71,11 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
         }
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the run's health: it is lost if no worker has had its task for `lost_seconds`.
+        """Return the run's health: lost if no worker has had its task for `lost_seconds`.
 
         Raises:
             kombu.exceptions.OperationalError: the broker does not answer (its client may raise its
-                own error). The state of the run is then unknown.
+                own error).
         """
         task = run.tags.get(DAGSTER_CELERY_TASK_ID_TAG)
         if not task:
@@ -108,7 +100,6 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
     def get_run_worker_debug_info(
         self, run: DagsterRun, include_container_logs: bool | None = True
     ) -> str:
-        """Return advice for a run that was not started in time."""
         return (
             f"No worker started its task {run.tags.get(DAGSTER_CELERY_TASK_ID_TAG, '')}. Check "
             "that workers run, and that together they have at least max_concurrent_runs "
@@ -118,8 +109,8 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
     def terminate(self, run_id: str) -> bool:
         """Interrupt the run like Ctrl-C, or keep it from starting.
 
-        Returns False if the run has ended or has no task. Dagster's own launcher kills the process
-        without marking the run as canceled, so that the run fails and is retried.
+        Returns False if it has ended or has no task. Dagster's own launcher kills the process
+        without marking the run as canceled, so it is retried.
         """
         run = self._instance.get_run_by_id(run_id)
         task = run.tags.get(DAGSTER_CELERY_TASK_ID_TAG) if run and not run.is_finished else None

@@ -2,8 +2,8 @@
 
     python -m caf_pipeline.dagster_host.celery_worker --concurrency 2
 
-dagster-celery's own command needs a second file with the broker's address, and writes a copy of it,
-including the password, to a folder that all users can read.
+dagster-celery's own command copies the broker's address, with its password, to a folder that all
+users can read.
 """
 
 import sys
@@ -19,11 +19,7 @@ from caf_pipeline.settings import load_settings
 
 
 def celery_app() -> Celery:
-    """Return the app that DAGSTER_HOME's dagster.yaml configures.
-
-    Raises:
-        SettingsError: dagster.yaml names another launcher.
-    """
+    """Return the app that DAGSTER_HOME's dagster.yaml configures, or raise a SettingsError."""
     home = prepare_dagster_home(load_settings())  # run processes inherit DAGSTER_HOME
     launcher = InstanceRef.from_dir(str(home)).run_launcher
     if not isinstance(launcher, CheckedCeleryRunLauncher):

@@ -1,7 +1,7 @@
 """Captures the output of steps in Dagster's files, and copies it to the terminal by a thread.
 
-Dagster's own manager starts four programs for each run instead. They would inherit the run's access
-keys and the wallet's words.
+Dagster's own manager starts four programs per run, which would inherit access keys and the wallet's
+words.
 """
 
 import os
@@ -22,7 +22,7 @@ from caf_pipeline.dagster_host.storage import storage_folder
 
 POLL_SECONDS: Final = 0.5
 END_SECONDS: Final = 5
-"""How long a run waits at its end for a terminal that accepts no output, e.g. an unread pipe."""
+"""Wait at a run's end for a terminal that accepts no output, e.g. a pipe."""
 
 
 class FollowedComputeLogs(LocalComputeLogManager):
@@ -30,19 +30,16 @@ class FollowedComputeLogs(LocalComputeLogManager):
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:
-        """Return the config schema, which is empty."""
         return {}
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> "FollowedComputeLogs":
-        """Return a manager that writes to the folder of Dagster's default manager."""
         return cls(base_dir=str(storage_folder() / "storage"), inst_data=inst_data)
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        """Write stdout and stderr to the files of a step, and copy them to the terminal."""
         out, error, complete = (
             Path(self.get_captured_local_path(log_key, ending))
             for ending in ("out", "err", "complete")

@@ -1,8 +1,7 @@
 """All names that this project uses from Dagster's private modules.
 
-Any release of Dagster may change them, so a test fails if Dagster's version differs from `READ_IN`.
-Then check each name in Dagster's source, correct the import, and set `READ_IN`. If there is a
-public name by then, use that instead.
+A test fails if Dagster's version differs from `READ_IN`. Then check each name in Dagster's source,
+prefer a public one, and set `READ_IN`.
 """
 
 from typing import Final

@@ -1,8 +1,7 @@
 """Executes a run in this process, and records it like a run that the UI launches.
 
-`JobDefinition.execute_in_process` creates its run without a code location: the UI's timeline omits
-such a run, and cannot execute it again. Source: `core_execute_in_process` and
-`execute_run_iterator` of Dagster 1.13.27.
+The UI omits a run of `JobDefinition.execute_in_process` from its timeline, and cannot execute it
+again. Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
 """
 
 import uuid
@@ -31,7 +30,6 @@ from caf_pipeline.ledger.processes import this_process
 _REPOSITORY: Final = RemoteRepositoryOrigin(
     RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME
 )
-"""Names our definitions. The UI's server knows how to load this code location."""
 
 
 def execute_here(
@@ -42,9 +40,9 @@ def execute_here(
     partition_key: str | None = None,
     on_event: Callable[[DagsterEvent], None] = lambda _: None,
 ) -> ExecuteInProcessResult:
-    """Execute one run of a job with the job's executor, calling `on_event` with each event.
+    """Execute a job's run with its executor, calling `on_event` with each event.
 
-    An error of a step fails the run and is not raised.
+    A step's error fails the run and is not raised.
     """
     run_id = str(uuid.uuid4())
     tags = {

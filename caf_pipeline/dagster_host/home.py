@@ -1,8 +1,4 @@
-"""Prepares DAGSTER_HOME, the folder with everything that Dagster stores on this machine.
-
-It has links to our dagster.yaml and workspace.yaml. `python -m caf_pipeline.dagster_host.home`
-prepares it and prints its path. Does not import Dagster, which would take seconds.
-"""
+"""Prepares DAGSTER_HOME, Dagster's folder on this machine, without a slow import of Dagster."""
 
 import os
 import sys
@@ -19,7 +15,7 @@ HOME_VARIABLE: Final = "DAGSTER_HOME"
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
-"""Where both files may be: beside the package in a checkout, inside it in a wheel."""
+"""Beside the package in a checkout, inside it in a wheel."""
 
 
 def dagster_home(settings: Settings) -> Path:
@@ -28,12 +24,9 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Create the folder, link both files, and set DAGSTER_HOME in the environment.
+    """Create the folder, link dagster.yaml and workspace.yaml, and set DAGSTER_HOME.
 
-    An operator's own file of that name is left alone; see `is_own`.
-
-    Raises:
-        SettingsError: the folder cannot be created or written.
+    Leaves an operator's own file alone. Raises a SettingsError if the folder cannot be written.
     """
     folder = dagster_home(settings)
     try:
@@ -72,7 +65,7 @@ def is_own(file: Path) -> bool:
 
 
 def main() -> int:
-    """Print the path, for `export DAGSTER_HOME=$(…)`."""
+    """Prepare DAGSTER_HOME and print its path, for `export DAGSTER_HOME=$(…)`."""
     try:
         print(prepare_dagster_home(load_settings()))
     except CafError as error:

@@ -10,10 +10,9 @@ from caf_pipeline.dagster_host.run_launcher import CheckedRuns
 class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
     """Launches runs as pods, and leaves runs of `caf run` alone.
 
-    Dagster's own launcher would find no pod for a run of `caf run`, and end it.
+    Dagster's own launcher would end a run of `caf run`, which has no pod.
     """
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the health of the run's Job."""
         answer: CheckRunHealthResult = K8sRunLauncher.check_run_worker_health(self, run)
         return answer

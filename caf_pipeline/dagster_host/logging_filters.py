@@ -1,7 +1,7 @@
-"""Filters log records of Dagster and SQLAlchemy that users of this project need not see.
+"""Filters log records of Dagster and SQLAlchemy that users need not see.
 
-Every program of Dagster loads this module, because dagster.yaml names a class of `storage`.
-Source: `dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.13.27; gRPC's
+Every program of Dagster loads this, because dagster.yaml names a class of `storage`. Source:
+`dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.13.27; gRPC's
 "GRPC_VERBOSITY"; `_finalize_fairy` of SQLAlchemy 2.1.
 """
 
@@ -19,10 +19,8 @@ _DROPPED: Final = {
     # Logged at the first start for each type of event.
     "dagster.daemon.EventLogConsumerDaemon": ("No cursor for event type ",),
 }
-"""Beginnings of messages to drop, by logger."""
 
 _POOLS: Final = ("NullPool", "QueuePool", "SingletonThreadPool")
-"""SQLAlchemy's pools that Dagster's storages use; each has its own logger."""
 
 _OUR_ERRORS: Final = "caf_pipeline.errors."
 
@@ -54,10 +52,7 @@ def _drop_interrupt(record: logging.LogRecord) -> bool:
 
 
 def add_logging_filters() -> None:
-    """Add the filters in this process. Idempotent.
-
-    Also silences gRPC's messages about forks, in child processes, too.
-    """
+    """Add the filters in this process, and silence gRPC's messages about forks. Idempotent."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for name in _DROPPED:
         logging.getLogger(name).addFilter(_drop_known)

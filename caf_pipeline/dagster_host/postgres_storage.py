@@ -1,8 +1,7 @@
 """Works around a bug in Dagster's event log on Postgres (dagster-io/dagster#33552).
 
-The first run of a pool inserts the pool's default limit. If the row exists, because another run was
-faster or the default has changed, Dagster continues in a failed transaction, and the run fails.
-Remove this module when the issue is closed. Source:
+If the row of a pool's default limit exists, Dagster continues in a failed transaction, and the run
+fails. Remove this module when the issue is closed. Source:
 `SqlEventLogStorage.initialize_concurrency_limit_to_default` of Dagster 1.13.27.
 """
 
@@ -19,7 +18,7 @@ _SET_DEFAULT: Final = text(
 
 
 def make_default_limits_idempotent(event_log: Any) -> None:  # noqa: ANN401 - a PostgresEventLogStorage, which is slow to import
-    """Let this event log set a pool's default limit repeatedly. Limits set by an operator stay."""
+    """Let this event log set a pool's default limit repeatedly. An operator's limit stays."""
     original = event_log.initialize_concurrency_limit_to_default
 
     def initialize(concurrency_key: str) -> bool:

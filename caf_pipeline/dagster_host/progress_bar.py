@@ -1,8 +1,8 @@
 """Shows the progress of `caf run`: a bar on a terminal, otherwise a line every minute.
 
-Objects and bytes count once they are packed or skipped, even if their chunk fails later, since the
-next run resumes there. The counts never decrease; the last line is exact. The rate is that of
-packing while any chunk is packed, and otherwise that of sending.
+Objects and bytes count once packed or skipped, even if their chunk fails later: the next run
+resumes there. The counts never decrease. The rate is that of packing, or of sending if no chunk is
+packed.
 """
 
 import threading
@@ -21,14 +21,14 @@ from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import LINE_SECONDS, Wait
 
 BAR_WIDTH: Final = 16
-"""Columns. The whole line fits into a terminal of 100 columns."""
+"""Columns, for a line of 100."""
 
 UPDATE_SECONDS: Final = 0.1
-"""Minimum seconds between two updates of the bar, since thousands of objects finish per second."""
+"""Minimum between updates: thousands of objects finish per second."""
 
 
 class Rate:
-    """The rate of packing or of sending, over all chunks."""
+    """The rate of packing or of sending."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,15 +37,12 @@ class Rate:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Start the clock."""
         self._since = self._clock()
 
     def end(self) -> None:
-        """Stop the clock until the next `add`."""
         self._since = None
 
     def add(self, size_bytes: int) -> None:
-        """Count bytes, and the time since the last call."""
         now = self._clock()
         if self._since is not None:
             self._seconds += now - self._since
@@ -54,16 +51,11 @@ class Rate:
 
     @property
     def per_second(self) -> float | None:
-        """Bytes per second; None if there are none yet."""
         return self._bytes / self._seconds if self._bytes and self._seconds > 0 else None
 
 
 class ChunkProgress:
-    """Shows the progress of a source's chunks while the context lasts.
-
-    Attributes:
-        waits: returns the current waits, which are printed after each line.
-    """
+    """Shows the progress of a source's chunks while the context lasts."""
 
     def __init__(
         self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS
@@ -121,10 +113,9 @@ class ChunkProgress:
             self._print(self.line())
 
     def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
-        """Add the chunks under way to the totals; other chunks are ignored.
+        """Add the chunks under way to the totals.
 
-        `located` must contain the located chunks with a part of an object that has parts in
-        `chunks`.
+        `located` must contain the located chunks that share a split object with them.
         """
         for chunk in located:
             if chunk.part:
@@ -137,24 +128,19 @@ class ChunkProgress:
         self._update()
 
     def forget(self, name: str) -> None:
-        """Remove a failed chunk whose objects are planned again.
-
-        The totals change with the next plan.
-        """
+        """Remove a failed chunk that is planned again. The totals change with the next plan."""
         if self._planned.pop(name, None):
             self._failed -= 1
         self._partial.pop(name, None)
         self._update()
 
     def begin(self, name: str) -> None:
-        """Start packing a chunk, for the first time or again."""
         self._partial[name] = 0, 0
         self._packing.add(name)
         self._reading.begin()
         self._sending.end()
 
     def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
-        """Add packed objects and bytes of a chunk; `resumed`: an earlier run packed them."""
         before = self._partial[name]
         chunk = self._planned.get(name)
         if chunk is not None and chunk.part:
@@ -164,20 +150,16 @@ class ChunkProgress:
         self._update(throttle=True)
 
     def sealed(self, name: str) -> None:
-        """Note that a chunk is packed."""
         self._packing.discard(name)
 
     def sent(self, size_bytes: int) -> None:
-        """Add sent bytes of any copy. Several threads may call this concurrently."""
+        """Thread-safe."""
         self._sent_bytes += size_bytes
         self._sending.add(size_bytes)
         self._update(throttle=True)
 
     def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
-        """Note the end of a chunk's run.
-
-        `done` is the chunk after a successful run; None if the run failed or the chunk is held.
-        """
+        """`done` is None if the run failed or the chunk is held."""
         if done is None:
             self._held += held
             self._failed += not held
@@ -201,7 +183,6 @@ class ChunkProgress:
         self._update()
 
     def line(self) -> str:
-        """Return the progress as one line."""
         if not self._planned:
             minutes = int((time.monotonic() - self._began) / 60)
             return f"{self._source}: taking an inventory and planning, for {minutes} min"
@@ -261,8 +242,5 @@ class ChunkProgress:
 
 
 def object_of(chunk: Chunk) -> tuple[str, int]:
-    """Return a key that all chunks with parts of the same object share.
-
-    The parts' chunks have consecutive numbers in their plan.
-    """
+    """Return a key that all chunks with parts of the same object share."""
     return chunk.plan, chunk.number - chunk.part

@@ -1,6 +1,6 @@
 """`caf remove`: removes a source without stored chunks from ledger, local folders and Dagster.
 
-The ledger comes first, since it decides. The later steps can be repeated after a kill.
+The ledger decides, so it comes first. The other steps can be repeated.
 """
 
 import sys
@@ -32,17 +32,15 @@ from caf_pipeline.system.quantities import counted, show_size
 def remove_command(
     source: str, *, settings: Settings, run: str, confirm: Callable[[Sequence[str]], None]
 ) -> int:
-    """Remove a source; return the exit status.
+    """Remove a source, which need not be in the settings; return the exit status.
 
-    The source need not be in the settings. `confirm` is called with a list of what is removed, and
-    must raise if the user declines. `run` names the holder of the lease on the source's plan.
+    `confirm` gets a list of the removed things, and must raise to decline. `run` holds the plan's
+    lease.
 
     Raises:
-        SettingsError: there is no such source.
-        NotLocated: the ledger never had anything of the source.
+        SettingsError, NotLocated: there never was such a source in settings or ledger.
         IllegalMove: something of the source is or may be stored.
         HeldByOther: a run works on the source.
-        StagingError: a folder or file cannot be removed.
     """
     with closing(open_ledger(settings)) as ledger:
         if not is_source_name(source):

@@ -1,7 +1,7 @@
 """Run launchers that set retry tags and check whether a run's process is alive.
 
-Dagster's default launcher has no health check: a killed run stays STARTED for ever and keeps its
-pool slots. The checks of Dagster's other launchers fail for runs of `caf run`.
+Dagster's default launcher does not check, so a killed run keeps its pool slots. Its other
+launchers' checks fail for runs of `caf run`.
 """
 
 from abc import abstractmethod
@@ -22,18 +22,17 @@ from caf_pipeline.dagster_host.dagster_private import (
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 
 ASK_SECONDS: Final = 10
-"""How long a code server may take to answer. A busy server took up to two seconds."""
+"""A busy code server took up to two seconds to answer."""
 
 
 class CheckedRuns(RunLauncher[DagsterInstance]):
-    """Mixin for each of our launchers, in front of one of Dagster's launchers."""
+    """Mixin for our launchers, in front of one of Dagster's launchers."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Set the run's tags, and launch it.
 
-        A run retry must repeat all steps, since staging may be lost with its machine. A
-        re-execution inherits all tags, so the tags that mark a run of `caf run` or a held chunk
-        are reset.
+        A retry repeats all steps, since staging may be lost with its machine. A re-execution
+        inherits the tags of `caf run` and of a held chunk, so they are reset.
         """
         run, tags = context.dagster_run, {RETRY_STRATEGY_TAG: "ALL_STEPS"}
         if run.tags.get(COMMAND_TAG):
@@ -45,11 +44,10 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """True: run monitoring may call `check_run_worker_health`."""
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the run's health, by its process on this machine or else by `ask_worker`."""
+        """Check the process on this machine, or else call `ask_worker`."""
         lives = process_lives(run)
         if lives is False:
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
@@ -63,14 +61,13 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
 
     @abstractmethod
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the run's health by asking the process or service that executes it."""
+        """Return the health as its process or service reports it."""
 
 
 class CheckedRunLauncher(CheckedRuns, DefaultRunLauncher):
     """Launches runs in processes of the code server."""
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the run's health by asking its code server."""
         client = self._get_grpc_client_for_termination(run.run_id)  # type: ignore[no-untyped-call]
         if client is None:
             # The run has finished meanwhile, or another launcher launched it.

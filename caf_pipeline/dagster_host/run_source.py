@@ -1,8 +1,6 @@
 """`caf run`: takes an inventory, plans, and archives every chunk of a source through Dagster.
 
-It executes runs of the jobs that the UI would launch, in the same storage, so the UI shows them.
-Runs are executed in this process. To archive several chunks concurrently, each worker process
-executes many runs, since starting a process takes seconds.
+It executes the UI's jobs in the same storage, so the UI shows the runs.
 """
 
 import re
@@ -63,7 +61,7 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
 
 MAX_EQUAL_ERRORS: Final = 3
-"""Chunks that fail permanently with the same error, after which no further chunk is tried."""
+"""Chunks with the same permanent error until no further chunk is tried."""
 
 _NUMBER: Final = re.compile(r"[0-9a-f]{8,}|[0-9]+")
 
@@ -79,7 +77,7 @@ def run_command(
 ) -> int:
     """Execute `run_source` and return the exit status.
 
-    With `json`, the last line on stdout is a JSON summary, even if an error ends the command.
+    The last line on stdout is a JSON summary if `json`, even after an error.
     """
     done: list[Summary] = []
     ended: dict[str, object] = {}
@@ -120,19 +118,15 @@ def run_source(
     console: Console | None = None,
     done: list[Summary] | None = None,
 ) -> list[Summary]:
-    """Archive new objects of one source, or of all.
+    """Archive new objects of one source, or of all; return a summary for each source.
 
-    `inventory` is config of `s3_inventory`, `new_archive` of `chunk_plan`. 0 `workers` means as
-    many as the chunks' sizes justify. `done` receives each source's summary when it is complete.
-
-    Returns:
-        A summary for each source, including the errors of single chunks.
+    Summaries have the errors of single chunks. `inventory` is config of `s3_inventory`,
+    `new_archive` of `chunk_plan`. 0 `workers`: as many as the chunks' sizes justify. `done`
+    receives each summary when complete. On Ctrl-C the run is marked as canceled, or as failed
+    between two steps.
 
     Raises:
-        CafError: an inventory or a plan failed, or a setting is wrong, so that every chunk would
-            fail.
-        KeyboardInterrupt: Ctrl-C. The run under way is marked as canceled, or as failed if the
-            interrupt came between two steps.
+        CafError: an inventory or a plan failed, or every chunk would fail.
     """
     names = sorted(settings.sources) if source is None else [source]
     if not names:
@@ -179,8 +173,6 @@ def run_source(
 
 
 class _Listener:
-    """Shows the progress of one worker's chunks; see `source_runs.RunListener`."""
-
     def __init__(self, progress: ChunkProgress, say: Callable[..., None]) -> None:
         self._progress = progress
         self._announcer = Announcer(say)
@@ -189,7 +181,6 @@ class _Listener:
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """The current waits."""
         return self._announcer.waits
 
     def begin(self, chunk: str) -> None:
@@ -210,8 +201,6 @@ class _Listener:
 
 
 class _Command:
-    """Archives one source."""
-
     def __init__(
         self,
         settings: Settings,
@@ -249,7 +238,6 @@ class _Command:
         self._released = False
 
     def run(self) -> Summary:
-        """Plan, archive every chunk under way, and count the objects of the inventory."""
         with self._run_context() as context:
             context.store.require_here()
         with self._progress:

@@ -33,17 +33,13 @@ from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 
 _NO_REASON: Final = "from outside the execution context"
-"""Part of Dagster's message for a run that could not be launched (`report_run_failed`, 1.13.27).
-
-An earlier event has the reason.
-"""
+"""Dagster's message (`report_run_failed`, 1.13.27) if a launch failed. An earlier event has why."""
 
 MAX_UNFINISHED: Final = 1_000
 PAGE: Final = 200
-"""Runs that are read together."""
 
 MAX_READ: Final = 20_000
-"""Runs that are searched for those of a source, which takes some seconds."""
+"""Runs searched for those of a source, in some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +47,9 @@ class ShownRun:
     """A run in the output of `caf runs`.
 
     Attributes:
-        chunk_state: the chunk's state in the ledger; "" if the ledger has no such chunk.
-        status: Dagster's status in lower case.
+        status: Dagster's, in lower case.
         since: when the run was created, started or ended, depending on its status.
-        result: why it failed, who holds its chunk, or what it waits for; otherwise "".
+        result: why it failed, who holds its chunk, or what it waits for.
     """
 
     run_id: str
@@ -68,7 +63,6 @@ class ShownRun:
     result: str
 
     def as_json(self) -> dict[str, object]:
-        """Return the run in the form of `caf runs --json`."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value or None for name, value in values.items()} | {
             "since": self.since.isoformat()
@@ -76,11 +70,7 @@ class ShownRun:
 
 
 def runs_command(source: str | None, *, settings: Settings, last: int, json: bool) -> int:
-    """Print unfinished runs and the `last` ended runs; return the exit status.
-
-    Raises:
-        SettingsError: there is no such source.
-    """
+    """Print unfinished runs and the `last` ended runs; return the exit status."""
     with closing(open_ledger(settings)) as ledger:
         if source is not None and source not in settings.sources:
             recorded = ledger.lookup.sources()
@@ -125,7 +115,7 @@ def read_runs(
 ) -> Iterator[RunRecord]:
     """Yield the latest runs with these statuses, latest first.
 
-    The source is compared here, since runs of the UI lack its tag.
+    UI runs lack the tag of the source, so it is compared here.
     """
     cursor, read = None, 0
     while limit and read < MAX_READ:

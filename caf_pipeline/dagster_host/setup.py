@@ -1,7 +1,6 @@
 """`caf setup`: prepares DAGSTER_HOME and sets the limits of the pools for this machine.
 
-It creates no tables: the first process that opens the ledger or Dagster's storage does.
-Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md has the rule.
+It creates no tables. Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md.
 """
 
 import os
@@ -33,18 +32,17 @@ from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.quantities import counted, show_size
 
 RUN_BYTES: Final = 300 << 20
-"""Memory of one run; see docs/how-to/sizing.md."""
 
 UPLOADS: Final = 4
-"""Default of concurrent uploads. More uploads would make each upload slower."""
+"""Default; more would make each slower."""
 
 CGROUP: Final = Path("/sys/fs/cgroup")
-"""Where a container has its own limits (Linux, cgroup v2). A machine has no limits there."""
+"""Limits of a container (Linux, cgroup v2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The resources of this machine or container, and the bytes that staging may use."""
+    """The resources of this machine or container, with staging's."""
 
     cores: int
     memory_bytes: int
@@ -56,8 +54,7 @@ class PoolLimit:
     """The number of steps that a pool allows concurrently.
 
     Attributes:
-        computed: the limit that fits this machine and the settings.
-        reason: what determines `computed`.
+        computed: the limit for this machine, determined by `reason`.
         change: `set`, `unchanged`, or `kept` if an operator has set another limit.
     """
 
@@ -74,9 +71,6 @@ def setup_command(
     """Prepare DAGSTER_HOME and set the limits of the pools; return the exit status.
 
     `reset` also replaces limits that an operator has set.
-
-    Raises:
-        SettingsError: the folder or Dagster's storage cannot be used.
     """
     home = dagster_home(settings)
     file = home / INSTANCE_FILE
@@ -111,7 +105,7 @@ def setup_command(
 
 
 def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
-    """Return the resources of this machine, or of this container if it is limited."""
+    """Return the resources of this machine or container."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -135,10 +129,7 @@ def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
 def computed_limits(
     machine: Machine, settings: Settings, max_runs: int
 ) -> Mapping[str, tuple[int, str]]:
-    """Return the limit of each pool, and what determines it.
-
-    `max_runs` is the number of runs that Dagster executes concurrently; 0: no limit.
-    """
+    """Return each pool's limit and its reason. `max_runs` run concurrently; 0: no limit."""
     chunk_bytes = max(
         (source.target_size for source in settings.sources.values()),
         default=SourceSettings.model_fields["target_size"].default,

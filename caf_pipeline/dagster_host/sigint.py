@@ -1,9 +1,8 @@
 """Notices Ctrl-C, SIGTERM and SIGHUP even if Dagster or Python drops the interrupt.
 
-Dagster drops an interrupt that arrives between steps when a run ends. Python drops an interrupt in
-a callback that cannot raise, e.g. of the garbage collector. The interpreter writes each signal's
-number to a descriptor, which is read here. Source: `signal.set_wakeup_fd` in Python's
-documentation; `capture_interrupts` in Dagster 1.13.27.
+Dagster drops an interrupt between steps when a run ends, and Python in a callback that cannot
+raise. The interpreter also writes each signal to a descriptor, which is read here. Source:
+`signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.27.
 """
 
 import os

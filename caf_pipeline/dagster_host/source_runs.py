@@ -40,7 +40,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Wait, Waits
 
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-"""Silences Dagster's console log, which prints tracebacks. The command prints the error."""
+"""The command prints the error instead of Dagster's traceback."""
 
 _NO_COMPUTE_LOGS: Final = {
     "compute_logs": {
@@ -48,15 +48,14 @@ _NO_COMPUTE_LOGS: Final = {
         "class": NoOpComputeLogManager.__name__,
     }
 }
-"""Capturing output would need four processes per run, and redirect the progress bar to a file."""
+"""Capturing would need four processes per run, and redirect the progress bar to a file."""
 
 
 @contextmanager
 def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME; `waits` reports a slow database.
+    """Open Dagster's instance in our DAGSTER_HOME, or raise a SettingsError.
 
-    Raises:
-        SettingsError: the folder or the storage cannot be used.
+    `waits` reports a slow database.
     """
     home = prepare_dagster_home(settings)
     with (waits or Waits()).waiting(
@@ -83,10 +82,10 @@ class RunListener(Protocol):
     """Receives the progress of a source's runs."""
 
     def begin(self, chunk: str) -> None:
-        """Packing of a chunk begins, for the first time or again. Later calls are about it."""
+        """Packing begins, for the first time or again. Later calls are about this chunk."""
 
     def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
-        """More objects and bytes are packed; `resumed`: by an earlier run."""
+        """More is packed; `resumed`: by an earlier run."""
 
     def sealed(self) -> None:
         """The chunk is packed."""
@@ -103,12 +102,11 @@ class RunListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChunkOutcome:
-    """How the run of a chunk ended: with an error, with another holder, or successfully.
+    """How the run of a chunk ended.
 
     Attributes:
-        holder: the id of the live run that holds the chunk.
-        ended: the state to which this run moved the chunk, `located` or `empty`; None if another
-            run did.
+        holder: the live run that holds the chunk.
+        ended: `located` or `empty`; None if another run moved the chunk there.
     """
 
     error: CafError | None = None
@@ -117,7 +115,7 @@ class ChunkOutcome:
 
 
 class SourceRuns:
-    """Executes runs of one source's jobs in this process, one after the other."""
+    """Executes a source's runs, one after the other."""
 
     def __init__(
         self,
@@ -153,11 +151,7 @@ class SourceRuns:
         )
 
     def archive(self, chunk: str) -> ChunkOutcome:
-        """Archive a chunk.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C; the run is marked as canceled.
-        """
+        """Archive a chunk. On Ctrl-C, the run is marked as canceled."""
 
         def on_event(event: DagsterEvent) -> None:
             step = str(event.step_key)
@@ -184,11 +178,9 @@ class SourceRuns:
         config: Mapping[str, object] | None = None,
         on_event: Callable[[DagsterEvent], None] = lambda _: None,
     ) -> ExecuteInProcessResult:
-        """Execute one run of a job.
+        """Execute one run of a job; raise a CafError if a step or a check failed.
 
-        Raises:
-            CafError: a step or a check failed.
-            KeyboardInterrupt: Ctrl-C; the run is marked as canceled.
+        On Ctrl-C, the run is marked as canceled.
         """
         job = job_name(self._source, what)
         self._errors.clear()
@@ -230,7 +222,6 @@ class SourceRuns:
         return result
 
     def holder(self, result: ExecuteInProcessResult) -> str:
-        """Return the id of the live run that held this run's lease; "" if there is none."""
         run = self._instance.get_run_by_id(result.run_id)
         return run.tags.get(HELD_TAG, "") if run else ""
 

@@ -1,8 +1,8 @@
 """Caches engines and migration scripts of Dagster's SQLite storage, which halves a small run's CPU.
 
-For the file of each run, Alembic reads all migration scripts. For each event Dagster creates an
-engine, and for each statement a connection, which checkpoints the log when it is closed.
-Source: `SqliteEventLogStorage`, `SqliteRunStorage` and `SqliteScheduleStorage` of Dagster 1.13.27.
+Dagster reads all migration scripts for each run's file, creates an engine for each event, and
+connects for each statement. Closing a connection checkpoints the log. Source:
+`SqliteEventLogStorage`, `SqliteRunStorage` and `SqliteScheduleStorage` of Dagster 1.13.27.
 """
 
 from functools import lru_cache
@@ -20,14 +20,13 @@ from caf_pipeline.dagster_host.dagster_private import (
 )
 
 ENGINES_KEPT: Final = 64
-"""A run writes to four files; the UI reads the files of all runs that it shows."""
+"""A run writes to four; the UI reads those of all shown runs."""
 
 SYNCHRONOUS = "NORMAL"
-"""SQLite's pragma. With FULL, each event would wait for the disk.
+"""FULL would wait for the disk at each event.
 
-In WAL mode a power cut may lose the last events, but damages nothing. The state of chunks is in the
-ledger, and the next start marks a killed run as failed. Source: "PRAGMA synchronous" in SQLite's
-documentation.
+In WAL mode a power cut may lose the last events, but damages nothing: the ledger has the chunks'
+state. Source: "PRAGMA synchronous" in SQLite's documentation.
 """
 
 _read_scripts = ScriptDirectory.from_config

@@ -1,7 +1,6 @@
 """Dagster's own storage: SQLite in DAGSTER_HOME, or Postgres if CAF_DAGSTER_DATABASE_URL is set.
 
-dagster.yaml cannot select between the two, since `{env: X}` fails if X is not set. It names
-`ChosenStorage`, which returns the right storage.
+dagster.yaml cannot select, since `{env: X}` fails if X is not set.
 """
 
 import contextlib
@@ -36,18 +35,13 @@ URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
 _CONNECT_SECONDS: Final = 10
 
 _DRIVER: Final = "postgresql+psycopg2://"
-"""dagster-postgres needs psycopg2, but SQLAlchemy 2.1 reads `postgresql://` as psycopg 3.
-
-With psycopg 3, NOTIFY and large statements of dagster-postgres break.
-"""
+"""SQLAlchemy 2.1's psycopg 3 breaks NOTIFY and large statements of dagster-postgres."""
 
 
 def with_driver(url: str) -> str:
-    """Return the URL with the driver that dagster-postgres needs.
+    """Return the URL with the driver that dagster-postgres needs, or raise a SettingsError.
 
-    Raises:
-        SettingsError: it is not the URL of a Postgres database. The message repeats no part of the
-            URL, which may contain a password.
+    The message does not repeat the URL, which may contain a password.
     """
     changed = _DRIVER + url.partition("://")[2]
     try:
@@ -68,12 +62,9 @@ def may_have_state(settings: Settings) -> bool:
 
 
 def require_database() -> None:
-    """Connect once to the database in the environment, if any.
+    """Connect once to the database in the environment, if any, or raise a SettingsError.
 
-    Dagster itself tries six times and ends with an error that does not name the reason.
-
-    Raises:
-        SettingsError: the database does not answer, or refuses the connection.
+    Dagster tries six times, without naming the reason.
     """
     url = os.environ.get(URL_VARIABLE)
     if not url:
@@ -98,7 +89,7 @@ def require_database() -> None:
 
 
 def storage_folder() -> Path:
-    """Return the folder of the SQLite files: DAGSTER_HOME, or its default if it is not set."""
+    """Return the folder of the SQLite files: DAGSTER_HOME or its default."""
     home = os.environ.get(HOME_VARIABLE)
     return Path(home) if home else dagster_home(load_settings())
 
@@ -108,18 +99,16 @@ sqlite_storage.cache_engines()
 
 
 class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):
-    """Never instantiated: `from_config_value` returns one of Dagster's own storages."""
+    """Never instantiated: `from_config_value` returns one of Dagster's storages."""
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:
-        """Return the config schema, which is empty: the environment decides."""
         return {}
 
     @classmethod
     def from_config_value(  # type: ignore[override]  # Dagster asks for a DagsterStorage, not for this class
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> DagsterStorage[DagsterInstance]:
-        """Return the storage that the environment selects."""
         url = os.environ.get(URL_VARIABLE)
         if not url:
             folder = storage_folder()

@@ -25,8 +25,8 @@ from caf_pipeline.settings import Settings
 def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iterator[Finding]:
     """Yield the partitions of a source without a chunk in the ledger; the remedy removes them.
 
-    If the ledger has no chunk of the source, the ledger may be lost. Partitions that are named like
-    chunks are then left alone. If Dagster never ran, no Dagster home is created.
+    A ledger without any chunk of the source may be lost. Partitions named like chunks are then left
+    alone. Creates no Dagster home.
     """
     if not may_have_state(settings):
         return

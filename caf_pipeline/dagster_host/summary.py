@@ -1,4 +1,4 @@
-"""The result of `caf run` for a source: numbers, an exit status, and a sentence."""
+"""The result of `caf run` for a source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,8 @@ TO_BE_TRIED_AGAIN: Final = 14
 WAITING: Final = 15
 DAMAGED: Final = 18
 NOTHING_LISTED: Final = 19
-"""Exit statuses if not everything is located; see `Summary.exit_status` for their order."""
 
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
-"""Skip reasons that no later run can change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class InventoryTotals:
     """How many objects of one inventory are located, claimed, or skipped in the ledger.
 
     Attributes:
-        unaccounted: objects that no plan has yet: not located, claimed or skipped.
+        unaccounted: not planned yet.
         beside: older versions and delete markers of the inventory's keys.
     """
 
@@ -42,7 +40,7 @@ class InventoryTotals:
 
     @property
     def waiting(self) -> int:
-        """Objects that wait for others, because their chunk would be too small."""
+        """Objects whose chunk would be too small."""
         return self.skipped.get(SkipReason.WAITING, 0)
 
     @property
@@ -55,12 +53,10 @@ class InventoryTotals:
 
     @property
     def only_waits(self) -> bool:
-        """Whether the source is complete except for objects that wait."""
         return bool(self.waiting) and not self.claimed and not self.again
 
     @property
     def complete(self) -> bool:
-        """Whether all objects that can be archived are located."""
         not_archivable = sum(
             count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE
         )
@@ -73,17 +69,13 @@ class Summary:
     """The result of the command for one source.
 
     Attributes:
-        archived: number of chunks that this command archived.
-        empty: number of chunks whose every object this command skipped.
-        not_tried: chunks that were not tried, because they would fail with the same error.
-        planning: the live run that plans this source; "" if this command planned it.
-        damaged: number of stored chunks with too few intact copies.
-        objects: number of objects that this command located, counting the last part of an object
-            in parts.
-        size_bytes: size of all objects and parts in the archived chunks.
+        empty: chunks whose every object this command skipped.
+        not_tried: chunks that would fail with the same error.
+        planning: another live run that plans this source.
+        damaged: stored chunks with too few intact copies.
+        objects: archived by this command. An object in parts counts with its last part.
+        size_bytes: of all objects and parts in the archived chunks.
         totals: of this command's own inventory, counted at the end.
-        waiting: objects that wait for the next plan; None if there are none.
-        ever_planned: whether any chunk of the source was ever planned.
     """
 
     source: str
@@ -104,17 +96,15 @@ class Summary:
 
     @property
     def nothing_listed(self) -> bool:
-        """Whether there is and was no object at all, so that bucket or prefix may be wrong."""
+        """Bucket or prefix may be wrong: there never was an object."""
         return self.totals is not None and not self.totals.objects and not self.ever_planned
 
     @property
     def complete(self) -> bool:
-        """Whether all objects are located and no chunk is damaged."""
         return self.all_located and not self.damaged
 
     @property
     def all_located(self) -> bool:
-        """Whether all objects of the inventory that can be archived are located."""
         return self.totals is not None and self.totals.complete and not self.nothing_listed
 
     @property
@@ -131,7 +121,6 @@ class Summary:
         return WAITING if self.totals and self.totals.only_waits else TO_BE_TRIED_AGAIN
 
     def as_json(self) -> dict[str, object]:
-        """Return the summary in the form of `caf run --json`."""
         totals = self.totals
         return {
             "source": self.source,
@@ -166,7 +155,7 @@ class Summary:
 
 
 def exit_status(summaries: Sequence[Summary]) -> int:
-    """Return the exit status of the command: the lowest of its sources that is not 0."""
+    """Return the lowest exit status that is not 0."""
     return min((summary.exit_status for summary in summaries if summary.exit_status), default=0)
 
 

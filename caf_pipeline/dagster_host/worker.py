@@ -1,8 +1,7 @@
 """A worker process that archives chunks of one source, one after the other.
 
-`workers` sends it the names of chunks through a pipe. Its own messages are tuples of a name,
-arguments and keyword arguments. The process ends with the command that started it, even if that is
-killed.
+`workers` sends it chunks' names through a pipe. It answers with tuples of a name, arguments and
+keyword arguments. It ends with its command, even if that is killed.
 """
 
 import os
@@ -21,20 +20,17 @@ READY: Final = "ready"  # the worker can begin, and can be interrupted
 BROKEN: Final = "broken"  # no chunk can be archived; the argument is the error
 ARCHIVED: Final = "archived"  # the run of a chunk ended; the arguments are those of `ChunkOutcome`
 SEALED: Final = "sealed"
-"""Names of messages. All other names are methods of `source_runs.RunListener`, as is SEALED."""
+"""All other messages, and SEALED, are methods of `source_runs.RunListener`."""
 
 SEND_SECONDS: Final = 0.1
-"""Seconds between two messages about progress, which changes thousands of times per second."""
+"""Seconds between two messages; progress changes thousands of times per second."""
 
 POLL_SECONDS: Final = 0.5
-"""Seconds between two checks whether the command that started this process still lives."""
+"""Seconds between two checks whether the command still lives."""
 
 
 class _PipeListener:
-    """Sends the progress of runs through the pipe; see `source_runs.RunListener`.
-
-    Thread-safe.
-    """
+    """Sends the progress of runs through the pipe. Thread-safe."""
 
     def __init__(self, connection: "Connection[object, object]") -> None:
         self._connection = connection
@@ -93,9 +89,7 @@ class _PipeListener:
 def main(descriptor: int, command: int) -> int:
     """Archive chunks until the pipe sends None; return the exit status.
 
-    Args:
-        descriptor: file descriptor of this end of the pipe.
-        command: process id of the command at the other end.
+    `descriptor` is this end of the pipe, `command` the process id at the other end.
     """
 
     def exit_with_command() -> None:

@@ -1,7 +1,7 @@
 """Archives several chunks of a source concurrently, in one process each.
 
-One chunk is packed while another is sent. Processes instead of threads, because packing small
-objects takes a whole core of Python, and Ctrl-C reaches only the main thread of a process.
+Threads would not do: packing small objects takes a whole core of Python, and Ctrl-C reaches only a
+process's main thread.
 """
 
 import os
@@ -23,13 +23,10 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 
 DEFAULT_WORKERS: Final = 2
-"""One chunk is packed, one is sent. Each needs room in staging."""
+"""One is packed, one is sent. Each needs room in staging."""
 
 CONCURRENT_MIN_BYTES: Final = 1 << 30
-"""Bytes of all chunks but the largest, below which one worker is as fast as two.
-
-A process takes about 2 s to start.
-"""
+"""Bytes of all chunks but the largest, below which one worker is as fast. A start takes 2 s."""
 
 
 def best_worker_count(chunks: Sequence[Chunk]) -> int:
@@ -40,8 +37,6 @@ def best_worker_count(chunks: Sequence[Chunk]) -> int:
 
 
 class _Worker:
-    """The command's end of one process. The process is idle while `chunk` is None."""
-
     def __init__(self, settings: Settings, source: str, listener: RunListener) -> None:
         self.listener = listener
         self.chunk: Chunk | None = None
@@ -67,7 +62,6 @@ class _Worker:
         self.connection.send((settings, source))
 
     def begin(self, chunk: Chunk) -> None:
-        """Start archiving a chunk."""
         self.chunk, self.is_packing = chunk, True
         with suppress(OSError):  # if the process is dead, `receive` reports it
             self.connection.send(chunk.name)
@@ -75,8 +69,7 @@ class _Worker:
     def receive(self) -> ChunkOutcome | None:
         """Handle the next message; return the outcome if the chunk's run has ended.
 
-        Raises:
-            CafError: the process can archive no chunk at all.
+        Raises a CafError if the process can archive no chunk at all.
         """
         try:
             name, arguments, named = self.connection.recv()
@@ -110,7 +103,6 @@ class _Worker:
         self.process.send_signal(signal.SIGINT if self._ready else signal.SIGKILL)
 
     def finish(self) -> None:
-        """Wait for the process to end, and ignore its messages."""
         with suppress(OSError):
             self.connection.send(None)
         with suppress(EOFError, OSError):
@@ -120,15 +112,13 @@ class _Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended."""
         return self.process.poll() is not None
 
 
 class Workers:
-    """Archives several chunks of a source concurrently; the processes live in its context.
+    """Several concurrent worker processes, which live in its context.
 
-    At most `count` - 1 chunks are packed at the same time, while another is sent. `count` is at
-    least 2. `new_listener` is called for each process.
+    `count` is at least 2. At most `count` - 1 chunks are packed while another is sent.
     """
 
     def __init__(
@@ -140,7 +130,6 @@ class Workers:
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
-        """Start the processes, without waiting until they are ready."""
         self._workers = [self._start() for _ in range(self._count)]
         return self
 
@@ -167,12 +156,8 @@ class Workers:
     ) -> Iterator[tuple[Chunk, ChunkOutcome]]:
         """Yield each chunk when its run has ended, until no chunk is waiting or under way.
 
-        If staging has no room for a chunk beside the others, it waits, and from then on only one
-        chunk is archived at a time.
-
-        Args:
-            waiting: chunks are taken from its left. If it is cleared, no further chunk begins.
-            no_room: called with the error if staging has no room.
+        If staging has no room beside other chunks, `no_room` is called, and from then on one chunk
+        is archived at a time. Clearing `waiting` keeps further chunks from starting.
         """
         while waiting or any(process.chunk for process in self._workers):
             for process in self._workers:

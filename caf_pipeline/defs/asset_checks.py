@@ -53,7 +53,7 @@ from caf_pipeline.store.jackal.storage_forecast import (
 from caf_pipeline.system.quantities import counted
 
 CheckFunction = Callable[[RunContext, str], AssetCheckResult]
-"""Takes a source's run context and a chunk's id; the id is "" if the check is of the source."""
+"""Takes a chunk's id; "" for a check of the source."""
 
 CONDITION_DESCRIPTIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
@@ -260,7 +260,7 @@ def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
-    """Return the severity for a chunk that is not proven: an error only if it is damaged."""
+    """Return the severity if a chunk is not proven: an error only if it is damaged."""
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
@@ -343,7 +343,6 @@ def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult
 def _last_known_end(
     run_context: RunContext, account: str, error: StoreUnreachable
 ) -> AssetCheckResult | None:
-    """Return an error if, by the ledger's last reading of the chain, the space expires soon."""
     last = next(
         (row for row in run_context.ledger.storage_plans.list() if row.account == account), None
     )

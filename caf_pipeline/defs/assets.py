@@ -1,7 +1,7 @@
 """The five assets of a source: inventory, plan, and three for each chunk.
 
-Inventory and plan are one run. The assets of a chunk are graphs of the ops in `ops`, with one run
-for each partition. Source: "Flow" in docs/explanation/design.md.
+Inventory and plan are one run; a chunk's assets are graphs of `ops`. Source: "Flow" in
+docs/explanation/design.md.
 """
 
 import re
@@ -47,21 +47,15 @@ from caf_pipeline.steps import inventories, planning, preview
 from caf_pipeline.system.quantities import show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
-"""Constant, because a new data version would mark every existing chunk as stale."""
+"""Constant: a new data version would mark every existing chunk as stale."""
 
 PLAN_WAIT_SECONDS: Final = 3600.0
-"""How long the plan of a whole inventory waits for another plan of the source.
-
-Planning 10⁸ objects takes some minutes.
-"""
+"""Wait for another plan. Planning 10⁸ objects takes some minutes."""
 
 DAILY_FRESHNESS: Final = FreshnessPolicy.time_window(
     warn_window=timedelta(hours=26), fail_window=timedelta(days=2)
 )
-"""For the assets of an automatic source's daily schedule; two hours are for a long listing.
-
-Chunks have no policy, since new chunks depend on new objects: docs/decisions/0024-freshness.md.
-"""
+"""Two hours are for a long listing. Chunks have no policy: docs/decisions/0024-freshness.md."""
 
 _INVALID_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -92,11 +86,7 @@ class InventoryConfig(Config):
     )
 
     def window(self) -> tuple[bytes, bytes | None]:
-        """Return the range of keys to list: start (exclusive) and end (inclusive, None: no end).
-
-        Raises:
-            UsageError: a key is not percent-encoded, or the range is empty.
-        """
+        """Return the keys to list: start (exclusive) and end (inclusive; None: no end)."""
         for name, key in (("after", self.after), ("until", self.until or "")):
             if _INVALID_ESCAPE.search(key):
                 raise UsageError(
@@ -116,7 +106,6 @@ class InventoryConfig(Config):
         return after, until
 
     def uses_report(self, settings: SourceSettings) -> bool:
-        """Return whether the inventory is taken from a report instead of a listing."""
         lists = self.list_bucket or bool(self.after) or self.until is not None
         if lists and self.report:
             raise UsageError(

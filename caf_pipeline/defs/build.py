@@ -1,4 +1,4 @@
-"""Builds all definitions from the settings, without network or database access."""
+"""Builds all definitions without network or database access."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,9 +27,9 @@ def build_defs(
     resource_overrides: Mapping[str, Any] | None = None,
     tick_seconds: float = TICK_SECONDS,
 ) -> Definitions:
-    """Return the definitions for these settings.
+    """Return the definitions, with resources overridden by key.
 
-    `resource_overrides` replace resources by key. `tick_seconds` is the deadline of sensor ticks.
+    `tick_seconds` is the deadline of a sensor's tick.
     """
     on_jackal = settings.store.kind == "jackal"
     assets, checks, archive_jobs, other_jobs, sensors, schedules = [], [], [], [], [], []

@@ -33,16 +33,13 @@ from caf_pipeline.steps.conditions import Condition, ConditionKind
 _CONDITIONS: Final = "conditions"
 
 OBSERVED_ASSET: Final = "s3_inventory"
-"""The asset whose observations show progress. It has no partitions, so its plots are over time."""
+"""Its observations show progress over time, since it has no partitions."""
 
 OBSERVE_SECONDS: Final = 3600
-"""Minimum seconds between two observations of a source.
-
-Rates cover the last hour, and the UI plots the last 100 events.
-"""
+"""Minimum between two observations. Rates cover an hour; the UI plots the last 100 events."""
 
 OBSERVATIONS_READ: Final = 20
-"""Latest observations of a source to read. If all of them are waits, the source is observed."""
+"""If all these latest observations are waits, the source is observed."""
 
 CHECKS: Final = {
     NO_CHUNK_IS_DAMAGED: (ConditionKind.DAMAGED,),
@@ -59,19 +56,18 @@ CHECKS: Final = {
     ),
     FEW_OBJECTS_ARE_SKIPPED: (ConditionKind.SKIPPED,),
 }
-"""The conditions that fail each check."""
 
 (_TARGET,) = set(get_args(get_type_hints(AssetCheckEvaluation)["target_materialization_data"])) - {
     NoneType
 }
-"""The type of a reference from a check result to a materialization.
+"""Refers from a check result to a materialization. A partition shows only results with it.
 
-Dagster (1.13.27) does not export it. A partition shows only results with such a reference.
+Dagster (1.13.27) does not export the type.
 """
 
 
 def evaluation_target(materialization: EventLogRecord) -> Any:  # noqa: ANN401 - see `_TARGET`
-    """Return a reference to the materialization that a check result refers to."""
+    """Return a reference to a materialization for a check result."""
     return _TARGET(
         storage_id=materialization.storage_id,
         run_id=materialization.run_id,
@@ -94,10 +90,9 @@ def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResul
 def report_conditions(
     instance: DagsterInstance, conditions: Mapping[str, Sequence[Condition]]
 ) -> None:
-    """Write the result of each check that changed; an unchanged result writes no event.
+    """Write the result of each check that changed, and of all checks after a new plan.
 
-    After a new plan all results are written again, because the UI ignores results for an older
-    materialization.
+    The UI ignores results for an older materialization.
     """
     assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in conditions}
     keys = {
@@ -153,10 +148,7 @@ def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
 def due_observations(
     instance: DagsterInstance, sources: Iterable[str]
 ) -> dict[str, AssetObservation | None]:
-    """Return the sources due for an observation, each with its last observation of progress.
-
-    The same asset has observations of waits, which are ignored.
-    """
+    """Return the sources due for an observation, each with its last observation of progress."""
     due: dict[str, AssetObservation | None] = {}
     now = datetime.now(UTC).timestamp()
     for source in sources:
@@ -179,7 +171,7 @@ def observe(
     copies: Mapping[tuple[str, str], int],
     last: AssetObservation | None,
 ) -> None:
-    """Write a source's progress as an observation, unless no number changed since the last."""
+    """Observe a source's progress if it changed."""
     key = AssetKey(asset_key(progress.source, OBSERVED_ASSET))
     observation = AssetObservation(
         asset_key=key, metadata=metadata.progress_metadata(progress, copies)

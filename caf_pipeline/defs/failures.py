@@ -1,7 +1,7 @@
 """Reports a step's failure to Dagster and decides how it may be retried.
 
-An op's RetryPolicy retries transient errors. Run retries are for crashes only (dagster.yaml). The
-sensor starts new runs, and counts failed runs that no outage ended. An interrupted run is never
+An op's RetryPolicy retries transient errors; run retries are for crashes only (dagster.yaml). The
+sensor starts new runs, and counts failed runs without an outage. An interrupted run is never
 retried.
 """
 
@@ -38,7 +38,7 @@ Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContex
 RETRY_TRANSIENT: Final = RetryPolicy(
     max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS
 )
-"""For every op: waits of 2, 4 and 8 seconds, after the back-off of its requests."""
+"""Waits of 2, 4 and 8 seconds, after the back-off of its requests."""
 
 OUTAGES: Final = (
     SourceUnreachable,
@@ -48,17 +48,13 @@ OUTAGES: Final = (
     PlanTooSmall,
     *HITS_EVERY_CHUNK,
 )
-"""Errors that do not depend on the chunk: a server does not answer, or space is missing.
-
-A run that ends with such an error does not count as an attempt at the chunk.
-"""
+"""Errors that do not depend on the chunk. They do not count as an attempt at it."""
 
 
 class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):
     """Ctrl-C, or a request to terminate the run.
 
-    Dagster retries an interrupted op that has a RetryPolicy, except for a DagsterError. This is
-    both a DagsterError and an interrupt, so it ends the run.
+    Dagster retries an interrupted op that has a RetryPolicy, except for a DagsterError.
     """
 
 
@@ -67,11 +63,11 @@ def attempt(
 ) -> T | None:
     """Return the result of `call`, or None if another live run holds the chunk.
 
-    In that case the run is tagged with the id of the holder. `on_error` is called with the error
-    before Dagster converts it to text.
+    The run is then tagged with the holder's id. `on_error` gets the error before Dagster converts
+    it to text.
 
     Raises:
-        Failure: `call` raised a CafError. Dagster retries it only if the error is transient.
+        Failure: `call` raised a CafError. Dagster retries it only if it is transient.
         RunInterrupted: the run was interrupted.
     """
     try:
@@ -95,7 +91,7 @@ def attempt(
 
 
 def as_failure(error: CafError) -> Failure:
-    """Return the error as a Dagster failure that shows its message and hint in the UI."""
+    """Return the error as a failure with its message and hint in the UI."""
     metadata: dict[str, str | int] = {"error": type(error).__name__, "exit_code": error.exit_code}
     if error.hint:
         metadata["hint"] = error.hint

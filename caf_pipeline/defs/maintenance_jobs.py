@@ -1,7 +1,7 @@
 """Jobs that prove and repair stored chunks, and the job that prunes events.
 
-One run handles many chunks, since starting a run takes longer than a proof. Dagster (1.13.27)
-stores a check result for any partition that an op names, even if the job is not partitioned.
+A run, slower to start than a proof, handles many chunks. Dagster (1.13.27) stores a check result
+for any partition that an op names, even in an unpartitioned job.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +66,7 @@ class RepairConfig(Config):
 
 
 def source_maintenance_jobs(source: str) -> list[JobDefinition]:
-    """Return the jobs of one source that prove and repair stored chunks."""
+    """Return the jobs of one source."""
 
     def job(
         what: JobKind,
@@ -293,7 +293,7 @@ def _names(chunks: Sequence[str]) -> str:
 
 
 def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
-    """Return the job, which keeps the events of `days` days (0: all) for all sources."""
+    """Return the job, which keeps the events of `days` days (0: all)."""
 
     @op(name="remove_old_events", out=Out(Nothing))
     def remove_old_events(context: OpExecutionContext) -> Output[None]:

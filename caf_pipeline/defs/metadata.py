@@ -1,4 +1,4 @@
-"""Metadata for the pages of assets: numbers and small tables, never an entry for each object."""
+"""Metadata for the pages of assets: numbers and small tables, never an entry per object."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,10 +36,10 @@ MAX_ROWS: Final = 20
 MIB: Final = 1 << 20
 
 _ADDRESS_END: Final = 10
-"""Characters shown of each end of a provider's address. All addresses share the first four."""
+"""All addresses share the first four characters."""
 
 WARNING: Final = "warning"
-"""Name of the warning about an inventory or a plan, which `caf run` shows, too."""
+"""`caf run` shows it, too."""
 
 _HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -60,13 +60,13 @@ _LOCATION_COLUMNS: Final = {
     "s3_checksum": "text",
     "header_set": "bytea",
 }
-"""Columns of the table `file_locations`, with Postgres types."""
+"""Types are those of Postgres."""
 
 _NULLABLE: Final = {"crc64nvme", "s3_checksum", "header_set"}
 
 
 def file_definition(schema: pa.Schema) -> Metadata:
-    """Return the columns of a Parquet file, for an asset's definition."""
+    """Return the columns of a Parquet file."""
     return {
         "dagster/column_schema": _columns(
             (field.name, str(field.type), field.nullable) for field in schema
@@ -75,7 +75,7 @@ def file_definition(schema: pa.Schema) -> Metadata:
 
 
 def locations_definition() -> Metadata:
-    """Return the name and the columns of the table of locations, for an asset's definition."""
+    """Return the name and the columns of the table of locations."""
     columns = _columns((name, type, name in _NULLABLE) for name, type in _LOCATION_COLUMNS.items())
     return {"dagster/table_name": "public.file_locations", "dagster/column_schema": columns}
 
@@ -105,43 +105,42 @@ def _uri(path: Path) -> str:
 
 
 SNAPSHOT: Final = "snapshot"
-"""Name of the entry with the inventory that the numbers refer to."""
 
 REPORT: Final = "inventory_report"
 REPORT_AGE: Final = "inventory_report_age"
-"""Names of the entries with an inventory report's address and age, which `caf run` shows, too."""
+"""`caf run` shows them, too."""
 
 OF_PROGRESS: Final = "archived_objects"
-"""Name of an entry that observations of progress have, and no other observation."""
+"""Only observations of progress have this entry."""
 
 SKIPPED: Final = "skipped_"
-"""Prefix of the counts of skipped objects; the reason follows."""
+"""The reason follows."""
 
 LEFT_OUT: Final = "left_out_by_"
-"""Prefix of the counts of objects that filters leave out; the filter follows."""
+"""The filter follows."""
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
-    """Return a table with the first `MAX_ROWS` rows; column types are "string" and "int"."""
+    """Return a table of at most `MAX_ROWS` rows; column types are "string" and "int"."""
     schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
     records = [TableRecord(dict(zip(columns, row, strict=True))) for row in rows[:MAX_ROWS]]
     return MetadataValue.table(records, schema=schema)
 
 
 def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
-    """Return one count for each skip reason that occurred."""
+    """Return one count for each skip reason."""
     return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
 def left_out(numbers: Mapping[str, int]) -> Metadata:
-    """Return one count for each filter that leaves objects out."""
+    """Return one count for each filter."""
     return {f"{LEFT_OUT}{name}": count for name, count in numbers.items()}
 
 
 def snapshot_metadata(
     snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None
 ) -> Metadata:
-    """Return the metadata of an inventory and of its inventory report, if any."""
+    """Return the metadata of an inventory and of its report, if any."""
     report_metadata: Metadata = {}
     if taken:
         report, counts = taken.report, taken.counts
@@ -178,14 +177,11 @@ VERSIONS: Final = "versions"
 OLDER_VERSIONS: Final = "older_versions"
 DELETE_MARKERS: Final = "delete_markers"
 DELETED_KEYS: Final = "deleted_keys"
-"""Names of an inventory's entries about versions, which `caf run` shows, too."""
+"""`caf run` shows them, too."""
 
 
 def versions_beside(snapshot: Snapshot) -> Metadata:
-    """Return which versions an inventory covers, and how many noncurrent entries its keys have.
-
-    Older versions count as objects only in an inventory of all versions.
-    """
+    """Return the versions that an inventory covers, and its keys' noncurrent entries."""
     beside = snapshot.beside
     return {
         VERSIONS: "all" if snapshot.all_versions else "current",
@@ -198,9 +194,9 @@ def versions_beside(snapshot: Snapshot) -> Metadata:
 def plan_metadata(
     report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate
 ) -> Metadata:
-    """Return the metadata of a plan.
+    """Return the metadata of a plan, which added `registered` partitions.
 
-    `registered` partitions were added for it. The store charges for `copies` of each chunk.
+    The store charges for `copies` of each chunk.
     """
     chunks = report.chunks
     charged = copies * sum(chunk.expected_size_bytes for chunk in chunks)
@@ -309,7 +305,7 @@ def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
 
 
 def histogram_metadata(sizes: Sequence[SizeStep]) -> MetadataValue:
-    """Return a histogram in the form that Dagster's UI (1.13.27) renders.
+    """Return a histogram that Dagster's UI (1.13.27) renders.
 
     It must be a Markdown image, not HTML, with fewer than 1,000 characters.
     """
@@ -338,8 +334,7 @@ def accounting_metadata(account: Accounting) -> Metadata:
 def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str], int]) -> Metadata:
     """Return a source's progress as numbers that the UI plots over time.
 
-    Pending objects are planned but not archived; they include those of parked chunks. The rate
-    covers at most the last hour. `copies` is a result of `copy_counts`.
+    Pending objects include those of parked chunks. The rate covers at most the last hour.
     """
     archived, pending = progress.sums(IN_GOOD_STANDING), progress.sums(CLAIMING)
     oldest = (
@@ -362,10 +357,7 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
 
 
 def seal_metadata(report: SealReport) -> Metadata:
-    """Return the metadata of a packed chunk.
-
-    There is no URI, since the file is removed from staging when the chunk is located.
-    """
+    """Return the metadata of a packed chunk, without a URI, since staging is temporary."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
@@ -396,7 +388,7 @@ def chunk_metadata(chunk: Chunk) -> Metadata:
 
 
 def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
-    """Return the metadata of a located chunk, with its own and its source's row counts."""
+    """Return a located chunk's metadata, with row counts of it and of its source."""
     return {
         **chunk_metadata(chunk),
         "dagster/partition_row_count": chunk.member_count,
@@ -427,10 +419,9 @@ def verify_metadata(report: VerifyReport) -> Metadata:
 
 
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
-    """Return a table of the providers that have a chunk, and a list of their full addresses.
+    """Return a table of a chunk's providers, and a list of their full addresses.
 
-    The table shortens addresses of some 45 characters to fit its page. `columns` adds columns, each
-    as its type and its values in the order of `copies`.
+    `columns` adds columns: type, and values in the order of `copies`.
     """
     names = {"provider": "string", "last_proven_height": "int"} | {
         name: type for name, (type, _) in columns.items()
@@ -454,12 +445,12 @@ def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]
 
 
 def shorten_hashes(text: str) -> str:
-    """Return a text with its SHA-256s and Merkle roots cut short: the UI does not wrap them."""
+    """Cut SHA-256s and Merkle roots in a text short: the UI does not wrap them."""
     return _HASH.sub(lambda match: f"{match[0][:8]}…", text)
 
 
 def proof_metadata(report: ProofReport) -> Metadata:
-    """Return the metadata of a proof of a stored chunk."""
+    """Return the metadata of a proof."""
     faults = [shorten_hashes(check.fault) or "none" for check in report.checks]
     verified = ["yes" if check.copy.verified else "not known" for check in report.checks]
     return {
@@ -489,7 +480,7 @@ def repair_metadata(report: RepairReport) -> Metadata:
 def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_bytes: int) -> Metadata:
     """Return how much of the bought space is left, and for how long.
 
-    `waiting_bytes` is the size of all copies of chunks that are planned and not posted yet.
+    `waiting_bytes` are of all copies of planned chunks that are not posted yet.
     """
     shown: Metadata = {
         **sizes(

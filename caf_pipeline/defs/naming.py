@@ -1,7 +1,7 @@
 """Names of a source's definitions in Dagster, and our run tags.
 
-Dagster allows only letters, digits and `_` in names of groups, jobs, ops, sensors and schedules, so
-`-` becomes `_` there. Asset keys and partition names keep the source's name.
+Dagster allows only letters, digits and `_` in names of groups, jobs, ops, sensors and schedules.
+Asset keys and partition names keep a source's `-`.
 """
 
 from typing import Final, Literal
@@ -10,26 +10,19 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 LOCATION_NAME: Final = "caf-pipeline"
-"""The code location's name, as in workspace.yaml.
-
-Dagster stores it with each run, and lists a run under its job only while the name is the same.
-"""
+"""Must equal workspace.yaml's. Dagster lists a job's runs only while it stays the same."""
 
 REPOSITORY_NAME: Final = "__repository__"
-"""Dagster's name for the definitions of a code location without a named repository."""
 
 PARTITION_TAG: Final = "dagster/partition"
 BACKFILL_TAG: Final = "dagster/backfill"
 PRIORITY_TAG: Final = "dagster/priority"
 BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
-"""Tags of runs that are not part of a backfill.
-
-Dagster's queue starts the highest priority first. The runs of a backfill, up to 100,000, have 0.
-"""
+"""Priority over the up to 100,000 runs of a backfill, which have 0."""
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 WILL_RETRY_TAG: Final = "dagster/will_retry"
-"""Dagster sets it to "true" on a failed run that it will retry."""
+"""Value "true" on a failed run that Dagster will retry."""
 
 SOURCE_TAG: Final = "caf/source"
 HELD_TAG: Final = "caf/held_by"
@@ -49,12 +42,11 @@ S3_POOL: Final = "s3"
 UPLOAD_POOL: Final = "jackal_uploads"
 
 ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "stored_chunk", "file_locations")
-"""A source's assets in flow order; the last three have a partition for each chunk."""
+"""In flow order; the last three have partitions."""
 
 LEDGER: Final = "ledger"
 STORE: Final = "store"
 RUN: Final = "run"
-"""Keys of the resources of every step. `s3_key` returns the key of a source's S3."""
 
 JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
 
@@ -63,7 +55,7 @@ ALERT_SENSOR: Final = "watch_sources"
 PRUNE_JOB: Final = "prune_events"
 
 CHECKED_ASSET: Final = "chunk_plan"
-"""The asset that shows the conditions of its source as checks. It has no partitions."""
+"""Shows its source's conditions as checks, without partitions."""
 
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
 SOURCE_IS_COMPLETE: Final = "source_is_complete"
@@ -96,11 +88,7 @@ def partitions_name(source: str) -> str:
 
 
 def source_of(chunk: str) -> str:
-    """Return the source in a chunk's id.
-
-    Raises:
-        UsageError: `chunk` is not a chunk id.
-    """
+    """Return the source in a chunk's id. Raises a UsageError if the id is invalid."""
     chunk_id = ChunkId.parse(chunk)
     if chunk_id is None:
         raise UsageError(
@@ -111,23 +99,20 @@ def source_of(chunk: str) -> str:
 
 
 def job_name(source: str, what: JobKind) -> str:
-    """Return a job's name; `jobs` and `maintenance_jobs` define the jobs."""
+    """Return the name of a job."""
     return f"{what}_{identifier(source)}"
 
 
 def new_objects_name(source: str) -> str:
-    """Return the name of the sensor that watches the source for new objects."""
+    """Return the name of the sensor for new objects."""
     return f"new_objects_{identifier(source)}"
 
 
 def reconcile_name(source: str) -> str:
-    """Return the name of the schedule that plans a whole inventory of the source."""
+    """Return the name of the schedule of whole plans."""
     return f"reconcile_{identifier(source)}_daily"
 
 
 def op_name(source: str, what: str) -> str:
-    """Return the name of an op, which is also the key of its config.
-
-    The op of an asset is named after the asset.
-    """
+    """Return an op's name, also the key of its config; an asset's op has the asset's name."""
     return f"{identifier(source)}__{what}"

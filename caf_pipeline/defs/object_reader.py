@@ -1,4 +1,4 @@
-"""A resource for other Dagster projects, whose assets read archived objects with it."""
+"""A resource with which other Dagster projects read archived objects."""
 
 import io
 import os
@@ -33,11 +33,7 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
 
     @property
     def archive(self) -> Archive:
-        """The open archive, with all its methods.
-
-        Raises:
-            SettingsError, LedgerUnreachable, LedgerError: it cannot be opened.
-        """
+        """The open archive. Raises SettingsError, LedgerUnreachable or LedgerError."""
         pid = os.getpid()
         with self._locks.setdefault(pid, threading.Lock()):
             if pid not in self._archives:
@@ -47,14 +43,13 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
             return self._archives[pid]
 
     def read(self, source: str, key: str, version: str | None = None) -> bytes:
-        """Return an object's bytes, verified by SHA-256; see `Archive.read`."""
+        """Return an object's bytes, verified by SHA-256."""
         return self.archive.read(source, key, version)
 
     def open(self, source: str, key: str, version: str | None = None) -> io.BufferedReader:
-        """Return an object as a seekable binary file; see `Archive.open`."""
+        """Return an object as a seekable binary file."""
         return self.archive.open(source, key, version)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Close the archive."""
         if opened := self._archives.pop(os.getpid(), None):
             opened.close()

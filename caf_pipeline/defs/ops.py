@@ -1,8 +1,7 @@
 """The ops of a chunk's run, in flow order.
 
-Each op calls one step and is idempotent: the ledger holds the chunk's state. No value passes
-between ops. If another live run holds the chunk, an op yields no output: Dagster skips the later
-ops and the run succeeds. All ops but `pack_chunk` serve every source.
+Each is idempotent: the ledger holds the chunk's state. If another live run holds the chunk, an op
+yields no output: Dagster skips the later ops and the run succeeds.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, planning
 
 PACK: Final = "pack_chunk"
-"""The name, in the runs of all sources, of the step that reads S3."""
 
 
 def _step(
@@ -78,7 +76,7 @@ load_batch = _step(
 
 
 def pack_chunk(source: str) -> Any:  # noqa: ANN401 - Dagster exports no type for the result of `alias`
-    """Return the op that reads the source's bucket, with the source's own S3 resource."""
+    """Return the op that reads the bucket with the source's own S3 resource."""
     return _step(
         op_name(source, "pack_chunk"),
         "Read the objects from S3 into one CAF file in staging.",

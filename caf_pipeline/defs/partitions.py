@@ -8,7 +8,7 @@ from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.ledger.ledger import Ledger
 
 KEYS_A_CALL: Final = 5_000
-"""Keys per call. Each takes two parameters of a statement, and SQLite allows 32,766."""
+"""Each takes two parameters of a statement, and SQLite allows 32,766."""
 
 
 def chunk_partitions(source: str) -> DynamicPartitionsDefinition:
@@ -17,7 +17,7 @@ def chunk_partitions(source: str) -> DynamicPartitionsDefinition:
 
 
 def register_chunks(instance: DagsterInstance, ledger: Ledger, source: str) -> int:
-    """Add the missing partitions of a source's chunks; return how many were added. Idempotent.
+    """Add a source's missing partitions; return how many were added. Idempotent.
 
     Adopted files get no partition: no run packs or uploads them.
     """

@@ -1,6 +1,6 @@
 """Resources build the ledger, the store and the run context when a step first needs them.
 
-Definitions require resources by key, not by parameter, since the key of a source's S3 is computed.
+Definitions require them by key, since the key of a source's S3 is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ from caf_pipeline.waits import Listener, Wait, Waits
 T = TypeVar("T")
 
 EVERY_STEP: Final = {LEDGER, STORE, RUN}
-"""Keys that every step requires. Steps that list or read the bucket add `s3_key(source)`."""
+"""Steps that list or read the bucket add `s3_key(source)`."""
 
 
 def ignore(*_: object) -> None:
@@ -49,11 +49,7 @@ class LedgerResource(ConfigurableResource[Ledger]):
     _ledger: Ledger | None = PrivateAttr(default=None)
 
     def get(self) -> Ledger:
-        """Return the open ledger.
-
-        Raises:
-            LedgerUnreachable: the database does not answer.
-        """
+        """Return the open ledger, or raise LedgerUnreachable."""
         if self._ledger is None:
             self._ledger = open_ledger(self.settings)
         return self._ledger
@@ -64,7 +60,6 @@ class LedgerResource(ConfigurableResource[Ledger]):
             self._ledger.close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Close the ledger's connections."""
         self.close()
 
 
@@ -74,7 +69,6 @@ class SharedLedger(LedgerResource):
     shared: ResourceDependency[Ledger]
 
     def get(self) -> Ledger:
-        """Return the shared ledger."""
         return self.shared
 
 
@@ -85,17 +79,14 @@ class StoreResource(ConfigurableResource[ChunkStore]):
     _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
 
     def open(self, ledger: Ledger, holder: Holder, waits: Waits) -> ChunkStore:
-        """Open the store; see `run_wiring.open_store`."""
         self._opened.append(run_wiring.open_store(self.settings, ledger, holder, waits))
         return self._opened[-1]
 
     def close(self) -> None:
-        """Close all opened stores."""
         while self._opened:
             self._opened.pop().close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Close all opened stores."""
         self.close()
 
 
@@ -122,7 +113,7 @@ class RunResource(ConfigurableResource["RunResource"]):
     def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
         """Return the run context of a source, opening it on the first call.
 
-        It can read the bucket only if the step or sensor requires the source's S3.
+        It can read the bucket only if the step requires the source's S3.
         """
         if isinstance(context, SensorEvaluationContext):
             run = f"sensor {context.sensor_name}"
@@ -171,16 +162,13 @@ class RunResource(ConfigurableResource["RunResource"]):
 
 
 def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
-    """Return the result of a step, or None if another live run holds the chunk.
-
-    Errors are raised as in `failures.attempt`.
-    """
+    """Return a step's result like `failures.attempt`."""
     run: RunResource = context.resources.run
     return attempt(context, lambda: step(run.open(context, source)), run.on_error)
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:
-    """Return the resources by key: the ledger, the store, the run, and each source's S3."""
+    """Return the resources by key."""
     return {
         LEDGER: LedgerResource(settings=settings),
         STORE: StoreResource(settings=settings),

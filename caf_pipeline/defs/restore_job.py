@@ -1,4 +1,4 @@
-"""The job that restores archived objects of any source, like `caf restore`."""
+"""The job that restores archived objects of any source."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ RESTORE_JOB: Final = "restore"
 
 
 def restore_job() -> JobDefinition:
-    """Return the job, which serves all sources."""
+    """Return the job."""
     return GraphDefinition(name=RESTORE_JOB, node_defs=[restore_archived]).to_job(
         tags=BEFORE_BACKFILLS,
         description="Write archived objects of a source into a folder or a bucket. Set `source` "
@@ -42,7 +42,7 @@ def restore_job() -> JobDefinition:
     required_resource_keys={LEDGER, STORE, RUN},
 )
 def restore_archived(context: OpExecutionContext, config: RestoreConfig) -> Output[None]:
-    """Restore objects. The counts are shown even if the run fails."""
+    """The counts are shown even if the run fails."""
     context.instance.add_run_tags(
         context.run_id, {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))}
     )

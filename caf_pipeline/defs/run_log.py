@@ -18,7 +18,7 @@ from caf_pipeline.defs.naming import ASSETS, PARTITION_TAG, asset_key
 from caf_pipeline.waits import Announcer, Wait
 
 OBSERVED_SECONDS: Final = 5.0
-"""A wait that lasts so long is observed on the asset when it is noticed and when it ends."""
+"""Longer waits are observed on the asset when noticed and when they end."""
 
 MAX_OBSERVED_WAITS: Final = 20
 """Per run, so that an unstable server does not fill the asset's page."""
@@ -39,11 +39,9 @@ class RunLog:
         self._observations_left = MAX_OBSERVED_WAITS
 
     def follow(self, context: Context) -> None:
-        """Write to the log of this step from now on."""
         self._context = context
 
     def __call__(self, waits: Sequence[Wait]) -> None:
-        """Report the current waits."""
         try:
             self._announcer(waits)
             for wait in [wait for wait in self._observed if wait not in waits]:

@@ -1,7 +1,7 @@
 """Schedules: daily plans and audits, and hourly checks of stored chunks and bought space.
 
-The daily plan of a whole inventory finds objects that the sensors missed, e.g. while the daemon was
-down. It is on by default only if the source is automatic.
+The daily plan finds objects that the sensors missed. It is on by default only if the source is
+automatic.
 """
 
 import zlib
@@ -101,7 +101,7 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
 
 
 def prune_schedule(days: int) -> ScheduleDefinition:
-    """Return the daily schedule that prunes events; it is off if all events are kept."""
+    """Return the daily schedule that prunes events; off if all are kept."""
     return ScheduleDefinition(
         name=f"{PRUNE_JOB}_daily",
         job_name=PRUNE_JOB,

@@ -1,8 +1,7 @@
 """Sensors: plan new objects, launch chunks, send alerts.
 
-No sensor sets a `run_key`, which would deduplicate for ever: each tick checks the bucket and the
-ledger for work. A lost cursor loses nothing. Requests to servers have a deadline, because Dagster's
-daemon ends a tick after 60 s without reporting what it waited for.
+A `run_key` would deduplicate for ever. A lost cursor loses nothing. Requests have a deadline,
+because Dagster's daemon ends a tick after 60 s without reporting what it waited for.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,19 +37,16 @@ from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
 LAUNCH_SECONDS: Final = 30
-"""Seconds between two ticks: Dagster's own default. A tick takes a few queries."""
+"""Dagster's own default. A tick takes a few queries."""
 
 NEW_OBJECTS_SECONDS: Final = 30
-"""Maximum seconds between two ticks. Each lists a few pages of a bucket that may have many."""
+"""Maximum; a tick lists a few of a bucket's many pages."""
 
 ALERT_SECONDS: Final = 300
-"""Seconds between two ticks. Each reads the rows of all chunks, and problems last for hours."""
+"""Each tick reads the rows of all chunks, and problems last for hours."""
 
 TICK_SECONDS: Final = 15.0
-"""Deadline for all requests to chain, providers, S3 and ledger in one tick.
-
-A tick takes less than 20 s, including its requests to Dagster.
-"""
+"""Deadline for a tick's requests to servers. The whole tick takes less than 20 s."""
 
 
 def _result(decide: Callable[[], TickResult], afterwards: str) -> TickResult:
@@ -115,7 +111,7 @@ def _new_objects_description(settings: SourceSettings) -> str:
 def launching_sensor(
     settings: Settings, jobs: Iterable[Any], tick_seconds: float = TICK_SECONDS
 ) -> SensorDefinition:
-    """Return the sensor that launches chunks of all sources; `jobs` are the sources' jobs."""
+    """Return the sensor that launches chunks of all sources."""
     launched = {
         job_name(source, what) for source in settings.sources for what in ("archive", "audit")
     }
@@ -147,7 +143,7 @@ def launching_sensor(
 
 
 def alert_sensor(settings: Settings, tick_seconds: float = TICK_SECONDS) -> SensorDefinition:
-    """Return the sensor that alerts operators and records the progress of all sources."""
+    """Return the sensor that alerts operators and records progress."""
 
     @sensor(
         name=ALERT_SENSOR,

@@ -1,4 +1,4 @@
-"""The S3 resource of one source: its fields configure the client that reads the bucket."""
+"""The S3 resource of one source, with its client's settings as fields."""
 
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -34,8 +34,8 @@ class S3SourceResource(S3Resource):
     def of(cls, source: SourceSettings) -> Self:
         """Return the resource of a source, as an instance of a generated class.
 
-        The settings are defaults of the class. If they were values of an instance, Dagster would
-        drop all of them when a launch sets any field.
+        The settings are the class's defaults: a launch that sets any field drops an instance's
+        values.
         """
         values: dict[str, Any] = {
             "endpoint_url": source.endpoint_url or None,
