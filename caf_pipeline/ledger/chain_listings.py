@@ -111,9 +111,9 @@ class ChainListings(LedgerPart):
             self._execute(_SUSPECT, began=began, ids=ids[first : first + _MARKED])
 
     def end(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
-        """End a pass. The next is due `again_in` seconds after it began.
+        """The next pass is due `again_in` seconds after this one began.
 
-        After a whole pass, chunks that it did not suspect are no longer suspected.
+        After a whole pass, only chunks that it suspected remain suspected.
         """
         with self._engine.begin() as connection:
             if whole:
@@ -122,10 +122,10 @@ class ChainListings(LedgerPart):
             connection.execute(_END_WHOLE if whole else _END, values)
 
     def whole(self) -> Mapping[str, datetime]:
-        """Return when the last whole pass through each store began, if there was one."""
+        """Return when the last whole pass of each store began."""
         return {row.store: row.whole_at for row in self._rows(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
-        """Return when the last whole pass began (None: never), and the suspected chunks' number."""
+        """Return when the last whole pass began, and the suspected chunks' number."""
         (row,) = self._rows(_SUSPICIONS, store=store, source=source)
         return row.whole_at, row.suspected

@@ -1,6 +1,6 @@
 """Transactions on the ledger's database, through SQLAlchemy's engine and pool.
 
-Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in the SQLAlchemy 2.0
+Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in SQLAlchemy 2.0's
 documentation.
 """
 
@@ -37,8 +37,7 @@ POOL_SECONDS: Final = 30  # for a free connection
 STILL_SECONDS: Final = 30  # as long as a lease
 """Seconds, as long as a lease, after which the server ends an idle transaction.
 
-A COPY in progress does not count as idle: its locks last until the process goes on or its machine
-is gone.
+A COPY in progress does not count: its locks last until it goes on or its machine is gone.
 """
 
 # One round trip. The settings last for this transaction only, since a pooler shares sessions.
@@ -51,7 +50,7 @@ _engines: Final = weakref.WeakSet["LedgerEngine"]()
 
 
 class LedgerEngine:
-    """Transactions on one database. Safe in threads. A forked process opens its own connections."""
+    """Transactions on one database. Safe in threads and after a fork."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -73,10 +72,7 @@ class LedgerEngine:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Commit at the end of the context, or roll back on any exception.
-
-        LedgerUnreachable during a commit leaves open whether the commit succeeded.
-        """
+        """LedgerUnreachable during a commit leaves open whether the commit succeeded."""
         with self._translated(), self._engine.begin() as connection:
             try:
                 yield connection
@@ -102,12 +98,11 @@ class LedgerEngine:
             ) from error
 
     def bring_up(self, waits: Waits) -> None:
-        """Create missing tables: see `Database.bring_up`."""
         with self._translated(), self._engine.connect() as connection:
             self.database.bring_up(driver_connection(connection), waits)
 
     def close(self) -> None:
-        """Close the idle connections. A later transaction opens new ones."""
+        """A later transaction opens new connections."""
         self._engine.dispose()
 
     def after_fork(self) -> None:
@@ -168,7 +163,7 @@ class LedgerPart:
             return execute(connection, statement, values).all()
 
     def _scalar(self, statement: Executable | str, **values: object) -> Any:  # noqa: ANN401
-        """Return the first column of one row; None without a row."""
+        """Return the first column of one row, if any."""
         with self._engine.begin() as connection:
             return execute(connection, statement, values).scalar_one_or_none()
 
@@ -180,7 +175,6 @@ class LedgerPart:
     def _of_source(
         self, source: str, *, lock: Lock | None = None
     ) -> Iterator[tuple[Connection, int]]:
-        """Begin a transaction and yield it with the source's id."""
         with self._engine.begin() as connection:
             yield connection, source_id_of(connection, source, lock=lock)
 

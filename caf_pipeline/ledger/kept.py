@@ -2,11 +2,9 @@
 
     <sha256>.parquet    locations of some chunks, sorted by key; the footer names the chunks
 
-At each plan the database describes the chunks in good standing, whose rows never change. Rows of a
-chunk that it describes otherwise, or of a missing or damaged file, are exported again. The files
-may be removed at any time.
-
-A new file takes over files that are not much larger, so that few remain.
+The rows of a chunk in good standing never change. Rows of a chunk that the database now describes
+otherwise, or of a missing or damaged file, are exported again. The files may be removed at any
+time.
 """
 
 import contextlib
@@ -33,9 +31,9 @@ KEPT_SCHEMA: Final = STANDING_SCHEMA.append(pa.field("caf_file_id", pa.int64(), 
 
 _CHUNKS: Final = "caf.chunks"
 _TAKEN_OVER: Final = 2
-"""A new file takes over files with up to this many times its rows.
+"""A new file takes over files with up to this many times its rows, so that few remain.
 
-A row is then written again about log₂(all rows) times.
+A row is then written about log₂(all rows) times.
 """
 
 Chunks = Mapping[int, tuple[str, int]]
@@ -50,7 +48,7 @@ class _File:
 
 
 class KeptLocations:
-    """The files of one source in a folder. One process at a time has them: see `open_kept`."""
+    """The files of one source, for one process at a time: see `open_kept`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -78,7 +76,7 @@ class KeptLocations:
         return list(missing)
 
     def add(self, exported: Path, added: Sequence[int], chunks: Chunks) -> None:
-        """Keep the exported rows of the `added` chunks, and drop rows that no longer count."""
+        """Keep the exported rows of the `added` chunks; drop rows that no longer count."""
         total = sum(chunks[chunk][1] for chunk in added)
         old = []
         for file in self._files:
@@ -133,7 +131,7 @@ class KeptLocations:
         return count
 
     def link_into(self, folder: Path) -> None:
-        """Link the files into a folder. The links stay after the files are replaced."""
+        """The links stay after the files are replaced."""
         for file in self._files:
             link = folder / file.path.name
             try:
@@ -168,7 +166,7 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
 
 
 def _intact(path: Path) -> _File | None:
-    """Return a file if it is intact; None for anything else, e.g. another version's file."""
+    """Return None for anything else, e.g. another version's file."""
     try:
         if path.suffix != ".parquet" or _sha256(path) != path.stem:
             return None

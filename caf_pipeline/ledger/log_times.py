@@ -1,7 +1,4 @@
-"""First and last times of archived logs.
-
-A chunk's seal writes them. A search fetches only objects whose times match.
-"""
+"""First and last times of archived logs. A search fetches only objects whose times match."""
 
 from collections.abc import Collection
 from typing import Final

@@ -1,8 +1,8 @@
-"""Guarded moves of a chunk and its copy, by state and epoch.
+"""Guarded moves of a chunk and its copy, by state and epoch, in the caller's transaction.
 
-All functions run in the caller's transaction. A move locks the chunk's row and compares the epoch
-before it reads the states: a statement that waits for a lock reads copies from before the wait.
-Source: "Promises" in docs/explanation/design.md.
+A move locks the chunk's row and compares the epoch before it reads the states: a statement that
+waits for a lock reads copies from before the wait. Source: "Promises" in
+docs/explanation/design.md.
 """
 
 import json
@@ -59,8 +59,7 @@ def move_row(
 ) -> Row[Any]:
     """Make a guarded move and return the chunk's ids and sizes after it.
 
-    `changes` and `copy_changes` hold values for other columns of the chunk and of its copy. A seal
-    inserts the copy itself.
+    The changes set other columns. A seal inserts the copy itself.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
@@ -106,7 +105,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(
     connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str
 ) -> int:
-    """Lock the chunk's row and return its id. Raises IllegalMove in any other state."""
+    """Like `guarded`. Raises IllegalMove in any other state."""
     caf_file_id = guarded(connection, lease, chunk)
     state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:

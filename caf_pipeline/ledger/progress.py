@@ -16,10 +16,7 @@ from caf_pipeline.ledger.tables import REPLICAS, SOURCES
 from caf_pipeline.ledger.views import CHUNKS
 
 WINDOW_SECONDS: Final = 3600
-"""Longest window of a rate.
-
-A chunk of 30 GiB takes minutes, so an hour has several. Yesterday's rate says little about now.
-"""
+"""A chunk of 30 GiB takes minutes. Yesterday's rate says little about now."""
 
 _COPIES: Final = (
     select(
@@ -105,9 +102,6 @@ class Progress(LedgerPart):
         ]
 
     def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
-        """Return the number of copies of archived chunks by source and status at the last check.
-
-        The status is `listed`, `unlisted` or `faulty`.
-        """
+        """Count copies at the last check, by source and `listed`, `unlisted` or `faulty`."""
         rows = self._rows(_COPIES, sources=list(sources), good=GOOD)
         return {(row.source, row.status): row.copies for row in rows}

@@ -26,7 +26,7 @@ class FailedReads(LedgerPart):
     """Counts the runs that failed on an object."""
 
     def list(self, chunk: str) -> Mapping[tuple[str, str], ReadFailures]:
-        """Return the objects on which runs of the chunk failed, by key and version."""
+        """By key and version."""
         rows = self._rows(_OF_CHUNK, chunk=chunk)
         return {
             (row.file_path, row.object_version): ReadFailures(row.times, row.last_run)

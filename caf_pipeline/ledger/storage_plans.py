@@ -12,7 +12,7 @@ from caf_pipeline.ledger.tables import STORAGE_PLANS
 
 
 class StoragePlans(LedgerPart):
-    """Keeps the last reading of each account's plan and balance."""
+    """The last reading of each account's plan and balance."""
 
     def record(
         self,
@@ -23,7 +23,7 @@ class StoragePlans(LedgerPart):
         plan: tuple[int, int, datetime] | None,
         bought: bool = False,
     ) -> None:
-        """Record a reading. `plan` has the bytes of space, the bytes used, and the end.
+        """`plan` has the bytes of space, the bytes used, and the end.
 
         `bought`: a purchase of this ledger has just set the end.
         """
@@ -40,7 +40,6 @@ class StoragePlans(LedgerPart):
         )
 
     def list(self) -> Sequence[StoragePlanRow]:
-        """Return the last reading of each account."""
         return [
             StoragePlanRow(**row._asdict())
             for row in self._rows(select(STORAGE_PLANS).order_by(STORAGE_PLANS.c.account))

@@ -29,10 +29,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 METADATA: Final = MetaData()
-"""All tables in the order of docs/reference/schema.md, except `schema_files`."""
+"""In the order of docs/reference/schema.md, without `schema_files`."""
 
 REFERS_TO: Final = "refers_to"
-"""Key in `Column.info` of the column to which a column refers without a foreign key."""
 
 TEXT_C: Final = Text(collation="C")
 TIMESTAMPTZ: Final = TIMESTAMP(timezone=True)
