@@ -1,7 +1,7 @@
 """The ledger's rows as Arrow batches: to COPY's binary format, and from rows to Parquet.
 
-Loading pyarrow takes as long as the rest of the ledger, so lookups do not import this module.
-Source: COPY in the PostgreSQL 18 manual.
+Lookups do not import this module: pyarrow loads as slowly as the rest of the ledger. Source: COPY
+in the PostgreSQL 18 manual.
 """
 
 import hashlib
@@ -36,7 +36,6 @@ _UNCHANGED: Final = (
 )
 
 LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
-"""Columns of `file_locations`, in order."""
 
 HEADER_SET: Final = ("header_set", *HEADERS, "user_metadata")
 """Columns of `header_sets`. User metadata is JSON text."""
@@ -52,7 +51,7 @@ _NEVER: Final = -(2**63)
 """'-infinity' in COPY's binary format. Source: timestamp.h of Postgres."""
 
 _GATHERED_BYTES: Final = 4 << 20
-"""Batches of 4,000 rows took 10 % longer; larger ones gained nothing."""
+"""4,000 rows took 10 % longer; larger batches gained nothing."""
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -60,11 +59,10 @@ _EXPORTS: Final = {
     "exceptions": (EXCEPTION_SCHEMA, ["object_version"]),
     "located": (LOCATED_SCHEMA, ["object_version"]),
 }
-"""The schema of each export, and its dictionary-encoded columns."""
 
 
 def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as rows in COPY's binary format, each beginning with the fields `same`.
+    """Return rows in COPY's binary format, each beginning with the fields `same`.
 
     Integers become `int8`, timestamps in microseconds `timestamptz`.
     """
@@ -114,10 +112,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def claim_batches(
     chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `CLAIM` from batches of `plan.read_identities`.
-
-    `chunks` maps chunk numbers to `caf_file_id`.
-    """
+    """Yield rows of `CLAIM`. `chunks` maps chunk numbers to `caf_file_id`."""
     numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
     for batch in _gathered(identities):
         is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
@@ -135,7 +130,7 @@ def claim_batches(
 
 
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LOCATION` from batches without object parts."""
+    """Yield rows of `LOCATION`, without object parts."""
     for batch in _gathered(batches):
         columns = [
             batch["key"],
@@ -173,7 +168,7 @@ def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Return each row's header set id (null without metadata), and each set's first row.
 
-    A manifest sorts user metadata by name, like `ObjectHeaders.id`.
+    A manifest sorts user metadata like `ObjectHeaders.id`.
     """
     metadata = batch["user_metadata"]
     pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")
@@ -204,7 +199,7 @@ def write_export(
     """Write an export as Parquet, replacing an older file; return the number of rows.
 
     `what` is a key of `_EXPORTS`. `fetched` yields rows with the values of the columns that they
-    lack. Raises StagingError.
+    lack.
     """
     schema, dictionaries = _EXPORTS[what]
     # No `WholeFile`: only this run reads the file, so a sync of gigabytes is not needed.

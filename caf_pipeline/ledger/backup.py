@@ -62,7 +62,7 @@ WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
 SELECT 'DROP FUNCTION ' || string_agg(oid::regprocedure::text, ', ') FROM pg_proc
 WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names') \gexec
 """
-r"""A script for psql. It waits up to 20 seconds for other processes' statements.
+r"""A script for psql. It waits up to 20 seconds for other statements.
 
 `\gexec` runs the text that the server returns, and nothing if it is NULL.
 """
@@ -82,7 +82,7 @@ COMMIT;
 
 @dataclass(frozen=True, slots=True)
 class BackupContents:
-    """The address of each source in a backup, by name."""
+    """Each source's address, by name."""
 
     sources: Mapping[str, str]
 
@@ -133,7 +133,6 @@ class Programs:
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = None,
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """The program ends with the context."""
         database = [f"--dbname={self._address}"] if connects else []
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
@@ -232,7 +231,7 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
 
 
 def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Return a backup's sources. Raises UsageError if it is not of this version."""
+    """Raises UsageError if the backup is not of this version."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
@@ -279,8 +278,8 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
 def restore(programs: Programs, path: Path, *, reason: str) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
-    Opening the ledger then creates tables that a later version added. If an error is raised, the
-    ledger is unchanged. Raises HeldByOther if a run holds a lease.
+    Opening it then creates a later version's tables. If an error is raised, the ledger is
+    unchanged. Raises HeldByOther if a run holds a lease.
     """
     names = names_of_ledger()
     try:

@@ -76,7 +76,7 @@ class ChainListings(LedgerPart):
     """Records passes through a store's lists."""
 
     def begin(self, store: str, again_in: float) -> bool:
-        """Begin a pass if one is due, and return whether it was.
+        """Begin a pass if one is due; return whether it was.
 
         If the pass never ends, the next is due in `again_in` seconds.
         """
@@ -84,10 +84,7 @@ class ChainListings(LedgerPart):
         return begun is not None
 
     def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
-        """Return the located chunks of all sources and the time of the answer.
-
-        Needs about 500 bytes of memory a chunk.
-        """
+        """At the returned time. Needs about 500 bytes of memory a chunk."""
         copies: list[LocatedCopies] = []
         with self._engine.begin() as connection:
             began: datetime = connection.execute(select(func.now())).scalar_one()
@@ -122,10 +119,10 @@ class ChainListings(LedgerPart):
             connection.execute(_END_WHOLE if whole else _END, values)
 
     def whole(self) -> Mapping[str, datetime]:
-        """Return when the last whole pass of each store began."""
+        """When each store's last whole pass began."""
         return {row.store: row.whole_at for row in self._rows(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
-        """Return when the last whole pass began, and the suspected chunks' number."""
+        """When the last whole pass began, and the number of suspected chunks."""
         (row,) = self._rows(_SUSPICIONS, store=store, source=source)
         return row.whole_at, row.suspected

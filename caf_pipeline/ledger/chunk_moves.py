@@ -87,9 +87,9 @@ class ChunkMoves(LedgerPart):
     ) -> None:
         """Make a move that has no method of its own.
 
-        Moving to `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
-        Moving to `withdrawn` or `abandoned` ends the chunk's claims. Moving back from `sealed` to
-        `packing` claims skipped objects again, unless another chunk has taken them.
+        `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
+        `withdrawn` and `abandoned` end the chunk's claims. From `sealed` back to `packing`, skipped
+        objects are claimed again, unless another chunk has taken them.
 
         Raises IllegalMove also if the move would forget a live post, or if a damaged chunk has no
         copy that was seen right.
@@ -148,7 +148,7 @@ class ChunkMoves(LedgerPart):
 
         Ends the claims of skipped objects, and of `released` (key, object version) objects, which
         are planned again. `rows` returns batches of LOCATION_SCHEMA; a chunk of a `part` has none.
-        Raises LedgerError if the members differ in number from the remaining claims or the rows.
+        Raises LedgerError if members, remaining claims and rows differ in number.
         """
         facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
@@ -193,7 +193,7 @@ class ChunkMoves(LedgerPart):
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a chunk that was packed again after its post began."""
+        """Replace the samples of a chunk that was packed again to its root after the post began."""
         with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
@@ -227,7 +227,7 @@ class ChunkMoves(LedgerPart):
             )
 
     def record_posting(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """Move posting → posted. Raises IntegrityError if the posted bytes are not the sealed."""
+        """Move posting → posted. Raises IntegrityError for other bytes than the sealed."""
         with self._engine.begin() as connection:
             store = connection.execute(_STORE, {"chunk": chunk}).scalar_one_or_none()
             changes = {
@@ -247,9 +247,8 @@ class ChunkMoves(LedgerPart):
     def load_locations(self, lease: Lease, chunk: str) -> int:
         """Move verified → located: write the seal's rows as locations, and end the claims.
 
-        An object in parts is located, and its claim ends, when all its parts are located. Returns
-        the number of rows. Raises LedgerError if another chunk in good standing has one of the
-        objects.
+        An object in parts is located when all its parts are. Returns the number of rows. Raises
+        LedgerError if another chunk in good standing has one of the objects.
         """
         with self._engine.begin() as connection:
             moved = move_row(
@@ -282,7 +281,7 @@ class ChunkMoves(LedgerPart):
     def record_repost(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
         """Give a `damaged` chunk a new post, after the chain lost the first.
 
-        Copies of the first are no longer listed. Raises IntegrityError if other bytes were posted.
+        Copies of the first are no longer listed. Raises IntegrityError for other bytes.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")

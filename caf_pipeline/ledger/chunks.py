@@ -112,7 +112,7 @@ _UNANSWERED: Final = _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_not
 
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
-"""Enough that one long pause changes the median little."""
+"""One long pause then changes the median little."""
 
 _OF_CHUNK: Final = (
     FILE_LOCATIONS.c.caf_file_id
@@ -223,7 +223,7 @@ class Chunks(LedgerPart):
         return [_chunk(row) for row in rows]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
-        """Return located chunks to check, the longest unchecked first.
+        """Located chunks to check, the longest unchecked first.
 
         Up to `waiting` chunks whose next proof window has begun come before them. Chunks with a
         copy that did not answer are left out.
@@ -232,24 +232,21 @@ class Chunks(LedgerPart):
         return [_chunk(row) for row in rows]
 
     def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
-        """Return located chunks that differ from the store's lists, the longest unchecked first."""
+        """Located chunks that differ from the store's lists, the longest unchecked first."""
         return [_chunk(row) for row in self._rows(_SUSPECTED, source=source, limit=limit)]
 
     def unanswered(self, source: str) -> Sequence[Chunk]:
-        """Return located chunks with a copy that did not answer, the oldest check first."""
+        """Located chunks with a copy that did not answer, the oldest check first."""
         return [_chunk(row) for row in self._rows(_UNANSWERED, source=source)]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
-        """Return the place of a random object of 1 to `most_bytes` bytes.
-
-        Reads the chunk's rows: about 0.5 s for a million.
-        """
+        """A random object of 1 to `most_bytes` bytes. Takes about 0.5 s for a million rows."""
         for row in self._rows(_ANY_OBJECT, chunk=chunk, most=most_bytes):
             return Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
         return None
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
-        """Return random location rows, as slowly as `any_object`. A part has a row of its own."""
+        """Random rows, as slowly as `any_object`. A part has a row of its own."""
         rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
         return [LocationRow(**row._asdict()) for row in rows]
 

@@ -77,10 +77,10 @@ _IS_PLANNED: Final = select(
 
 
 class CurrentContent(LedgerPart):
-    """What inventories stated about the bucket's current content."""
+    """Statements of inventories about the bucket's current content."""
 
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
-        """Return the key ranges of planned inventories that were taken after this one."""
+        """Key ranges of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             values = {
                 "source_id": source_id,
@@ -91,7 +91,7 @@ class CurrentContent(LedgerPart):
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
-        """Return when the latest planned whole inventory was taken."""
+        """When the latest planned whole inventory was taken."""
         with self._of_source(source) as (connection, source_id):
             taken_at: datetime | None = connection.execute(
                 _LAST_WHOLE, {"source_id": source_id}
@@ -155,7 +155,7 @@ class CurrentContent(LedgerPart):
             )
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
-        """Return the located identities of these keys that have no version id."""
+        """Located identities of these keys without version id."""
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "keys": list(keys), "good": GOOD}
             rows = connection.exec_driver_sql(query("located_identities"), values).fetchall()
@@ -176,7 +176,7 @@ class CurrentContent(LedgerPart):
         """Return (recorded key, object version) of the listed objects that need no plan.
 
         They are claimed; or skipped and not due; or located with the listed LastModified, or with
-        headers that were compared. The latest version of a key must also be the one that a lookup
+        headers that were compared. A key's latest version must also be the version that a lookup
         returns.
         """
         settled: set[tuple[str, str]] = set()
@@ -220,7 +220,7 @@ def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
 
 
 def _from_s3(checksum: str | None) -> dict[str, bytes]:
-    """Return S3's own checksum by algorithm; empty if it is invalid."""
+    """Empty if the checksum is invalid."""
     fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
     return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
 

@@ -1,7 +1,7 @@
 """Connections to the ledger's Postgres, and the one place that translates its errors.
 
 A transaction-pooling pgbouncer may be in between: nothing uses prepared statements, session locks
-or session settings. Source: "Error Codes" in the PostgreSQL 18 manual; pgbouncer's feature table.
+or settings. Source: "Error Codes" in the PostgreSQL 18 manual; pgbouncer's feature table.
 """
 
 import contextlib
@@ -52,13 +52,12 @@ _HINTS: Final = {
     "25006": "CAF_DATABASE_URL must name the primary server, not a standby",
     "53100": "make room on the database's disk",
 }
-"""By SQLSTATE or its class. "closed" is a case of 55000, which has other meanings, too."""
+""""closed" is a case of 55000, which has other meanings, too."""
 
 _TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
 """Classes of SQLSTATEs that a retry may solve.
 
-Connection, idle transaction, rollback (deadlock), resources, object in use (lock timeout), operator
-intervention, system error.
+Connection, idle transaction, rollback, resources, object in use, operator intervention, system.
 """
 
 # For a refused connection libpq has no SQLSTATE, only text. A server in another language gets no
@@ -131,13 +130,13 @@ _UNREACHABLE: Final = (
     ),
     ("connection is bad", "", "correct the parameters after '?' in CAF_DATABASE_URL"),
 )
-"""Words of libpq about a failed connection, their meaning ("": libpq's text), a hint."""
+"""Words of libpq, their meaning ("": libpq's text), and a hint."""
 
 
 class Database:
     """Connects to one database. Safe in threads.
 
-    `name` is "" if the address has none. `description` has neither user nor password.
+    `name` may be "". `description` has neither user nor password.
     """
 
     def __init__(self, url: str, server: EmbeddedServer | None = None) -> None:
@@ -153,7 +152,7 @@ class Database:
         } | _ALWAYS
 
     def connect(self) -> psycopg.Connection:
-        """The connection is in autocommit mode and prepares no statements."""
+        """In autocommit mode, without prepared statements."""
         try:
             return self._connect()
         except psycopg.OperationalError:
@@ -166,7 +165,6 @@ class Database:
         return psycopg.connect(self.url, **self._options, autocommit=True, prepare_threshold=None)
 
     def bring_up(self, connection: psycopg.Connection, waits: Waits) -> None:
-        """Create missing tables. `waits` shows a long wait."""
         if is_current(connection, hint=self._new_ledger()):
             return
         with waits.waiting(
@@ -192,7 +190,7 @@ class Database:
     def translate(self, error: psycopg.Error) -> BaseException:
         """Return our error, without the password.
 
-        If an interrupt ended the statement, return the interrupt: the step must not be retried.
+        An interrupt that ended the statement stays: the step must not be retried.
         """
         interrupt = interrupt_behind(error)
         if interrupt is not None:
@@ -234,19 +232,19 @@ class Database:
 
 
 def has_own_server(settings: Settings) -> bool:
-    """Return whether the settings name a server, so that no embedded server is used."""
+    """Return whether the settings name a server."""
     return bool(settings.database_url and settings.database_url.get_secret_value())
 
 
 def database_of(settings: Settings) -> Database:
-    """Return the database at `database_url`, or the embedded server under `home`."""
+    """Return the database of the settings, embedded if they name none."""
     if settings.database_url is not None and has_own_server(settings):
         return Database(parse_url(settings.database_url.get_secret_value()))
     return Database(embedded_url(settings), embedded_server(settings.home / "postgres"))
 
 
 def embedded_url(settings: Settings) -> str:
-    """Start the embedded server if needed, and return its address."""
+    """Start the embedded server if needed; return its address."""
     server = embedded_server(settings.home / "postgres")
     # Names everything that libpq would take from the environment, as PGPORT.
     folder = quote(str(server.socket_folder), safe="")
@@ -254,7 +252,7 @@ def embedded_url(settings: Settings) -> str:
 
 
 def parse_url(text: str) -> str:
-    """Return a `postgresql://` address for libpq, whatever driver the text names.
+    """Return an address for libpq, whatever driver the text names.
 
     Source: "Connection URIs" in the PostgreSQL 18 manual.
     """
@@ -286,7 +284,7 @@ def waiting_for_database(
 
 
 def describe_database(settings: Settings) -> str:
-    """Return the database's place, without user and password."""
+    """Return its place, without user and password."""
     url = settings.database_url.get_secret_value() if settings.database_url else ""
     return (
         _describe(conninfo_to_dict(parse_url(url)))

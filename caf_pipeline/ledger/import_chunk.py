@@ -135,7 +135,7 @@ class ChunkImport(LedgerPart):
     def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
         """Record that these Merkle roots need not be chunks of this ledger.
 
-        `superseded`: other chunks have all their objects; else an operator ordered a second copy.
+        `superseded`: other chunks have all their objects; else an operator ordered a copy.
         """
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "roots": list(roots), "superseded": superseded}
@@ -145,7 +145,7 @@ class ChunkImport(LedgerPart):
         return {row.merkle_root for row in self._rows(_LEFT_POSTS, source=source)}
 
     def unknown_posts(self, source: str) -> int:
-        """Return the number of unknown posts at the last search. They stop all posting."""
+        """They stop all posting."""
         return int(self._scalar(_UNKNOWN_POSTS, source=source))
 
     def has_live_post(self, chunk: str) -> bool:
@@ -168,14 +168,13 @@ class ChunkImport(LedgerPart):
         Returns the number of locations, or 0 if other chunks have all objects. Then, and if an
         error is raised, nothing was written.
 
-        `rows` returns batches of LOCATION_SCHEMA. A missing plan is recorded with `plan_folder`.
-        The chunk is `damaged` if there is a `fault`. `logs` is None if packing did not look for
-        logs. `lease` is on the ledger's chunk of this name, which was never posted and is replaced.
+        `rows` returns batches of LOCATION_SCHEMA. `plan_folder` is for a missing plan. A `fault`
+        makes the chunk `damaged`. `logs` is None if packing did not look for logs. `lease` is on
+        the ledger's chunk of this name, which was never posted and is replaced.
 
         Raises:
-            LedgerError: the ledger has the chunk; or rows or skips differ in number from its
-                counts, or
-                name an object twice.
+            LedgerError: the ledger has the chunk; or rows or skips do not fit its counts, or name
+                an object twice.
             ClaimConflict: a chunk under way claims one of its objects.
             IntegrityError: the ledger has another plan of this name.
         """
@@ -253,7 +252,6 @@ class ChunkImport(LedgerPart):
 
 
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
-    """Insert the plan, or add its hash, if missing."""
     names = {"source_id": source_id, "name": chunk.plan}
     plan = connection.execute(_PLAN, names).one_or_none()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()

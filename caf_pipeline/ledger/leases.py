@@ -1,8 +1,8 @@
 """Leases: the right of one run to work on one thing, with an epoch and an expiry.
 
-The epoch grows with each new holder, and every move names it, so a holder that was paused and taken
-for dead can move nothing. The epoch is at least the time in milliseconds: it never repeats after an
-older backup was restored. The expiry, by the database's clock, only says when others may take over.
+The epoch grows with each holder, and every move names it: a holder that was paused and taken for
+dead can move nothing. It is at least the time in milliseconds, so that none repeats after an older
+backup was restored. The expiry, by the database's clock, only says when others may take over.
 Source: "A chunk" in docs/explanation/design.md.
 """
 
@@ -41,7 +41,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
-"""Without renewal: longer than a failover. A run waits as long after a crash elsewhere."""
+"""Longer than a failover of the database. A run waits as long after a crash elsewhere."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
@@ -81,10 +81,7 @@ _RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_RELEASED)
 
 
 class HeldLease:
-    """A context that waits for a lease, renews it in the background, and releases it.
-
-    `epoch` is 0 before.
-    """
+    """Waits for a lease, renews it in the background, and releases it. `epoch` is 0 before."""
 
     def __init__(
         self,
@@ -110,7 +107,6 @@ class HeldLease:
         )
 
     def __enter__(self) -> Self:
-        """Raises HeldByOther if a live run has the lease."""
         first = lease = self._take()
         if first is not None:
             with self._waits.lease(self.name, first.holder.run):
@@ -142,7 +138,7 @@ class HeldLease:
             connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
 
     def check(self) -> None:
-        """Raise LeaseLost if another run took the lease over, or it was not renewed in time."""
+        """Raise LeaseLost if another run took over, or the lease was not renewed in time."""
         reason = self._lost
         if not reason and time.monotonic() > self._good_until:
             reason = f"it could not be renewed for {self._seconds:g} s{self._error}"
@@ -205,7 +201,7 @@ class Leases(LedgerPart):
         self._seconds = seconds
 
     def hold(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
-        """Hold a lease in a context. A chunk's lease (`chunk_lease`) also sets the chunk's epoch.
+        """Hold a lease in a context. A chunk's lease also sets the chunk's epoch.
 
         The lease of a dead process of this machine is taken over immediately. Otherwise the call
         waits until the holder renews the lease or it expires. Raises HeldByOther if a live run has
@@ -227,8 +223,8 @@ class Leases(LedgerPart):
     def end(self, name: str, epoch: int) -> bool:
         """Release a lease that its holder left. Its row and epoch stay.
 
-        Returns False if the lease has another epoch, was released, or may still be held: by a live
-        process of this machine, or elsewhere and not expired.
+        Returns False if it has another epoch, was released, or may still be held: by a live process
+        of this machine, or elsewhere and not expired.
         """
         with self._engine.begin() as connection:
             row = connection.execute(_LOCK, {"name": name}).one_or_none()

@@ -41,7 +41,7 @@ class Ledger:
     def __init__(
         self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS
     ) -> None:
-        """Does not connect. `store` is the store's kind in the settings."""
+        """Does not connect. `store`: a kind of the settings."""
         self.database = database
         self._engine = engine = LedgerEngine(database)
         self._lease_seconds = lease_seconds

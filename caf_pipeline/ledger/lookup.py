@@ -1,7 +1,7 @@
 """Lookups for readers: where the content of keys is, and whether it is current in the bucket.
 
-Uses psycopg alone (decision 30), and only the right to SELECT. One round trip answers any number of
-keys, at one moment. Source: "Which objects are to be archived" in docs/explanation/design.md.
+Uses psycopg alone (decision 30) and only the right to SELECT. One round trip answers any number of
+keys at one moment. Source: "Which objects are to be archived" in docs/explanation/design.md.
 """
 
 import re
@@ -111,7 +111,7 @@ class Lookup:
         Current is the content that the latest exception names, or the content with the greatest
         last_modified if that is later. If it is not located, or the key is gone, the result is the
         located content with the greatest last_modified, and `currency` shows that. Only chunks in
-        good standing count. All keys and results are in memory.
+        good standing count. All results are in memory.
 
         `last_seen` adds when a key that is gone was last listed, in one more round trip each.
         Content modified or stated after `as_of` does not count.
@@ -154,7 +154,7 @@ class Lookup:
         return versions
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return located versions, latest first, and their total number."""
+        """Located versions, latest first, and their total number."""
         if not can_be_stored(source) or not can_be_stored(key):
             return [], 0
         values = {"source": source, "key": key, "good": GOOD, "limit": limit}
@@ -182,7 +182,7 @@ class Lookup:
     ) -> tuple[int, int]:
         """Return how many objects are still to be archived, and how many were skipped.
 
-        `encoded` is the range of the percent-encoded keys of unsupported objects.
+        `encoded` is the range of unsupported objects' percent-encoded keys.
         """
         if not can_be_stored(source):
             return 0, 0
@@ -200,7 +200,7 @@ class Lookup:
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
         """Return a key's identities that are claimed, skipped, or in a lost chunk, latest first.
 
-        The key may contain other bytes than UTF-8, as `os.fsdecode` returns them.
+        The key may contain any bytes, as `os.fsdecode` returns them.
         """
         try:
             encoded = key.encode("utf-8", "surrogateescape")
@@ -227,7 +227,7 @@ class Lookup:
     def log_times(
         self, locations: Sequence[Location]
     ) -> Mapping[int, tuple[int | None, int | None]]:
-        """Return first and last times, by position in `locations`, if known."""
+        """First and last times, by position in `locations`, if known."""
         values = {
             "chunks": [location.chunk for location in locations],
             "starts": [location.row.start_byte for location in locations],
@@ -251,7 +251,6 @@ class Lookup:
             return {record.provider: record for record in cursor}
 
     def seen_height(self, chain_id: str) -> int:
-        """The greatest ever; 0 if none was seen."""
         heights = self._column(
             "SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s", {"chain_id": chain_id}
         )
@@ -264,7 +263,7 @@ class Lookup:
 def _look_up(
     connection: psycopg.Connection, source: str, keys: Sequence[str], as_of: datetime | None = None
 ) -> Sequence[LookupRow]:
-    """A row after `as_of` is left out, except for each key's first later statement ('next')."""
+    """Rows after `as_of` are left out, but for each key's first later statement ('next')."""
     require_zone(as_of)
     if not can_be_stored(source):
         return []
@@ -364,7 +363,6 @@ def _currency(
 def _last_seen(
     connection: psycopg.Connection, source: str, location: LookupRow, gone: LookupRow
 ) -> datetime | None:
-    """Return when an inventory last listed a key that is gone, or when it was planned."""
     values = {"source": source, "inventory": gone.inventory, "key": location.key.encode()}
     times: list[datetime | None] = [
         *(connection.execute(query("last_seen"), values).fetchone() or ())

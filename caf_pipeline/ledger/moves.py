@@ -57,10 +57,7 @@ def move_row(
     changes: Mapping[str, Any] = MappingProxyType({}),
     copy_changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Row[Any]:
-    """Make a guarded move and return the chunk's ids and sizes after it.
-
-    The changes set other columns. A seal inserts the copy itself.
-    """
+    """Make a guarded move; return the chunk's ids and sizes after it. A seal inserts the copy."""
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
     row = connection.execute(_STATE, {"id": caf_file_id}).one()
@@ -91,7 +88,7 @@ def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
-    """Lock the chunk's row and return its id. Raises LeaseLost if another run holds the chunk."""
+    """Lock the chunk's row and return its id. Raises LeaseLost if another run holds it."""
     if lease.name != chunk_lease(chunk):
         raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
     row = connection.execute(_LOCK, {"chunk": chunk}).one_or_none()
@@ -116,7 +113,7 @@ def require_state(
 
 
 def require_sealed_bytes(chunk: str, row: Row[Any], posting: PostRecord) -> None:
-    """Raise IntegrityError if other bytes than the sealed bytes were posted."""
+    """Raise IntegrityError if other bytes were posted."""
     if (row.merkle_root, row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
         raise IntegrityError(
             f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), "

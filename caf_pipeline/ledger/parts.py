@@ -165,7 +165,7 @@ def _register(
 
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
-    """Return whether the chunk has a part of an object."""
+    """Return whether the chunk has a part."""
     return bool(
         connection.execute(
             select(exists().where(OBJECT_PARTS.c.caf_file_id == caf_file_id))
@@ -174,7 +174,7 @@ def has_part(connection: Connection, caf_file_id: int) -> bool:
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:
-    """Write the row of a chunk's part to `pending_locations` or `file_locations`.
+    """Write a part's row to `pending_locations` or `file_locations`.
 
     Raises LedgerError if it is not the planned part.
     """
@@ -221,7 +221,7 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
 
 
 def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> bool:
-    """Apply a chunk's move to the other parts of its object; return whether it has a part.
+    """Apply a chunk's move to its object's other parts; return whether it has a part.
 
     If the chunk gave its part up, all parts are abandoned, their claim ends, and planned chunks are
     withdrawn. If all parts are now located, the claim ends. Concurrent moves wait for each other.

@@ -66,8 +66,7 @@ class Plans(LedgerPart):
     ) -> None:
         """Write a plan, its chunks as `planned`, its claims and its parts.
 
-        `claims` come from `plan.read_identities`, `parts` from `plan.read_parts`. Does nothing if a
-        plan of the same hash is registered. If an error is raised, nothing was written.
+        Does nothing if the same hash is registered. If an error is raised, nothing was written.
 
         Raises:
             ClaimConflict: an object is already claimed or located.

@@ -10,7 +10,10 @@ from caf_pipeline.ledger.records import Location, NotArchived
 
 
 class LocationLookups(Protocol):
-    """Finds archived objects by source and key. `Lookup` implements it and documents the errors."""
+    """Finds archived objects by source and key.
+
+    `Lookup` implements and documents it.
+    """
 
     def sources(self) -> Sequence[str]: ...
 

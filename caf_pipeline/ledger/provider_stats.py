@@ -16,10 +16,7 @@ from caf_pipeline.store.protocol import ProviderRecord
 
 
 def _transferred(rate: Column[Any]) -> Insert:
-    """The new rate is the mean of the old rate and this transfer's.
-
-    Two or three uploads show that a provider became slow.
-    """
+    """The new rate is the mean of the old and this: three uploads show a slow provider."""
     statement = insert(PROVIDERS)
     measured = statement.excluded[rate.name]
     mean = func.coalesce((rate + measured) / 2, measured, rate)

@@ -68,7 +68,6 @@ class ReadConnections:
         return None
 
     def close(self) -> None:
-        """A later query opens new connections."""
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop()[1].close()

@@ -23,7 +23,7 @@ class OperatorControls:
     """The operator's orders. None: the settings apply.
 
     `paused` is the reason, or "". `bandwidth` is in bytes a second for all uploads (0: no limit),
-    `spend_cap` in ujkl (-1: no cap). `uploads` counts present uploads, at least 1.
+    `spend_cap` in ujkl (-1: no cap). `uploads`: runs that upload now, at least 1.
     """
 
     paused: str = ""
@@ -34,10 +34,7 @@ class OperatorControls:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The run that holds a lease, and its process.
-
-    `boot_id` names the machine and its boot. `process_started` guards against a reused pid.
-    """
+    """The run that holds a lease. `process_started` guards its process against a reused pid."""
 
     run: str
     boot_id: str
@@ -71,13 +68,13 @@ class Skip:
 
 
 def recorded_key(obj: S3Object) -> str:
-    """Return an object's key as the ledger stores it."""
+    """Return the key as the ledger stores it."""
     return obj.key.decode() if is_supported(obj.key) else quote_from_bytes(obj.key)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFailures:
-    """How many runs of a chunk failed on an object, and the last of them."""
+    """Runs of a chunk that failed on an object."""
 
     times: int
     last_run: str
@@ -142,8 +139,8 @@ class Chunk:
         unanswered_at: when a copy did not answer a check; None once all answered.
         tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
-        part_abandoned: another chunk gave up a part, so the object is never complete.
-        adopted: another program wrote the file, which then has no head and no manifest.
+        part_abandoned: the object is never complete.
+        adopted: another program wrote the file, without head and manifest.
     """
 
     caf_file_id: int
@@ -186,12 +183,12 @@ class Chunk:
 
     @property
     def was_sealed(self) -> bool:
-        """An empty or withdrawn chunk keeps the counts of its seal."""
+        """An empty or withdrawn chunk keeps its seal's counts."""
         return self.merkle_root is not None or self.tail_sha256 is not None
 
 
 def posting_of(chunk: Chunk) -> PostRecord:
-    """Return a posted chunk's place in the store, or raise StoredChunkMissing."""
+    """Return a posted chunk's place, or raise StoredChunkMissing."""
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
     return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
@@ -215,11 +212,9 @@ class RemoteChunk:
     """A posted file that is a chunk of ours, or another program's file to adopt.
 
     Attributes:
-        read_from: providers that returned all bytes that were read, and the same bytes.
+        read_from: providers that returned the same bytes, all that were read.
         silent: why other listed providers did not answer.
-        wrong: what is wrong with other copies.
         plan_sha256: None if not known. Then nothing counts as released.
-        manifest: None if the file is adopted.
     """
 
     file: PostedFile
@@ -286,7 +281,7 @@ def chunk_of_lease(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A lease. `live`: it has not expired by the database's clock."""
+    """A lease. `live`: not expired by the database's clock."""
 
     name: str
     epoch: int
@@ -316,10 +311,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """A chunk's numbers of location rows, pending rows and claims.
-
-    `chunk` is None if the ledger has none. A restored chunk may have fewer locations than members.
-    """
+    """Numbers of a chunk's rows. A restored chunk may have fewer locations than members."""
 
     caf_file_id: int
     chunk: str | None
@@ -336,8 +328,7 @@ class NotArchived:
     """An identity of a key that is not located in a chunk in good standing.
 
     `chunk` claims it or had it; None if it is skipped. `state` is the chunk's, or the skip's
-    reason. A plan may take it again at `retry_at` (None: not by itself). `is_over`: the skip no
-    longer counts.
+    reason. `retry_at` None: not by itself. `is_over`: the skip no longer counts.
     """
 
     object_version: str
@@ -361,15 +352,14 @@ class LocatedRange:
 
 @dataclass(frozen=True, slots=True)
 class Currency:
-    """Whether a location is the bucket's current content, by planned inventories.
+    """How a location relates to the bucket's current content, by planned inventories.
 
     Attributes:
         chunk: the chunk under way that has the current content.
         state: that chunk's, or why the content is skipped; "" if it is not planned.
-        gone_at: when the key was found to be gone; None if it exists.
+        gone_at: when the key was found to be gone.
         as_of: the time of the question; None: now. Unknown are content that was never planned, and
-            when
-            between two inventories a key was deleted.
+            when between two inventories a key was deleted.
     """
 
     is_current: bool
@@ -403,7 +393,7 @@ class Location:
     """A location row and its chunk.
 
     `currency` is None if the lookup named a version, else `older_versions` counts the key's other
-    located versions. `parts` has a split object's parts in order.
+    located versions. `parts` are in order.
     """
 
     row: LocationRow
@@ -444,10 +434,7 @@ class InventoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LocatedVersion:
-    """A located identity of a key and its first chunk.
-
-    `checksums` has digests of the whole object by algorithm.
-    """
+    """A located identity, its first chunk, and the whole object's digests by algorithm."""
 
     key: str
     object_version: str
@@ -462,8 +449,8 @@ class LocatedVersion:
 class Content:
     """Located objects by the last whole inventory: current, older, and gone from the bucket.
 
-    `uncounted_objects` were located later, or written since shortly before the inventory began.
-    `left_out` is by filter; None: not counted.
+    `uncounted_objects` were located later, or written since shortly before it began. `left_out` is
+    by filter.
     """
 
     inventory: str
@@ -479,17 +466,14 @@ class Content:
 
 
 WINDOWS_REQUIRED: Final = 2
-"""Proof windows in which a copy must be seen proven.
-
-A provider's first proof is of the first leaf, the next of a randomly drawn leaf.
-"""
+"""A provider's first proof is of the first leaf, the next of a randomly drawn leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
     """A copy as the last check found it. `fault` is "" if its bytes were right.
 
-    `windows` counts proof windows since it was last listed again or found wrong.
+    `windows` counts proof windows since it was last listed again or wrong.
     """
 
     provider: str
@@ -506,7 +490,7 @@ class KnownCopy:
 class LocatedCopies:
     """A located chunk, for comparison with the store's lists.
 
-    `archive_id` is None if another program posted it. `place` is Merkle root, owner and start.
+    `archive_id` is None if another program posted it. `place`: Merkle root, owner, start.
     """
 
     caf_file_id: int
@@ -521,12 +505,9 @@ class CopyCheck:
 
     Attributes:
         window: proof window that counts: that of a verified last proof, or the present window if
-            all of
-            a small file was read back; else None.
+            all of a small file was read back; else None.
         apart: windows count despite a gap. Otherwise a gap restarts the count: a dropped provider
-            may
-            have joined again with a part of the bytes.
-        unanswered: why its provider did not answer.
+            may have joined again with a part of the bytes.
     """
 
     copy: Copy
@@ -582,8 +563,7 @@ class SourceProgress:
         moved_at: when a chunk last changed its state, not counting plans and attempts to pack.
         oldest_planned_at: only chunks under way count.
         skipped_objects: without objects that wait for a larger chunk.
-        noticed_at: since when the first of `noticed_keys` waits for a listing.
-        suspected_chunks: located chunks that differ from the store's lists, unchecked since.
+        noticed_at: of the oldest of `noticed_keys`.
     """
 
     source: str
@@ -619,7 +599,6 @@ class SourceProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that the chunks under way need at that rate."""
         under_way = self.sums(UNDER_WAY)
         if not under_way.chunks:
             return 0.0
@@ -646,7 +625,7 @@ class StoragePlanRow:
 
 @dataclass(frozen=True, slots=True)
 class MessageSetApart:
-    """A queue's message that is not only events of the source's bucket."""
+    """A message that is not only events of the source's bucket."""
 
     message_id: str
     body: bytes

@@ -32,7 +32,7 @@ from caf_pipeline.store.protocol import Lease
 _S = ChunkState
 
 REMOVABLE: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.EMPTY, _S.PARKED, _S.WITHDRAWN)
-"""States of chunks that may never have been posted. Other columns show whether they were."""
+"""Such a chunk may never have been posted. Other columns show whether it was."""
 
 OF_AN_ADDRESS: Final = (
     "skipped_objects",
@@ -114,10 +114,8 @@ class SourceRemoval(LedgerPart):
     def removable(self, source: str) -> RemovableSource:
         """Return what `remove` would remove.
 
-        Raises:
-            IllegalMove: a chunk of the source is or may be posted or located.
-            LedgerError: the source is being rebuilt.
-            HeldByOther: a run plans the source, or works on a chunk of it.
+        Raises IllegalMove if a chunk is or may be stored, LedgerError during a rebuild, and
+        HeldByOther if a run works on the source.
         """
         with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
             require_free(connection, plan_lease(source))

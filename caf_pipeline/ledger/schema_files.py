@@ -1,8 +1,8 @@
 """Creates the ledger's tables: runs each file of `sql/` once, in the order of their names.
 
-The ledger records the SHA-256 of each file, and a ledger made by other files is refused. All
-missing files and their lock are one transaction: a killed process leaves nothing, and a
-transaction-pooling pgbouncer may be in between.
+The ledger records each file's SHA-256; a ledger made by other files is refused. All missing files
+and their lock are one transaction: a killed process leaves nothing, and a transaction-pooling
+pgbouncer may be in between.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from caf_pipeline.errors import LedgerError, LedgerUnreachable
 _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database takes: "caf_sql"
 
 APPLIED: Final = "schema_files"
-"""The table that records the files, in every ledger."""
 
 _MADE: Final = """
     CREATE TABLE IF NOT EXISTS schema_files (
@@ -37,7 +36,7 @@ _HERE: Final = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class SchemaFile:
-    """A file of `sql/`: name without ".sql", text, and SHA-256 in hexadecimal."""
+    """A file of `sql/`; its name lacks ".sql"."""
 
     name: str
     text: bytes
@@ -45,7 +44,7 @@ class SchemaFile:
 
 
 def sql_folder() -> Path:
-    """Return the folder of the SQL files, in an installed package or a checkout."""
+    """Return the folder of the SQL files, installed or in a checkout."""
     for folder in (_HERE / "sql", _HERE.parent / "sql"):
         if folder.is_dir():
             return folder
@@ -62,7 +61,7 @@ def schema_files(folder: Path | None = None) -> list[SchemaFile]:
 
 
 def is_current(connection: psycopg.Connection[Any], *, hint: str = "") -> bool:
-    """Return whether the database has the tables of all files."""
+    """Return whether no file is missing."""
     return not _missing(connection, schema_files(), hint)
 
 
@@ -80,8 +79,7 @@ def make_tables(
 
     Raises:
         LedgerError: other files made the tables.
-        LedgerUnreachable: another process needs longer than `lock_timeout` to create the tables.
-        psycopg.Error: a statement failed.
+        LedgerUnreachable: another process needs longer than `lock_timeout`.
     """
     files = schema_files(folder)
     if not _missing(connection, files, hint):

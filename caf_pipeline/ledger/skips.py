@@ -40,8 +40,9 @@ class Skips(LedgerPart):
     ) -> None:
         """End skips of objects that a whole inventory did not list. Listed again, they are planned.
 
-        `skips` are recorded keys and object versions. The inventory may lack objects modified from
-        `silent_from` on; their skips stay.
+        `skips` are recorded keys and object versions. Skips of objects modified from `silent_from`
+        on stay:
+        the inventory may lack them.
         """
         with self._of_source(source) as (connection, source_id):
             values = {

@@ -34,7 +34,7 @@ class Sources(LedgerPart):
 
         Raises:
             LedgerError: the source has another address, and chunks.
-            HeldByOther: another address is recorded, and a run plans the source under it.
+            HeldByOther: a run plans the source under another address.
         """
         facts = {"name": name, "archive_id": archive_id, "address": address}
         with self._engine.begin() as connection:

@@ -23,10 +23,7 @@ class StoragePlans(LedgerPart):
         plan: tuple[int, int, datetime] | None,
         bought: bool = False,
     ) -> None:
-        """`plan` has the bytes of space, the bytes used, and the end.
-
-        `bought`: a purchase of this ledger has just set the end.
-        """
+        """`plan`: bytes of space, bytes used, end. `bought`: our purchase has just set the end."""
         space_bytes, used_bytes, ends_at = plan or (None, None, None)
         self._execute(
             query("record_storage_plan"),

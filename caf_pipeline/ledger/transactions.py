@@ -1,10 +1,8 @@
 """An account's transactions: requested, committed before they are sent, and settled.
 
-A commit locks the account's lease and the rows of its chunks, so a chunk in the transaction cannot
-be withdrawn concurrently. Two unique indexes also prevent a second payment for a sequence or chunk.
-
-A post is *live* while it is or may be on the chain. Source: promise 3 in
-docs/explanation/design.md.
+A commit locks the account's lease and its chunks' rows, so that no chunk in it is withdrawn. Two
+unique indexes also prevent a second payment for a sequence or chunk. A post is *live* while it is
+or may be on the chain. Source: promise 3 in docs/explanation/design.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +52,7 @@ OUTCOMES: Final = ("included", "failed", "expired", "superseded")
 _S = ChunkState
 
 _FORGETTING: Final = frozenset({_S.PLANNED, _S.PACKING, _S.WITHDRAWN, _S.ABANDONED})
-"""Afterwards a chunk's objects are packed again. A live post would be paid twice."""
+"""Afterwards objects are packed again, and a live post would be paid twice."""
 
 _MAY_BE_POSTED: Final = sorted(MAY_BE_POSTED)
 
@@ -260,8 +258,8 @@ _LOOKED: Final = _LOOK.on_conflict_do_update(
 class TransactionLog(LedgerPart):
     """The transactions of accounts, for one holder. Safe in threads.
 
-    Runs request posts. The holder of the account's sequence commits one transaction for all waiting
-    messages, sends it, and settles it.
+    Runs request posts. The holder of the account's sequence commits one transaction for all of
+    them, sends it, and settles it.
     """
 
     def __init__(self, engine: LedgerEngine, holder: Holder, *, lease_seconds: float) -> None:
@@ -312,12 +310,12 @@ class TransactionLog(LedgerPart):
             return connection.execute(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return requests that may be posted and have no live post, oldest first."""
+        """Requests that may be posted and have no live post, oldest first."""
         rows = self._rows(_WAITING, account=account, states=_MAY_BE_POSTED)
         return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
-        """Return transactions with unknown outcome, by sequence."""
+        """Transactions with unknown outcome, by sequence."""
         rows = self._rows(_PENDING, account=account)
         return [SignedTransaction(**row._asdict()) for row in rows]
 
@@ -329,8 +327,7 @@ class TransactionLog(LedgerPart):
         Raises:
             LeaseLost: another run holds the sequence.
             LedgerError: the sequence or a chunk is or may be in another transaction, or a chunk was
-                not
-                requested or may not be posted.
+                not requested or may not be posted.
         """
         with self._engine.begin() as connection:
             connection.exec_driver_sql(_DURABLY)
@@ -364,11 +361,11 @@ class TransactionLog(LedgerPart):
 
         The outcome is "included"; "failed" (included with an error code: sequence and fee are
         used); "expired" (not known past its timeout height); or "superseded" (another transaction
-        has its sequence). `starts` are those of an included transaction's posts, in order. `cost`
-        is the amount charged in ujkl, if known.
+        has its sequence). `starts` are of an included transaction's posts, in order. `cost` is the
+        charge in ujkl, if known.
 
-        Raises LedgerError, and writes nothing, if the transaction does not exist or has another
-        outcome, or the number of starts is wrong.
+        Raises LedgerError, and writes nothing, if the transaction is unknown, has another outcome,
+        or another number of posts.
         """
         if outcome not in OUTCOMES:
             raise LedgerError(
@@ -408,39 +405,37 @@ class TransactionLog(LedgerPart):
                 connection.execute(_END_POSTS, {"transaction": hash})
 
     def start_of(self, account: str, chunk: str) -> int | None:
-        """Return the start of the latest included post."""
         start: int | None = self._scalar(_START_OF, account=account, chunk=chunk)
         return start
 
     def spent(self, account: str) -> int:
-        """Return the ujkl of all transactions that are or may be in a block."""
+        """Return the ujkl of transactions that are or may be in a block."""
         return int(self._scalar(_SPENT, account=account))
 
     def at_list_price(self, account: str) -> int:
-        """Count purchases that are or may be included, at their list price."""
+        """Return how many purchases that are or may be included count at their list price."""
         return int(self._scalar(_AT_LIST_PRICE, account=account))
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Return whether the ledger knows all posts and sequences since the last search."""
+        """True if the ledger knows all posts and sequences since the last search."""
         values = {"account": account, "archive": archive_id, "sequence": sequence}
         return bool(self._scalar(query("explains_sequences"), **values))
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         """Return the Merkle roots that the ledger neither posted nor left aside.
 
-        `signed`: whether the store's posts are transactions of this log.
+        `signed`: the store's posts are transactions of this log.
         """
         rows = self._rows(query("unknown_roots"), roots=list(roots), signed=signed)
         return [bytes(root) for (root,) in rows]
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Record a search for posts, with the account's sequence before it."""
+        """`sequence` is the account's before the search."""
         self._execute(
             _LOOKED, account=account, archive=archive_id, sequence=sequence, unknown=unknown
         )
 
     def seen_height(self, chain_id: str) -> int:
-        """The greatest ever; 0 if none was seen."""
         return int(
             self._scalar(select(CHAIN_HEIGHTS.c.height).where(CHAIN_HEIGHTS.c.chain_id == chain_id))
             or 0
@@ -453,7 +448,7 @@ class TransactionLog(LedgerPart):
 def before_move(
     connection: Connection, caf_file_id: int, chunk: str, before: ChunkState, after: ChunkState
 ) -> None:
-    """Refuse a move that would forget a live post, and delete messages that need no post now."""
+    """Refuse a move that would forget a live post; delete messages that need no post now."""
     if after in _FORGETTING:
         # The post in the row of a damaged chunk is known to be lost. The cost of a post that is
         # abandoned is reported.
