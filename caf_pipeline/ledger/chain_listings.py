@@ -119,7 +119,6 @@ class ChainListings(LedgerPart):
             connection.execute(_END_WHOLE if whole else _END, values)
 
     def whole(self) -> Mapping[str, datetime]:
-        """When each store's last whole pass began."""
         return {row.store: row.whole_at for row in self._rows(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:

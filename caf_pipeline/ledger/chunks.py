@@ -240,13 +240,13 @@ class Chunks(LedgerPart):
         return [_chunk(row) for row in self._rows(_UNANSWERED, source=source)]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
-        """A random object of 1 to `most_bytes` bytes. Takes about 0.5 s for a million rows."""
+        """Takes about 0.5 s for a chunk of a million rows."""
         for row in self._rows(_ANY_OBJECT, chunk=chunk, most=most_bytes):
             return Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
         return None
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
-        """Random rows, as slowly as `any_object`. A part has a row of its own."""
+        """As slow as `any_object`. A part has a row of its own."""
         rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
         return [LocationRow(**row._asdict()) for row in rows]
 

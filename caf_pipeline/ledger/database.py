@@ -52,12 +52,13 @@ _HINTS: Final = {
     "25006": "CAF_DATABASE_URL must name the primary server, not a standby",
     "53100": "make room on the database's disk",
 }
-""""closed" is a case of 55000, which has other meanings, too."""
+"""The key "closed" is a case of 55000, which has other meanings, too."""
 
 _TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
 """Classes of SQLSTATEs that a retry may solve.
 
-Connection, idle transaction, rollback, resources, object in use, operator intervention, system.
+Connection, idle transaction, rollback (deadlock), resources, object in use (lock timeout), operator
+intervention, system error.
 """
 
 # For a refused connection libpq has no SQLSTATE, only text. A server in another language gets no
@@ -190,7 +191,7 @@ class Database:
     def translate(self, error: psycopg.Error) -> BaseException:
         """Return our error, without the password.
 
-        An interrupt that ended the statement stays: the step must not be retried.
+        If an interrupt ended the statement, return it: the step must not be retried.
         """
         interrupt = interrupt_behind(error)
         if interrupt is not None:
@@ -284,7 +285,7 @@ def waiting_for_database(
 
 
 def describe_database(settings: Settings) -> str:
-    """Return its place, without user and password."""
+    """Return the database's place, without user and password."""
     url = settings.database_url.get_secret_value() if settings.database_url else ""
     return (
         _describe(conninfo_to_dict(parse_url(url)))

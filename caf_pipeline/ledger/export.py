@@ -59,8 +59,8 @@ _LOCATIONS: Final[_Queries] = (
 class Exports(LedgerPart):
     """Writes Parquet files. A file replaces an older file when it is complete.
 
-    Memory is constant. Methods that write one file return its number of rows. StagingError: a file
-    cannot be written.
+    Memory is constant. Methods that write one file return its number of rows. They raise
+    StagingError if a file cannot be written.
     """
 
     def standing(self, source: str, path: Path) -> int:
@@ -95,7 +95,7 @@ class Exports(LedgerPart):
         exported.unlink()
 
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
-        """Return how many kept rows differ from the database."""
+        """Return how many kept rows of chunks in good standing differ from the database."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):

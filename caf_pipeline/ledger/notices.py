@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from caf_pipeline.source.protocol import QueueMessage
 
 MOST_SET_APART: Final = 1_000
-"""Further messages stay in the queue: no stranger can fill the ledger."""
+"""A source's further messages stay in the queue: no stranger can fill the ledger."""
 
 _AFTER_KEY: Final = and_(
     NOTICED_KEYS.c.source_id == SOURCES.c.source_id,
@@ -185,7 +185,7 @@ class Notices(LedgerPart):
             )
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
-        """Return noticed keys greater than `after`, in byte order."""
+        """Keys greater than `after`, in byte order."""
         with self._of_source(source) as (connection, source_id):
             return (
                 connection.execute(

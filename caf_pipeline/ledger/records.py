@@ -592,7 +592,7 @@ class SourceProgress:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """None without two located chunks, or if they have no bytes."""
+        """None without two located chunks or without bytes."""
         if not self.recent.size_bytes or self.window_seconds <= 0:
             return None
         return self.recent.size_bytes / self.window_seconds

@@ -268,7 +268,7 @@ class TransactionLog(LedgerPart):
         self._lease_seconds = lease_seconds
 
     def lease(self, account: str) -> HeldLease:
-        """One run at a time holds the account's sequence and signs."""
+        """One run at a time signs."""
         return HeldLease(
             self._engine, account_lease(account), self._holder, seconds=self._lease_seconds
         )
