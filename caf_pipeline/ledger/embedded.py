@@ -290,6 +290,7 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _socket_folder_of_running(self) -> Path | None:
+        served = [str(self._data)]
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
             owner = self._pid_file.stat().st_uid
@@ -301,7 +302,10 @@ class EmbeddedServer:
             lines = self._pid_file.read_text(errors="replace").splitlines()
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
-            pid = self._pid_of_running()
+            import psutil  # noqa: PLC0415  slow to load
+
+            servers = (process for process in psutil.process_iter() if _serves(process, served))
+            pid = next((server.pid for server in servers), None)
             if pid is None:
                 # Postgres refuses to start while any process has the pid in a stale file, even a
                 # zombie or an unrelated process. The rest of the file stays: it shows Postgres
@@ -325,14 +329,6 @@ class EmbeddedServer:
                 )
             time.sleep(0.1)  # it is starting, or about to end
         return None
-
-    def _pid_of_running(self) -> int | None:
-        import psutil  # noqa: PLC0415  slow to load
-
-        served = [str(self._data)]
-        return next(
-            (process.pid for process in psutil.process_iter() if _serves(process, served)), None
-        )
 
     def _choose_socket_folder(self) -> Path:
         """Only the server's user can enter it."""
