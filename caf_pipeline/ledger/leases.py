@@ -1,8 +1,8 @@
 """Leases: the right of one run to work on one thing, with an epoch and an expiry.
 
 The epoch grows with each holder, and every move names it: a holder that was paused and taken for
-dead can move nothing. It is at least the time in milliseconds, so that none repeats after an older
-backup was restored. The expiry, by the database's clock, only says when others may take over.
+dead can move nothing. An epoch is at least the time in milliseconds, so that none repeats after an
+older backup was restored. The expiry, by the database's clock, only says when others may take over.
 Source: "A chunk" in docs/explanation/design.md.
 """
 
@@ -223,8 +223,8 @@ class Leases(LedgerPart):
     def end(self, name: str, epoch: int) -> bool:
         """Release a lease that its holder left. Its row and epoch stay.
 
-        Returns False if it has another epoch, was released, or may still be held: by a live process
-        of this machine, or elsewhere and not expired.
+        Returns False if the lease has another epoch, was released, or may still be held: by a live
+        process of this machine, or elsewhere and not expired.
         """
         with self._engine.begin() as connection:
             row = connection.execute(_LOCK, {"name": name}).one_or_none()

@@ -122,7 +122,7 @@ _QUEUE_TO_READ: Final = _QUEUE.on_conflict_do_nothing(index_elements=[QUEUE_READ
 
 
 class Notices(LedgerPart):
-    """Keeps noticed keys and messages that are set apart."""
+    """Keeps noticed keys and messages set apart."""
 
     def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
         """Write the keys that messages name, and set apart other messages.

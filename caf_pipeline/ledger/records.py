@@ -95,7 +95,7 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """A plan and the number of its chunks in each state."""
+    """A plan and its chunks by state."""
 
     record: PlanRecord
     created_at: datetime
@@ -188,7 +188,7 @@ class Chunk:
 
 
 def posting_of(chunk: Chunk) -> PostRecord:
-    """Return a posted chunk's place, or raise StoredChunkMissing."""
+    """Return a posted chunk's place in the store, or raise StoredChunkMissing."""
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
     return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
@@ -196,7 +196,7 @@ def posting_of(chunk: Chunk) -> PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that needs a run. `held`: its lease has not expired."""
+    """A chunk that needs a run."""
 
     source: str
     address: str
@@ -328,7 +328,8 @@ class NotArchived:
     """An identity of a key that is not located in a chunk in good standing.
 
     `chunk` claims it or had it; None if it is skipped. `state` is the chunk's, or the skip's
-    reason. `retry_at` None: not by itself. `is_over`: the skip no longer counts.
+    reason. A plan may take a skipped object again at `retry_at`; None: not by itself. `is_over`:
+    the skip no longer counts.
     """
 
     object_version: str
