@@ -1,7 +1,7 @@
 """The ledger's rows as Arrow batches: to COPY's binary format, and from rows to Parquet.
 
-Loading pyarrow takes as long as loading the rest of the ledger, so lookups do not import this
-module. Source: COPY in the PostgreSQL 18 manual.
+Lookups do not import this module: pyarrow loads as slowly as the rest of the ledger. Source: COPY
+in the PostgreSQL 18 manual.
 """
 
 import hashlib
@@ -36,13 +36,12 @@ _UNCHANGED: Final = (
 )
 
 LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
-"""Columns of `file_locations` that `location_batches` yields, in order."""
 
 HEADER_SET: Final = ("header_set", *HEADERS, "user_metadata")
-"""Columns of `header_sets` that `header_set_batches` yields. User metadata is JSON text."""
+"""Columns of `header_sets`. User metadata is JSON text."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-"""First bytes of COPY's binary format: signature, no flags, no extension."""
+"""Signature, no flags, no extension."""
 
 TRAILER: Final = b"\xff\xff"
 
@@ -52,7 +51,7 @@ _NEVER: Final = -(2**63)
 """'-infinity' in COPY's binary format. Source: timestamp.h of Postgres."""
 
 _GATHERED_BYTES: Final = 4 << 20
-"""Size of joined batches. Batches of 4,000 rows took 10 % longer; larger ones gained nothing."""
+"""4,000 rows took 10 % longer; larger batches gained nothing."""
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -60,14 +59,12 @@ _EXPORTS: Final = {
     "exceptions": (EXCEPTION_SCHEMA, ["object_version"]),
     "located": (LOCATED_SCHEMA, ["object_version"]),
 }
-"""The schema of each export, and its dictionary-encoded columns."""
 
 
 def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as rows in COPY's binary format, each beginning with the fields `same`.
+    """Return rows in COPY's binary format, each beginning with the fields `same`.
 
-    Texts and binaries become `text` and `bytea`, integers `int8`, timestamps in microseconds
-    `timestamptz`.
+    Integers become `int8`, timestamps in microseconds `timestamptz`.
     """
     count = (len(same) + batch.num_columns).to_bytes(2, "big")
     begin = count + b"".join(len(value).to_bytes(4, "big") + value for value in same)
@@ -79,7 +76,6 @@ def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays from which a column's COPY fields are joined."""
     if pa.types.is_integer(values.type) or pa.types.is_timestamp(values.type):
         begins = _POSTGRES_EPOCH_MICROSECONDS if pa.types.is_timestamp(values.type) else 0
         field = np.empty(len(values), [("length", ">i4"), ("value", ">i8")])
@@ -93,7 +89,6 @@ def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
 
 
 def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
-    """Return items of one width as binaries, null where the value is null."""
     ends = np.arange(len(fields) + 1, dtype=np.int32) * np.int32(fields.itemsize)
     whole = pa.Array.from_buffers(
         pa.binary(), len(fields), [None, pa.py_buffer(ends), pa.py_buffer(fields)]
@@ -117,10 +112,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def claim_batches(
     chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `CLAIM` from batches of `plan.read_identities`.
-
-    `chunks` maps chunk numbers to `caf_file_id`.
-    """
+    """Yield rows of `CLAIM`. `chunks` maps chunk numbers to `caf_file_id`."""
     numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
     for batch in _gathered(identities):
         is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
@@ -138,7 +130,7 @@ def claim_batches(
 
 
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LOCATION` from batches of LOCATION_SCHEMA without object parts."""
+    """Yield rows of `LOCATION`, without object parts."""
     for batch in _gathered(batches):
         columns = [
             batch["key"],
@@ -174,10 +166,9 @@ def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-    """Return the header set id of each row, and the number of each set's first row.
+    """Return each row's header set id (null without metadata), and each set's first row.
 
-    Like `ObjectHeaders.id`, a manifest sorts user metadata by name. The id is null without
-    metadata.
+    A manifest sorts user metadata like `ObjectHeaders.id`.
     """
     metadata = batch["user_metadata"]
     pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")
@@ -196,7 +187,7 @@ def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
 
 
 def batch_of_headers(headers: ObjectHeaders) -> pa.RecordBatch:
-    """Return a batch with one row: the columns of `HEADERS` and `user_metadata`."""
+    """Return a batch of one row, with user metadata."""
     columns = [pa.array([getattr(headers, name)]) for name in HEADERS]
     metadata = pa.array([sorted(headers.user_metadata.items())], pa.map_(pa.string(), pa.string()))
     return pa.record_batch([*columns, metadata], names=[*HEADERS, "user_metadata"])
@@ -208,7 +199,7 @@ def write_export(
     """Write an export as Parquet, replacing an older file; return the number of rows.
 
     `what` is a key of `_EXPORTS`. `fetched` yields rows with the values of the columns that they
-    lack. Raises StagingError if the file cannot be written.
+    lack.
     """
     schema, dictionaries = _EXPORTS[what]
     # No `WholeFile`: only this run reads the file, so a sync of gigabytes is not needed.

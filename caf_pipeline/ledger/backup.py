@@ -1,8 +1,7 @@
 """Backs the ledger up to a file in pg_dump's custom format, and restores it in one transaction.
 
-Other programs' tables in the database are not touched. The password reaches Postgres' programs
-through the environment, never on a command line. Source: "pg_dump", "pg_restore" and "psql" in the
-PostgreSQL 18 manual.
+Other programs' tables stay. The password reaches Postgres' programs through the environment, never
+on a command line. Source: "pg_dump", "pg_restore" and "psql" in the PostgreSQL 18 manual.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
 SELECT 'DROP FUNCTION ' || string_agg(oid::regprocedure::text, ', ') FROM pg_proc
 WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names') \gexec
 """
-r"""A script for psql. It waits up to 20 seconds for other processes' statements.
+r"""A script for psql. It waits up to 20 seconds for other statements.
 
 `\gexec` runs the text that the server returns, and nothing if it is NULL.
 """
@@ -83,13 +82,13 @@ COMMIT;
 
 @dataclass(frozen=True, slots=True)
 class BackupContents:
-    """The address of each source in a backup, by name."""
+    """Each source's address, by name."""
 
     sources: Mapping[str, str]
 
 
 class Programs:
-    """The client programs pg_dump, pg_restore and psql, for one database."""
+    """pg_dump, pg_restore and psql, for one database."""
 
     def __init__(self, database: Database, *, embedded: bool) -> None:
         address = conninfo_to_dict(database.url)
@@ -134,7 +133,6 @@ class Programs:
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = None,
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start a program in a context, and end it with the context."""
         database = [f"--dbname={self._address}"] if connects else []
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
@@ -169,7 +167,7 @@ class Programs:
 
 
 def names_of_ledger() -> Sequence[str]:
-    """Return the names of the tables, views, functions and indexes of the SQL files."""
+    """Return the tables, views, functions and indexes of the SQL files."""
     created = {name for file in schema_files() for _, name in _CREATED.findall(file.text.decode())}
     return sorted({*created, APPLIED})
 
@@ -233,7 +231,7 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
 
 
 def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Return the sources in a backup. Raises UsageError if it is not of this version."""
+    """Raises UsageError if the backup is not of this version."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
@@ -256,7 +254,6 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
 
 
 def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
-    """Return the rows of a small table in a backup, as text."""
     with programs.started(
         "pg_restore",
         "--data-only",
@@ -281,8 +278,8 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
 def restore(programs: Programs, path: Path, *, reason: str) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
-    Opening the ledger then creates tables that a later version added. If an error is raised, the
-    ledger is unchanged. Raises HeldByOther if a run holds a lease.
+    Opening it then creates a later version's tables. If an error is raised, the ledger is
+    unchanged. Raises HeldByOther if a run holds a lease.
     """
     names = names_of_ledger()
     try:

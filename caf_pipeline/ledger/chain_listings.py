@@ -76,7 +76,7 @@ class ChainListings(LedgerPart):
     """Records passes through a store's lists."""
 
     def begin(self, store: str, again_in: float) -> bool:
-        """Begin a pass if one is due, and return whether it was.
+        """Begin a pass if one is due; return whether it was.
 
         If the pass never ends, the next is due in `again_in` seconds.
         """
@@ -84,10 +84,7 @@ class ChainListings(LedgerPart):
         return begun is not None
 
     def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
-        """Return the located chunks of all sources and the time of the answer.
-
-        Needs about 500 bytes of memory a chunk.
-        """
+        """At the returned time. Needs about 500 bytes of memory a chunk."""
         copies: list[LocatedCopies] = []
         with self._engine.begin() as connection:
             began: datetime = connection.execute(select(func.now())).scalar_one()
@@ -111,9 +108,9 @@ class ChainListings(LedgerPart):
             self._execute(_SUSPECT, began=began, ids=ids[first : first + _MARKED])
 
     def end(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
-        """End a pass. The next is due `again_in` seconds after it began.
+        """The next pass is due `again_in` seconds after this one began.
 
-        After a whole pass, chunks that it did not suspect are no longer suspected.
+        After a whole pass, only chunks that it suspected remain suspected.
         """
         with self._engine.begin() as connection:
             if whole:
@@ -122,10 +119,9 @@ class ChainListings(LedgerPart):
             connection.execute(_END_WHOLE if whole else _END, values)
 
     def whole(self) -> Mapping[str, datetime]:
-        """Return when the last whole pass through each store began, if there was one."""
         return {row.store: row.whole_at for row in self._rows(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
-        """Return when the last whole pass began (None: never), and the suspected chunks' number."""
+        """When the last whole pass began, and the number of suspected chunks."""
         (row,) = self._rows(_SUSPICIONS, store=store, source=source)
         return row.whole_at, row.suspected

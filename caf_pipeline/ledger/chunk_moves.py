@@ -51,7 +51,7 @@ _OWN_METHOD: Final = {
     (_S.UPLOADING, _S.VERIFIED): "record_verified",
     (_S.VERIFIED, _S.LOCATED): "load_locations",
 }
-"""Moves that write more than the state, by their method. `move` refuses them."""
+"""Moves that write more than the state. `move` refuses them."""
 
 _SEALED: Final = (
     "caf_size_bytes",
@@ -73,10 +73,9 @@ _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 
 
 class ChunkMoves(LedgerPart):
-    """Moves chunks from state to state.
+    """Moves chunks. Methods write nothing if they raise.
 
-    Methods raise LeaseLost if the lease was taken over, and IllegalMove if the chunk's state
-    forbids the move. Then nothing was written.
+    They raise LeaseLost if the lease was taken over, and IllegalMove if the state forbids the move.
     """
 
     def __init__(self, engine: LedgerEngine, store: str) -> None:
@@ -86,15 +85,14 @@ class ChunkMoves(LedgerPart):
     def move(
         self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = ""
     ) -> None:
-        """Move a chunk whose move has no method of its own.
+        """Make a move that has no method of its own.
 
-        Moving to `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
-        Moving to `withdrawn` or `abandoned` ends the chunk's claims. Moving back from `sealed` to
-        `packing` claims skipped objects again, unless another chunk has taken them.
+        `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
+        `withdrawn` and `abandoned` end the chunk's claims. From `sealed` back to `packing`, skipped
+        objects are claimed again, unless another chunk has taken them.
 
-        Raises:
-            IllegalMove: the move would forget a post that is or may be on the chain, or a damaged
-                chunk has no copy that was seen right.
+        Raises IllegalMove also if the move would forget a live post, or if a damaged chunk has no
+        copy that was seen right.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
@@ -150,9 +148,7 @@ class ChunkMoves(LedgerPart):
 
         Ends the claims of skipped objects, and of `released` (key, object version) objects, which
         are planned again. `rows` returns batches of LOCATION_SCHEMA; a chunk of a `part` has none.
-
-        Raises:
-            LedgerError: the members differ in number from the remaining claims or the rows.
+        Raises LedgerError if members, remaining claims and rows differ in number.
         """
         facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
@@ -211,7 +207,7 @@ class ChunkMoves(LedgerPart):
         proof_type: int,
         samples: Sequence[Sample],
     ) -> None:
-        """Give a chunk that was never posted the root and samples of another type of tree.
+        """Give a chunk that was never posted the root of another type of tree.
 
         A waiting message with the old root is deleted.
         """
@@ -231,7 +227,7 @@ class ChunkMoves(LedgerPart):
             )
 
     def record_posting(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """Move posting → posted. Raises IntegrityError if the posted bytes are not the sealed."""
+        """Move posting → posted. Raises IntegrityError for other bytes than the sealed."""
         with self._engine.begin() as connection:
             store = connection.execute(_STORE, {"chunk": chunk}).scalar_one_or_none()
             changes = {
@@ -249,11 +245,10 @@ class ChunkMoves(LedgerPart):
             end_waiting(connection, moved.caf_file_id)
 
     def load_locations(self, lease: Lease, chunk: str) -> int:
-        """Move verified → located: write the seal's rows as locations, and end the chunk's claims.
+        """Move verified → located: write the seal's rows as locations, and end the claims.
 
-        The object of a part is located, and its claim ends, when all its parts are located. Returns
-        the number of rows. Raises LedgerError if another chunk in good standing has one of the
-        objects.
+        An object in parts is located when all its parts are. Returns the number of rows. Raises
+        LedgerError if another chunk in good standing has one of the objects.
         """
         with self._engine.begin() as connection:
             moved = move_row(
@@ -284,10 +279,9 @@ class ChunkMoves(LedgerPart):
         return written
 
     def record_repost(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """Give a `damaged` chunk the place of its new post, after the chain lost the first.
+        """Give a `damaged` chunk a new post, after the chain lost the first.
 
-        Copies of the first post are no longer listed. Raises IntegrityError if other bytes were
-        posted.
+        Copies of the first are no longer listed. Raises IntegrityError for other bytes.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")

@@ -112,7 +112,7 @@ _UNANSWERED: Final = _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_not
 
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
-"""Chunks located last whose rates enter the median. One long pause then changes little."""
+"""One long pause then changes the median little."""
 
 _OF_CHUNK: Final = (
     FILE_LOCATIONS.c.caf_file_id
@@ -153,7 +153,7 @@ _SOME_MEMBERS: Final[Select[Any]] = (
 
 
 def _sum_without_parts(column: ColumnElement[int]) -> ColumnElement[int]:
-    """Return the sum over chunks without a part: objects in parts are counted by object."""
+    """Objects in parts are counted by object."""
     return func.coalesce(func.sum(column).filter(OBJECT_PARTS.c.part.is_(None)), 0)
 
 
@@ -202,11 +202,7 @@ class Chunks(LedgerPart):
     """Reads chunks and objects."""
 
     def get(self, name: str) -> Chunk:
-        """Return a chunk.
-
-        Raises:
-            NotLocated: the ledger has no such chunk.
-        """
+        """Raises NotLocated if the ledger has no such chunk."""
         rows = self._rows(_CHUNK, name=name)
         if not rows:
             raise NotLocated(
@@ -219,7 +215,7 @@ class Chunks(LedgerPart):
     def list(
         self, source: str | None = None, states: Iterable[ChunkState] | None = None
     ) -> Sequence[Chunk]:
-        """Return chunks by name, without their samples."""
+        """By name, without samples."""
         states = [*states] if states is not None else [*ChunkState]
         statement = _IN_STATES if source is None else _IN_STATES.where(_OF_SOURCE)
         stored = sorted(set(map(stored_state, states)))
@@ -227,45 +223,38 @@ class Chunks(LedgerPart):
         return [_chunk(row) for row in rows]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
-        """Return located chunks to check, those first that were checked or located longest ago.
+        """Located chunks to check, the longest unchecked first.
 
         Up to `waiting` chunks whose next proof window has begun come before them. Chunks with a
-        copy that did not answer are left out: see `unanswered`.
+        copy that did not answer are left out.
         """
         rows = self._rows(_TO_PROVE, source=source, limit=limit, waiting=waiting)
         return [_chunk(row) for row in rows]
 
     def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
-        """Return located chunks that differ from the store's lists, the longest unchecked first."""
+        """Located chunks that differ from the store's lists, the longest unchecked first."""
         return [_chunk(row) for row in self._rows(_SUSPECTED, source=source, limit=limit)]
 
     def unanswered(self, source: str) -> Sequence[Chunk]:
-        """Return located chunks with a copy that did not answer, the oldest check first."""
+        """Located chunks with a copy that did not answer, the oldest check first."""
         return [_chunk(row) for row in self._rows(_UNANSWERED, source=source)]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
-        """Return the place of a random object of 1 to `most_bytes` bytes; None without any.
-
-        Reads the chunk's rows: about 0.5 s for a million.
-        """
+        """Takes about 0.5 s for a chunk of a million rows."""
         for row in self._rows(_ANY_OBJECT, chunk=chunk, most=most_bytes):
             return Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
         return None
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
-        """Return up to `limit` random location rows of a chunk. A part has a row of its own.
-
-        Reads the chunk's rows: about 0.5 s for a million.
-        """
+        """Takes as long as `any_object`. A part has a row of its own."""
         rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
         return [LocationRow(**row._asdict()) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
-        """Return whether the objects planned last have version ids, located or claimed."""
+        """Only the objects planned last count."""
         return bool(self._scalar(query("has_version_ids"), source=source, good=GOOD))
 
     def account(self, source: str) -> SourceAccount:
-        """Return the sums of a source, from the counts of its chunks."""
         with self._of_source(source) as (connection, source_id):
             sums = connection.execute(_SUMS, {"source_id": source_id}).fetchall()
             in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
@@ -289,7 +278,7 @@ class Chunks(LedgerPart):
         )
 
     def archive_rate(self, source: str) -> ArchiveRate | None:
-        """Return how fast the latest chunks were archived; None if fewer than `RATES_NEEDED`."""
+        """None if fewer than `RATES_NEEDED` chunks were located."""
         (row,) = self._rows(query("archive_rate"), source=source, chunks=RATES_ASKED + 1)
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
 

@@ -28,7 +28,6 @@ class Controls(LedgerPart):
     """Keeps the operator's orders. Runs obey them within seconds. Safe in threads."""
 
     def current(self) -> OperatorControls:
-        """Return the orders, and how many runs upload now."""
         (row,) = self._rows(query("operator_controls"), prefix=chunk_lease(""), states=_SENDING)
         orders = row.orders
         return OperatorControls(

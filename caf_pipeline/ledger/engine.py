@@ -1,6 +1,6 @@
 """Transactions on the ledger's database, through SQLAlchemy's engine and pool.
 
-Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in the SQLAlchemy 2.0
+Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in SQLAlchemy 2.0's
 documentation.
 """
 
@@ -37,8 +37,7 @@ POOL_SECONDS: Final = 30  # for a free connection
 STILL_SECONDS: Final = 30  # as long as a lease
 """Seconds, as long as a lease, after which the server ends an idle transaction.
 
-A COPY in progress does not count as idle: its locks last until the process goes on or its machine
-is gone.
+A COPY in progress does not count: its locks last until it goes on or its machine is gone.
 """
 
 # One round trip. The settings last for this transaction only, since a pooler shares sessions.
@@ -51,7 +50,7 @@ _engines: Final = weakref.WeakSet["LedgerEngine"]()
 
 
 class LedgerEngine:
-    """Transactions on one database. Safe in threads. A forked process opens its own connections."""
+    """Transactions on one database. Safe in threads and after a fork."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -73,10 +72,7 @@ class LedgerEngine:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Commit at the end of the context, or roll back on any exception.
-
-        LedgerUnreachable during a commit leaves open whether the commit succeeded.
-        """
+        """LedgerUnreachable during a commit leaves open whether the commit succeeded."""
         with self._translated(), self._engine.begin() as connection:
             try:
                 yield connection
@@ -102,16 +98,13 @@ class LedgerEngine:
             ) from error
 
     def bring_up(self, waits: Waits) -> None:
-        """Create missing tables: see `Database.bring_up`."""
         with self._translated(), self._engine.connect() as connection:
             self.database.bring_up(driver_connection(connection), waits)
 
     def close(self) -> None:
-        """Close the idle connections. A later transaction opens new ones."""
         self._engine.dispose()
 
     def after_fork(self) -> None:
-        """Leave all connections to the parent process."""
         self._engine.dispose(close=False)
 
 
@@ -132,7 +125,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
-    """Return psycopg's connection, for COPY and server-side cursors."""
+    """Return psycopg's connection."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver
@@ -148,7 +141,7 @@ class Lock(Enum):
 def execute(
     connection: Connection, statement: Executable | str, values: Mapping[str, Any]
 ) -> CursorResult[Any]:
-    """Execute a statement of SQLAlchemy, or SQL text with psycopg's placeholders."""
+    """Execute a statement of SQLAlchemy, or text with psycopg's placeholders."""
     if isinstance(statement, str):
         return connection.exec_driver_sql(statement, dict(values))
     return cast(CursorResult[Any], connection.execute(statement, dict(values)))
@@ -158,7 +151,7 @@ _SOURCE_ID: Final = select(SOURCES.c.source_id).where(SOURCES.c.name == bindpara
 
 
 class LedgerPart:
-    """The ledger's methods on one topic. Each method is one transaction."""
+    """The ledger's methods on one topic. Each is one transaction."""
 
     def __init__(self, engine: LedgerEngine) -> None:
         self._engine = engine
@@ -168,7 +161,6 @@ class LedgerPart:
             return execute(connection, statement, values).all()
 
     def _scalar(self, statement: Executable | str, **values: object) -> Any:  # noqa: ANN401
-        """Return the first column of one row; None without a row."""
         with self._engine.begin() as connection:
             return execute(connection, statement, values).scalar_one_or_none()
 
@@ -180,7 +172,6 @@ class LedgerPart:
     def _of_source(
         self, source: str, *, lock: Lock | None = None
     ) -> Iterator[tuple[Connection, int]]:
-        """Begin a transaction and yield it with the source's id."""
         with self._engine.begin() as connection:
             yield connection, source_id_of(connection, source, lock=lock)
 

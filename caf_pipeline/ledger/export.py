@@ -1,7 +1,7 @@
 """Exports a source's objects as Parquet: standings, exceptions, and full locations.
 
-Rows stream through a server-side cursor in batches, so memory does not grow with their number. A
-binary cursor was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
+Rows stream through a server-side cursor, so memory does not grow with their number. A binary cursor
+was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _NO_SKIP: Final = {"reason": None, "due": False}
 _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names of query files, with the values of the columns that their rows lack."""
+"""Query files, with the values of the columns that their rows lack."""
 
 _NOT_KEPT: Final[_Queries] = (
     ("export_claimed", {"standing": "claimed", **_NO_SKIP}),
@@ -59,25 +59,19 @@ _LOCATIONS: Final[_Queries] = (
 class Exports(LedgerPart):
     """Writes Parquet files. A file replaces an older file when it is complete.
 
-    Methods have constant memory, and return the number of rows if they write one file. They raise
-    StagingError if it cannot be written.
+    Memory is constant. Methods that write one file return its number of rows. They raise
+    StagingError if a file cannot be written.
     """
 
     def standing(self, source: str, path: Path) -> int:
-        """Write the standing of the source's objects at one moment (`inventory.STANDING_SCHEMA`).
-
-        An object may have several rows, e.g. skipped by one chunk and claimed by the next.
-        """
+        """An object may have several rows, e.g. skipped by one chunk and claimed by the next."""
         return self._export("standing", source, path, _STANDING)
 
     def changes(self, source: str, folder: Path, kept: Path) -> None:
         """Make a folder of files that together contain the rows of `standing`.
 
-        The caller removes `folder`. `kept` is a folder of files that the next call need not export
-        again.
-
-        Raises:
-            IntegrityError: a kept file was damaged while in use. Call again.
+        The caller removes `folder`. Files in `kept` need not be exported again. Raises
+        IntegrityError if one was damaged while in use: call again.
         """
         folder.mkdir()
         exported = folder / "exported"
@@ -111,14 +105,10 @@ class Exports(LedgerPart):
             return locations.count_differing(exported)
 
     def exceptions(self, source: str, path: Path) -> int:
-        """Write the exceptions of the source (`inventory.EXCEPTION_SCHEMA`)."""
         return self._export("exceptions", source, path, _EXCEPTIONS)
 
     def located(self, source: str, path: Path) -> int:
-        """Write the source's locations in chunks in good standing (`inventory.LOCATED_SCHEMA`).
-
-        The rows of a chunk follow each other. An object in parts has all its rows, or none.
-        """
+        """The rows of a chunk follow each other. An object in parts has all its rows, or none."""
         return self._export("located", source, path, _LOCATIONS)
 
     def _export(self, what: str, source: str, path: Path, queries: _Queries) -> int:
@@ -127,10 +117,7 @@ class Exports(LedgerPart):
 
     @contextmanager
     def _one_moment(self, source: str) -> Iterator[tuple[Connection, int]]:
-        """Begin a read-only transaction in which all queries see one snapshot of the database.
-
-        Two queries at two moments would both miss a chunk that was located in between.
-        """
+        """Two queries at two moments would both miss a chunk that was located in between."""
         with self._engine.begin() as connection:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             # By default a cursor is planned for its first rows, by index. Here all rows are read.

@@ -16,12 +16,12 @@ class FolderStores(LedgerPart):
     """Keeps the id of the folder store."""
 
     def folder_store(self) -> str | None:
-        """Return the id of the folder that has the chunks; None before `mark_folder_store`."""
+        """None before `mark_folder_store`."""
         folder_id: str | None = self._scalar(_READ)
         return folder_id
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Record the folder that has the chunks and return its id. An earlier id stays."""
+        """Record a folder's id, unless there is one; return the recorded id."""
         with self._engine.begin() as connection:
             connection.execute(_MARK, {"id": folder_id})
             return str(connection.execute(_READ).scalar_one())

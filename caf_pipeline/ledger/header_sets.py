@@ -26,7 +26,7 @@ _CREATE: Final = """
 def record_header_sets(
     connection: Connection, batches: Iterable[pa.RecordBatch], part: PartLocation | None = None
 ) -> None:
-    """Insert the header sets of a chunk's objects and of its part. StandingRow sets stay.
+    """Insert the header sets of a chunk's objects and of its part. Existing sets stay.
 
     `batches` have the columns of LOCATION_SCHEMA.
     """

@@ -1,7 +1,7 @@
 """Restores chunks that only the store knows: plan, chunk, locations, skips and copies.
 
-Objects are loaded by COPY into `pending_locations`, so memory does not grow with their number. The
-order of restores does not matter, except that an object in two chunks stays in the first.
+Memory does not grow with the number of objects. The order of restores does not matter, except that
+an object in two chunks stays in the first.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
 UNKNOWN_PLAN: Final = b"restored"
-"""Prefix of the hash of a plan whose hash is not known: 40 bytes, where a real hash has 32."""
+"""Prefix of the 40 bytes for an unknown hash of a plan. A real hash has 32."""
 
 _PLAN: Final = select(PLANS.c.plan_id, PLANS.c.sha256).where(
     PLANS.c.source_id == bindparam("source_id"), PLANS.c.name == bindparam("name")
@@ -108,7 +108,7 @@ _UNKNOWN_POSTS: Final = (
 
 
 class _Superseded(Exception):
-    """Rolls back a restore whose objects are all in other chunks. Caught in `restore_chunk`."""
+    """All objects are in other chunks."""
 
 
 class ChunkImport(LedgerPart):
@@ -119,41 +119,36 @@ class ChunkImport(LedgerPart):
         self._store = store
 
     def begin(self, source: str) -> None:
-        """Record that the source is being restored, until `end`."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(
                 insert(REBUILDS).values(source_id=source_id).on_conflict_do_nothing()
             )
 
     def end(self, source: str) -> None:
-        """Record that everything was restored, or need not be."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(delete(REBUILDS).where(REBUILDS.c.source_id == source_id))
 
     def began_at(self, source: str) -> datetime | None:
-        """Return when the source's unfinished rebuild began; None without any."""
         began_at: datetime | None = self._scalar(_BEGAN_AT, source=source)
         return began_at
 
     def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
-        """Record that posts of these Merkle roots are not and need not be chunks of this ledger.
+        """Record that these Merkle roots need not be chunks of this ledger.
 
-        `superseded`: other chunks have all their objects; else an operator ordered a second copy.
+        `superseded`: other chunks have all their objects; else an operator ordered a copy.
         """
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "roots": list(roots), "superseded": superseded}
             connection.exec_driver_sql(query("leave_posts"), values)
 
     def left_posts(self, source: str) -> Set[bytes]:
-        """Return the Merkle roots recorded by `leave_posts`."""
         return {row.merkle_root for row in self._rows(_LEFT_POSTS, source=source)}
 
     def unknown_posts(self, source: str) -> int:
-        """Return how many unknown posts the last search found. They stop all posting."""
+        """They stop all posting."""
         return int(self._scalar(_UNKNOWN_POSTS, source=source))
 
     def has_live_post(self, chunk: str) -> bool:
-        """Return whether a transaction of this ledger posts the chunk, or may."""
         return bool(self._scalar(_HAS_LIVE_POST, chunk=chunk))
 
     def restore_chunk(
@@ -170,16 +165,16 @@ class ChunkImport(LedgerPart):
         """Write a chunk that the ledger does not have, with its plan, rows and skips.
 
         Objects that a chunk in good standing has keep their location, and are no longer skipped.
-        Returns the number of locations. It is 0 if other chunks have all objects. Then, and if an
+        Returns the number of locations, or 0 if other chunks have all objects. Then, and if an
         error is raised, nothing was written.
 
-        `rows` returns batches of LOCATION_SCHEMA. A missing plan is recorded with `plan_folder`.
-        The chunk is `damaged` if there is a `fault`. `logs` is None if packing did not look for
-        logs. `lease` is on the ledger's chunk of this name, which was never posted and is replaced.
+        `rows` returns batches of LOCATION_SCHEMA. `plan_folder` is for a missing plan. A `fault`
+        makes the chunk `damaged`. `logs` is None if packing did not look for logs. `lease` is on
+        the ledger's chunk of this name, which was never posted and is replaced.
 
         Raises:
-            LedgerError: the ledger has the chunk; or rows or skips differ in number from its
-                counts, or name an object twice.
+            LedgerError: the ledger has the chunk; or rows or skips do not fit its counts, or name
+                an object twice.
             ClaimConflict: a chunk under way claims one of its objects.
             IntegrityError: the ledger has another plan of this name.
         """
@@ -257,7 +252,6 @@ class ChunkImport(LedgerPart):
 
 
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
-    """Return the id of the chunk's plan. Insert the plan, or add its hash, if missing."""
     names = {"source_id": source_id, "name": chunk.plan}
     plan = connection.execute(_PLAN, names).one_or_none()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
@@ -285,7 +279,6 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
 
 
 def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
-    """End the claims and requests of a chunk that was never posted."""
     caf_file_id = require_state(
         connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file"
     )

@@ -2,11 +2,8 @@
 
     <sha256>.parquet    locations of some chunks, sorted by key; the footer names the chunks
 
-At each plan the database describes the chunks in good standing, whose rows never change. Rows of a
-chunk that it describes otherwise, or of a missing or damaged file, are exported again. The files
-may be removed at any time.
-
-A new file takes over files that are not much larger, so that few remain.
+A plan exports again the rows of a chunk whose state changed, or of a missing or damaged file. The
+files may be removed at any time.
 """
 
 import contextlib
@@ -35,11 +32,11 @@ _CHUNKS: Final = "caf.chunks"
 _TAKEN_OVER: Final = 2
 """A new file takes over files with up to this many times its rows.
 
-A row is then written again about log₂(all rows) times.
+A row is then written about log₂(all rows) times.
 """
 
 Chunks = Mapping[int, tuple[str, int]]
-"""By `caf_file_id`: a text that identifies the chunk's state, and its number of rows."""
+"""By `caf_file_id`: a text that identifies the chunk's state, and its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class _File:
 
 
 class KeptLocations:
-    """The files of one source in a folder. One process at a time has them: see `open_kept`."""
+    """The files of one source, for one process at a time: see `open_kept`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +64,7 @@ class KeptLocations:
         self._files.sort(key=lambda file: file.rows)
 
     def missing(self, chunks: Chunks) -> list[int]:
-        """Return which of the `chunks` in good standing no file has. Others no longer count."""
+        """Return the `chunks` in good standing that no file has. Others no longer count."""
         missing = dict(chunks)
         for file in reversed(self._files):
             self._live[file.path] = [
@@ -78,7 +75,7 @@ class KeptLocations:
         return list(missing)
 
     def add(self, exported: Path, added: Sequence[int], chunks: Chunks) -> None:
-        """Keep the exported rows of the `added` chunks, and drop rows that no longer count."""
+        """Keep the exported rows of the `added` chunks; drop rows that no longer count."""
         total = sum(chunks[chunk][1] for chunk in added)
         old = []
         for file in self._files:
@@ -118,7 +115,7 @@ class KeptLocations:
             yield f"FROM kept_{number} WHERE caf_file_id IN (SELECT caf_file_id FROM live_{number})"
 
     def count_differing(self, exported: Path) -> int:
-        """Return how many rows are only in these files, or only in `exported`.
+        """Return how many rows are only here, or only in `exported`.
 
         `exported` has the chunks that `missing` did not return.
         """
@@ -133,7 +130,7 @@ class KeptLocations:
         return count
 
     def link_into(self, folder: Path) -> None:
-        """Link the files into a folder. The links stay after the files are replaced."""
+        """The links outlive replaced files."""
         for file in self._files:
             link = folder / file.path.name
             try:
@@ -168,7 +165,7 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
 
 
 def _intact(path: Path) -> _File | None:
-    """Return a file if it is intact; None for anything else, e.g. another version's file."""
+    """None for anything else, e.g. another version's file."""
     try:
         if path.suffix != ".parquet" or _sha256(path) != path.stem:
             return None

@@ -27,8 +27,8 @@ class LaunchableChunks(LedgerPart):
     def chunks(self, after: Mapping[str, int], limit: int) -> Sequence[LaunchableChunk]:
         """Return chunks under way, oldest first, at most `limit` of each source.
 
-        `after` has for each source the `caf_file_id` after which its chunks begin. Up to `limit`
-        chunks come before them whose run died after the last move, before it released staging.
+        Each source's chunks begin after its `caf_file_id` in `after`. Up to `limit` chunks come
+        before them whose run died after the last move, before it released staging.
         """
         values = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
         unreleased = self._rows(query("unreleased_chunks"), **values)
@@ -39,6 +39,5 @@ class LaunchableChunks(LedgerPart):
         ]
 
     def last_located(self, sources: Sequence[str]) -> Mapping[str, datetime]:
-        """Return when a chunk of each source was last located. Sources without one are absent."""
         rows = self._rows(_LAST_LOCATED, sources=list(sources))
         return {row.name: row.at for row in rows if row.at is not None}

@@ -1,9 +1,9 @@
 """Leases: the right of one run to work on one thing, with an epoch and an expiry.
 
-The epoch grows with each new holder, and every move names it. A holder that was paused and taken
-for dead can therefore move nothing when it wakes. The epoch is at least the time in milliseconds,
-so that no epoch repeats after an older backup was restored. The expiry, by the database's clock,
-only says when other runs may take over. Source: "A chunk" in docs/explanation/design.md.
+The epoch grows with each holder, and every move names it: a holder that was paused and taken for
+dead can move nothing. An epoch is at least the time in milliseconds, so that none repeats after an
+older backup was restored. The expiry, by the database's clock, only says when others may take over.
+Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib
@@ -41,10 +41,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
-"""Seconds that a lease lasts without renewal: longer than a failover of the database.
-
-A run waits this long after a crash on another machine.
-"""
+"""Longer than a failover of the database. A run waits as long after a crash elsewhere."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
@@ -84,10 +81,7 @@ _RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_RELEASED)
 
 
 class HeldLease:
-    """A context that waits for a lease, renews it in the background, and releases it.
-
-    `epoch` is 0 before the lease is held.
-    """
+    """Waits for a lease, renews it in the background, and releases it. `epoch` is 0 before."""
 
     def __init__(
         self,
@@ -113,7 +107,6 @@ class HeldLease:
         )
 
     def __enter__(self) -> Self:
-        """Take the lease. Raises HeldByOther if a live run has it."""
         first = lease = self._take()
         if first is not None:
             with self._waits.lease(self.name, first.holder.run):
@@ -126,7 +119,6 @@ class HeldLease:
         return self
 
     def _take(self) -> LeaseRecord | None:
-        """Take the lease and return None, or return the other holder's lease."""
         started = time.monotonic()
         with self._engine.begin() as connection:
             lease = self._try(connection)
@@ -146,7 +138,7 @@ class HeldLease:
             connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
 
     def check(self) -> None:
-        """Raise LeaseLost if another run took the lease over, or it was not renewed in time."""
+        """Raise LeaseLost if another run took over, or the lease was not renewed in time."""
         reason = self._lost
         if not reason and time.monotonic() > self._good_until:
             reason = f"it could not be renewed for {self._seconds:g} s{self._error}"
@@ -209,19 +201,15 @@ class Leases(LedgerPart):
         self._seconds = seconds
 
     def hold(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
-        """Hold a lease in a context. A chunk's lease (`chunk_lease`) also sets the chunk's epoch.
+        """Hold a lease in a context. A chunk's lease also sets the chunk's epoch.
 
-        If the holder was a process of this machine that is dead, the lease is taken over
-        immediately. Otherwise the call waits until the holder renews the lease or it expires (at
-        most one lease time). `waits` shows this wait.
-
-        Raises:
-            HeldByOther: a live run has it.
+        The lease of a dead process of this machine is taken over immediately. Otherwise the call
+        waits until the holder renews the lease or it expires. Raises HeldByOther if a live run has
+        it.
         """
         return HeldLease(self._engine, name, holder, seconds=self._seconds, waits=waits)
 
     def list(self) -> Sequence[LeaseRecord]:
-        """Return all leases that were not released, by name."""
         return [
             _record(row)
             for row in self._rows(
@@ -230,14 +218,13 @@ class Leases(LedgerPart):
         ]
 
     def ever_held(self, names: Collection[str]) -> set[str]:
-        """Return the leases that a run of this ledger ever held."""
         return {row.name for row in self._rows(_EVER_HELD, names=[*names])}
 
     def end(self, name: str, epoch: int) -> bool:
         """Release a lease that its holder left. Its row and epoch stay.
 
         Returns False if the lease has another epoch, was released, or may still be held: by a live
-        process of this machine, or by a process elsewhere whose lease has not expired.
+        process of this machine, or elsewhere and not expired.
         """
         with self._engine.begin() as connection:
             row = connection.execute(_LOCK, {"name": name}).one_or_none()

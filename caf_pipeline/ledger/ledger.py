@@ -34,14 +34,14 @@ from caf_pipeline.waits import Waits
 class Ledger:
     """Gives access to one ledger database. Safe in threads.
 
-    Each method of a topic is one transaction. Its writes are durable when it returns. Every method
-    raises LedgerUnreachable if the database does not answer.
+    Each method of a topic is one transaction, durable when it returns. Every method raises
+    LedgerUnreachable if the database does not answer.
     """
 
     def __init__(
         self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS
     ) -> None:
-        """Create the ledger without connecting. `store` is the store's kind in the settings."""
+        """Does not connect. `store`: a kind of the settings."""
         self.database = database
         self._engine = engine = LedgerEngine(database)
         self._lease_seconds = lease_seconds
@@ -71,14 +71,12 @@ class Ledger:
         self.controls = Controls(engine)
 
     def bring_up(self, waits: Waits) -> None:
-        """Create missing tables: see `Database.bring_up`."""
         self._engine.bring_up(waits)
 
     def close(self) -> None:
-        """Close the idle connections. A later call opens new ones."""
+        """A later call opens new connections."""
         self.lookup.close()
         self._engine.close()
 
     def transactions(self, holder: Holder) -> TransactionLog:
-        """Return the log of signed transactions, for this holder."""
         return TransactionLog(self._engine, holder, lease_seconds=self._lease_seconds)

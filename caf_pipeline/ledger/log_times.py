@@ -1,7 +1,4 @@
-"""First and last times of archived logs.
-
-A chunk's seal writes them. A search fetches only objects whose times match.
-"""
+"""First and last times of archived logs. A search fetches only objects whose times match."""
 
 from collections.abc import Collection
 from typing import Final
@@ -28,7 +25,7 @@ _HAS_NO_TIMES: Final = (
 def record_log_times(
     connection: Connection, caf_file_id: int, logs: Collection[LogTimes] | None
 ) -> None:
-    """Write the times of a chunk's logs. None: its packing did not look for logs."""
+    """Write a chunk's log times. None: its packing did not look for logs."""
     if logs is not None:
         connection.execute(_HAS_TIMES, {"id": caf_file_id})
     if logs:

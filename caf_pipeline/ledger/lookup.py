@@ -1,8 +1,7 @@
 """Lookups for readers: where the content of keys is, and whether it is current in the bucket.
 
-Uses psycopg alone, and needs no right but SELECT. One round trip answers any number of keys, at one
-moment. Source: "Which objects are to be archived" in docs/explanation/design.md; decision 30 for
-SQLAlchemy.
+Uses psycopg alone (decision 30) and only the right to SELECT. One round trip answers any number of
+keys at one moment. Source: "Which objects are to be archived" in docs/explanation/design.md.
 """
 
 import re
@@ -32,11 +31,11 @@ _SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s)"
 
 KeyRange = tuple[str, str | None]
-"""Keys from the first text up to the second, exclusive, in byte order. None: no upper bound."""
+"""From the first key to the second, exclusive, in byte order. None: no upper bound."""
 
 
 class LookupRow(NamedTuple):
-    """A row of the database's function look_up, which describes its columns (sql/)."""
+    """A row of the database's function look_up, described in sql/."""
 
     kind: str
     key: str
@@ -59,22 +58,20 @@ class LookupRow(NamedTuple):
 
 
 class Lookup:
-    """Answers readers' questions. Nothing here writes. Safe in threads."""
+    """Answers readers' questions. Writes nothing. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         self._connections = ReadConnections(database)
 
     def bring_up(self, waits: Waits) -> None:
-        """Create missing tables: see `Database.bring_up`."""
         with self._connections.connection() as connection:
             self._connections.database.bring_up(connection, waits)
 
     def close(self) -> None:
-        """Close the idle connections. A later query opens new ones."""
+        """A later query opens new connections."""
         self._connections.close()
 
     def sources(self) -> Sequence[str]:
-        """Return the names of all sources ever registered."""
         return self._column("SELECT name FROM sources ORDER BY name", {})
 
     def _column(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
@@ -89,10 +86,7 @@ class Lookup:
         *,
         as_of: datetime | None = None,
     ) -> Location | None:
-        """Return the location of a key as `locate_many` does, or the location of one version.
-
-        The location of a version has no currency.
-        """
+        """Like `locate_many`. The location of a version has no currency."""
         if object_version is None:
             return self.locate_many(source, [key], last_seen=True, as_of=as_of).get(key)
         if not can_be_stored(key):
@@ -116,11 +110,11 @@ class Lookup:
 
         Current is the content that the latest exception names, or the content with the greatest
         last_modified if that is later. If it is not located, or the key is gone, the result is the
-        located content with the greatest last_modified, and its `currency` shows that. Only chunks
-        in good standing count. All keys and results are in memory.
+        located content with the greatest last_modified, and `currency` shows that. Only chunks in
+        good standing count. All results are in memory.
 
-        `last_seen` adds when a key that is gone was last listed, in one more round trip for each.
-        If `as_of` is set, content modified or stated later does not count: see `Currency.as_of`.
+        `last_seen` adds when a key that is gone was last listed, in one more round trip each.
+        Content modified or stated after `as_of` does not count.
         """
         supported = list(filter(can_be_stored, keys))
         rows: Mapping[str, defaultdict[str, list[LookupRow]]] = {
@@ -142,7 +136,7 @@ class Lookup:
         return located
 
     def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
-        """Return the located versions of each key: that of `locate_many`, then newest first."""
+        """Each key's versions: that of `locate_many`, then newest first."""
         supported = list(filter(can_be_stored, keys))
         current = self.locate_many(source, supported)
         others = defaultdict(list)
@@ -160,7 +154,7 @@ class Lookup:
         return versions
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return up to `limit` located versions of a key, latest first, and their total number."""
+        """Located versions, latest first, and their total number."""
         if not can_be_stored(source) or not can_be_stored(key):
             return [], 0
         values = {"source": source, "key": key, "good": GOOD, "limit": limit}
@@ -173,9 +167,9 @@ class Lookup:
         ], rows[0][-1] if rows else 0
 
     def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
-        """Return up to `limit` keys in `[start, end)` in byte order. `end` None: no upper bound.
+        """Return keys in `[start, end)` in byte order.
 
-        The result may contain keys without a location in good standing.
+        They may have no location in good standing.
         """
         if not can_be_stored(source):
             return []
@@ -188,7 +182,7 @@ class Lookup:
     ) -> tuple[int, int]:
         """Return how many objects are still to be archived, and how many were skipped.
 
-        Counts keys in the range `plain`, and encoded keys of unsupported objects in `encoded`.
+        `encoded` is the range of unsupported objects' percent-encoded keys.
         """
         if not can_be_stored(source):
             return 0, 0
@@ -206,7 +200,7 @@ class Lookup:
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
         """Return a key's identities that are claimed, skipped, or in a lost chunk, latest first.
 
-        The key may contain bytes that are not UTF-8, as `os.fsdecode` returns them.
+        The key may contain any bytes, as `os.fsdecode` returns them.
         """
         try:
             encoded = key.encode("utf-8", "surrogateescape")
@@ -221,21 +215,19 @@ class Lookup:
             return cursor.execute(query("not_archived"), values).fetchall()
 
     def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
-        """Return the header sets with these names."""
         with self._connections.connection() as connection:
             cursor = connection.cursor(binary=True)
             rows = cursor.execute(query("header_sets"), {"names": list(names)}).fetchall()
         return {name: ObjectHeaders(*values) for name, *values in rows}
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
-        """Return the chunks whose packing looked for logs."""
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"
         return set(self._column(statement, {"chunks": list(chunks)}))
 
     def log_times(
         self, locations: Sequence[Location]
     ) -> Mapping[int, tuple[int | None, int | None]]:
-        """Return the first and last time of each log, by position in `locations`, if known."""
+        """First and last times, by position in `locations`, if known."""
         values = {
             "chunks": [location.chunk for location in locations],
             "starts": [location.row.start_byte for location in locations],
@@ -250,7 +242,6 @@ class Lookup:
         }
 
     def provider_records(self) -> Mapping[str, ProviderRecord]:
-        """Return the measured rates and failures of providers, by provider."""
         statement = (
             "SELECT provider, upload_rate, download_rate, failures, failed_at "
             "FROM providers ORDER BY provider"
@@ -260,24 +251,19 @@ class Lookup:
             return {record.provider: record for record in cursor}
 
     def seen_height(self, chain_id: str) -> int:
-        """Return the greatest block height ever seen on a chain; 0 if none was."""
         heights = self._column(
             "SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s", {"chain_id": chain_id}
         )
         return max(heights, default=0)
 
     def folder_store(self) -> str | None:
-        """Return the id of the folder that has the chunks; None if none was marked."""
         return next(iter(self._column("SELECT id FROM folder_store", {})), None)
 
 
 def _look_up(
     connection: psycopg.Connection, source: str, keys: Sequence[str], as_of: datetime | None = None
 ) -> Sequence[LookupRow]:
-    """Return the rows of keys at one moment.
-
-    A row after `as_of` is left out, except for the first later statement on each key, as 'next'.
-    """
+    """Rows after `as_of` are left out, but for each key's first later statement ('next')."""
     require_zone(as_of)
     if not can_be_stored(source):
         return []
@@ -335,7 +321,6 @@ def _location(row: LookupRow, currency: Currency | None = None) -> Location:
 def _choose(
     versions: Sequence[LookupRow], exceptions: Sequence[LookupRow], stated_next: Sequence[LookupRow]
 ) -> tuple[LookupRow, LookupRow | None]:
-    """Return the location to return for a key, and the exception in force, if any."""
     if len(versions) == 1 and not exceptions:  # the case of nearly all keys
         return versions[0], None
     latest = max(row.moment for row in versions)
@@ -378,7 +363,6 @@ def _currency(
 def _last_seen(
     connection: psycopg.Connection, source: str, location: LookupRow, gone: LookupRow
 ) -> datetime | None:
-    """Return when an inventory last listed a key that is gone, or when it was planned."""
     values = {"source": source, "inventory": gone.inventory, "key": location.key.encode()}
     times: list[datetime | None] = [
         *(connection.execute(query("last_seen"), values).fetchone() or ())

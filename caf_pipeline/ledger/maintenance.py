@@ -27,7 +27,6 @@ class StrayRows(LedgerPart):
     """Finds and removes rows that no run needs. Safe at any time, and concurrently."""
 
     def unsettled(self) -> Sequence[SignedTransaction]:
-        """Return the transactions of all accounts with unknown outcome, by account and sequence."""
         return [
             SignedTransaction(**row._asdict())
             for row in self._rows(
@@ -36,10 +35,10 @@ class StrayRows(LedgerPart):
         ]
 
     def by_chunk(self, source: str) -> Sequence[ChunkRows]:
-        """Count a source's location rows, pending rows and claims by chunk, at one moment.
+        """Count a source's rows and claims by chunk, at one moment.
 
         Includes chunks without rows. An object in parts has one claim, which counts for each of its
-        chunks. Empty for an unknown source. Reads each table once.
+        chunks. Reads each table once.
         """
         rows = self._rows(query("rows_by_chunk"), source=source, claiming=sorted(CLAIMING))
         return [
@@ -48,9 +47,9 @@ class StrayRows(LedgerPart):
         ]
 
     def drop(self, caf_file_id: int) -> int:
-        """Remove rows that a chunk's state forbids, or that have no chunk; return their number.
+        """Remove rows without a chunk or against its state; return their number.
 
-        Claims that fit the chunk's state stay, and so do locations that it has or had.
+        Locations that it has or had stay.
         """
         dropped = 0
         with self._engine.begin() as connection:

@@ -1,8 +1,8 @@
-"""Guarded moves of a chunk and its copy, by state and epoch.
+"""Guarded moves of a chunk and its copy, by state and epoch, in the caller's transaction.
 
-All functions run in the caller's transaction. A move locks the chunk's row and compares the epoch
-before it reads the states: a statement that waits for a lock reads copies from before the wait.
-Source: "Promises" in docs/explanation/design.md.
+A move locks the chunk's row and compares the epoch before it reads the states: a statement that
+waits for a lock reads copies from before the wait. Source: "Promises" in
+docs/explanation/design.md.
 """
 
 import json
@@ -57,11 +57,7 @@ def move_row(
     changes: Mapping[str, Any] = MappingProxyType({}),
     copy_changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Row[Any]:
-    """Make a guarded move and return the chunk's ids and sizes after it.
-
-    `changes` and `copy_changes` hold values for other columns of the chunk and of its copy. A seal
-    inserts the copy itself.
-    """
+    """Make a guarded move; return the chunk's ids and sizes after it. A seal inserts the copy."""
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
     row = connection.execute(_STATE, {"id": caf_file_id}).one()
@@ -92,7 +88,7 @@ def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
-    """Lock the chunk's row and return its id. Raises LeaseLost if another run holds the chunk."""
+    """Lock the chunk's row and return its id. Raises LeaseLost if another run holds it."""
     if lease.name != chunk_lease(chunk):
         raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
     row = connection.execute(_LOCK, {"chunk": chunk}).one_or_none()
@@ -106,7 +102,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(
     connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str
 ) -> int:
-    """Lock the chunk's row and return its id. Raises IllegalMove in any other state."""
+    """Like `guarded`. Raises IllegalMove in any other state."""
     caf_file_id = guarded(connection, lease, chunk)
     state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
@@ -117,7 +113,7 @@ def require_state(
 
 
 def require_sealed_bytes(chunk: str, row: Row[Any], posting: PostRecord) -> None:
-    """Raise IntegrityError if other bytes than the sealed bytes were posted."""
+    """Raise IntegrityError if other bytes were posted."""
     if (row.merkle_root, row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
         raise IntegrityError(
             f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), "

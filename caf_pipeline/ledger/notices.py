@@ -1,7 +1,7 @@
 """Keys that S3's event notifications named until they are listed, and invalid messages.
 
-A listing that begins marks the noticed keys (`mark_noticed`). When all that it lists is planned or
-known, `forget_noticed` removes the marked keys. A later event removes the mark of its key.
+A listing that begins marks the noticed keys. When all that it lists is planned or known, the marked
+keys are removed. A later event removes its key's mark.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from caf_pipeline.source.protocol import QueueMessage
 
 MOST_SET_APART: Final = 1_000
-"""Messages of one source. Further messages stay in the queue.
-
-Otherwise a stranger who may send to the queue could fill the ledger.
-"""
+"""A source's further messages stay in the queue: no stranger can fill the ledger."""
 
 _AFTER_KEY: Final = and_(
     NOTICED_KEYS.c.source_id == SOURCES.c.source_id,
@@ -125,14 +122,13 @@ _QUEUE_TO_READ: Final = _QUEUE.on_conflict_do_nothing(index_elements=[QUEUE_READ
 
 
 class Notices(LedgerPart):
-    """Keeps noticed keys and messages that are set apart."""
+    """Keeps noticed keys and messages set apart."""
 
     def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
-        """Write the keys that messages name, and set apart messages that are not source events.
+        """Write the keys that messages name, and set apart other messages.
 
         A restored object that was skipped for cold storage, or that a chunk under way will skip, is
-        due now. Returns the ids of the durable messages, without those that do not fit in the
-        table.
+        due now. Returns the ids of the durable messages, without those that do not fit in.
         """
         events = [event for message in messages for event in message.events]
         latest: dict[bytes, str] = {}
@@ -168,27 +164,18 @@ class Notices(LedgerPart):
         return {message.message_id for message in messages} - refused
 
     def record_queue(self, source: str, *, read: bool) -> None:
-        """Record that the source's queue was read without an error.
-
-        `read` False: record that the queue is to be read from now on, unless a time is recorded.
-        """
+        """`read` False: the queue is to be read from now on, unless a time is recorded."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(_QUEUE_READ if read else _QUEUE_TO_READ, {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
-        """Record that a listing begins of keys greater than `after`, up to and including `until`.
-
-        `until` None: no limit. Does nothing for an unknown source.
-        """
+        """A listing of keys in `(after, until]` begins. An unknown source is ignored."""
         self._execute(_up_to(until, _MARK), source=source, listing=listing, after=after)
 
     def forget_noticed(
         self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None
     ) -> None:
-        """Forget keys in a listing's range that had no event since the listing began.
-
-        The range begins after `after` and includes `until`.
-        """
+        """Forget keys in `(after, until]` that had no event since the listing began."""
         with self._engine.begin() as connection:
             connection.exec_driver_sql(
                 query("forget_noticed"), {"source": source, "listing": listing, "until": until}
@@ -198,7 +185,7 @@ class Notices(LedgerPart):
             )
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
-        """Return up to `limit` noticed keys greater than `after`, in byte order."""
+        """Keys greater than `after`, in byte order."""
         with self._of_source(source) as (connection, source_id):
             return (
                 connection.execute(
@@ -209,12 +196,12 @@ class Notices(LedgerPart):
             )
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-        """Return the numbers of noticed keys and of messages set apart, by source, if any."""
+        """Numbers of noticed keys and of messages set apart, by source."""
         rows = self._rows(_COUNTS, sources=list(sources))
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
-        """Return a source's messages that were set apart, oldest first."""
+        """Oldest first."""
         with self._of_source(source) as (connection, source_id):
             return [
                 MessageSetApart(**row._asdict())
@@ -222,7 +209,6 @@ class Notices(LedgerPart):
             ]
 
     def remove_messages(self, source: str, message_ids: Sequence[str]) -> None:
-        """Remove messages that were set apart."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(_REMOVE, {"source_id": source_id, "ids": list(message_ids)})
 

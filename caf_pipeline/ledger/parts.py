@@ -1,9 +1,8 @@
 """Objects that are split over chunks: the part of each chunk, and the effects of its moves.
 
-An object in parts has one claim, held by the chunk of its first part. The claim ends when all parts
-are located, or when one chunk gives its part up, which abandons all parts of the plan. Only the
-view `objects_in_parts` decides whether all parts are located. Source:
-docs/decisions/0020-objects-over-several-chunks.md.
+The chunk of the first part holds the object's claim. The claim ends when all parts are located, or
+when a chunk gives its part up, which abandons all parts. Only the view `objects_in_parts` decides
+whether all are located. Source: docs/decisions/0020-objects-over-several-chunks.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -109,7 +108,7 @@ def register_parts(
     chunks: Mapping[int, int],
     parts: Iterable[tuple[int, PlannedObject]],
 ) -> None:
-    """Write the parts of a plan's chunks. `chunks` maps chunk numbers to `caf_file_id`."""
+    """Write the parts of a plan. `chunks` maps chunk numbers to `caf_file_id`."""
     rows = (
         (
             chunks[number],
@@ -132,7 +131,7 @@ def register_parts(
 def import_part(
     connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: PartLocation
 ) -> None:
-    """Write the part of a restored chunk, and its location."""
+    """Write a restored chunk's part and its location."""
     row, numbers = part.row, part.part
     rewritten = is_rewritten(row.object_version, row.etag, part.object_bytes)
     columns = (
@@ -166,7 +165,7 @@ def _register(
 
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
-    """Return whether the chunk has a part of an object."""
+    """Return whether the chunk has a part."""
     return bool(
         connection.execute(
             select(exists().where(OBJECT_PARTS.c.caf_file_id == caf_file_id))
@@ -175,9 +174,9 @@ def has_part(connection: Connection, caf_file_id: int) -> bool:
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:
-    """Write the row of a chunk's part to `pending_locations` or `file_locations`.
+    """Write a part's row to `pending_locations` or `file_locations`.
 
-    Raises LedgerError if it is not the chunk's planned part.
+    Raises LedgerError if it is not the planned part.
     """
     numbers, locations, planned = part.part, METADATA.tables[table], OBJECT_PARTS.c
     values = {
@@ -222,7 +221,7 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
 
 
 def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> bool:
-    """Apply a chunk's move to the other parts of its object; return whether it has a part.
+    """Apply a chunk's move to its object's other parts; return whether it has a part.
 
     If the chunk gave its part up, all parts are abandoned, their claim ends, and planned chunks are
     withdrawn. If all parts are now located, the claim ends. Concurrent moves wait for each other.

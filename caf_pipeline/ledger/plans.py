@@ -50,12 +50,10 @@ class Plans(LedgerPart):
     """Registers and lists plans."""
 
     def find(self, sha256: bytes) -> PlanRecord | None:
-        """Return the plan with this hash, if any."""
         rows = self._rows(_PLAN.where(PLANS.c.sha256 == sha256))
         return PlanRecord(**rows[0]._asdict()) if rows else None
 
     def is_name_taken(self, source: str, short: str) -> bool:
-        """Return whether a plan of the source has this short name."""
         return bool(self._rows(_PLAN.where(SOURCES.c.name == source, PLANS.c.name == short)))
 
     def register(
@@ -68,13 +66,11 @@ class Plans(LedgerPart):
     ) -> None:
         """Write a plan, its chunks as `planned`, its claims and its parts.
 
-        `claims` come from `plan.read_identities`, `parts` from `plan.read_parts`. Does nothing if a
-        plan of the same hash is registered. If an error is raised, nothing was written.
+        Does nothing if the same hash is registered. If an error is raised, nothing was written.
 
         Raises:
             ClaimConflict: an object is already claimed or located.
-            LeaseLost: another run holds the lease on the source's plan, and removed this plan's
-                files.
+            LeaseLost: another run holds the plan's lease, and removed this plan's files.
         """
         # NO KEY: locations and skips of the source may still be written.
         with self._of_source(plan.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
@@ -104,7 +100,7 @@ class Plans(LedgerPart):
             lock_lease(connection, lease)  # last: the lease's renewal waits for it
 
     def list(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
-        """Return up to `limit` plans of a source or of all, latest first, without adopted files."""
+        """Latest first, without adopted files."""
         plans = []
         for row in self._rows(query("plans"), source=source, limit=limit):
             columns = row._asdict()

@@ -15,8 +15,7 @@ from caf_pipeline.ledger.records import Holder
 def boot_id() -> str:
     """Return the machine's boot and this process's pid namespace.
 
-    Processes with the same value can see each other's pids. Containers on one machine have the same
-    boot but separate pids.
+    Processes with the same value see each other's pids. Containers share only the boot.
     """
     if sys.platform == "linux":
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -27,7 +26,7 @@ def boot_id() -> str:
 
 
 def this_process(run: str) -> Holder:
-    """Return this process as the holder of a lease for `run`."""
+    """Return this process as a holder of leases."""
     pid = os.getpid()
     started = _started(pid)
     assert started is not None
@@ -35,9 +34,9 @@ def this_process(run: str) -> Holder:
 
 
 def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
-    """Return whether a holder's process runs, paused or not; None if it is not visible from here.
+    """Return whether a process runs, paused or not; None if it is not visible from here.
 
-    A process that was killed but not yet reaped is dead.
+    A killed process that was not yet reaped is dead.
     """
     if boot != boot_id():
         return None
@@ -45,7 +44,7 @@ def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
 
 
 def _started(pid: int) -> float | None:
-    """Return the exact start time of a running process, always the same; None if it is dead."""
+    """Always the same; None if the process is dead."""
     if sys.platform == "linux":
         # psutil adds the wall-clock boot time. A step of the clock would declare every holder dead.
         try:

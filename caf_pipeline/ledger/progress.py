@@ -16,10 +16,7 @@ from caf_pipeline.ledger.tables import REPLICAS, SOURCES
 from caf_pipeline.ledger.views import CHUNKS
 
 WINDOW_SECONDS: Final = 3600
-"""Longest window of a rate.
-
-A chunk of 30 GiB takes minutes, so an hour has several. Yesterday's rate says little about now.
-"""
+"""A chunk of 30 GiB takes minutes. Yesterday's rate says little about now."""
 
 _COPIES: Final = (
     select(
@@ -59,10 +56,7 @@ class Progress(LedgerPart):
     """Sums over the chunks of sources."""
 
     def of(self, sources: Sequence[str]) -> Sequence[SourceProgress]:
-        """Return the progress of these sources at one moment, in their order.
-
-        Reads the rows of their chunks: about 0.1 s for 10^5.
-        """
+        """In the sources' order, at one moment. Takes about 0.1 s for 10^5 chunks."""
         states: defaultdict[str, dict[ChunkState, ChunkSums]] = defaultdict(dict)
         moved: dict[str, datetime] = {}
         times: dict[str, tuple[datetime | None, datetime | None]] = {}
@@ -105,9 +99,6 @@ class Progress(LedgerPart):
         ]
 
     def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
-        """Return the number of copies of archived chunks by source and status at the last check.
-
-        The status is `listed`, `unlisted` or `faulty`.
-        """
+        """By source and `listed`, `unlisted` or `faulty` at the last check."""
         rows = self._rows(_COPIES, sources=list(sources), good=GOOD)
         return {(row.source, row.status): row.copies for row in rows}

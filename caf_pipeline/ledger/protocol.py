@@ -10,10 +10,12 @@ from caf_pipeline.ledger.records import Location, NotArchived
 
 
 class LocationLookups(Protocol):
-    """Finds archived objects by source and key. `Lookup` implements it and documents the errors."""
+    """Finds archived objects by source and key.
 
-    def sources(self) -> Sequence[str]:
-        """Return the names of all sources ever registered."""
+    `Lookup` implements and documents it.
+    """
+
+    def sources(self) -> Sequence[str]: ...
 
     def locate(
         self,
@@ -22,8 +24,7 @@ class LocationLookups(Protocol):
         object_version: str | None = None,
         *,
         as_of: datetime | None = None,
-    ) -> Location | None:
-        """Return the current location of a key, or the location of one version."""
+    ) -> Location | None: ...
 
     def locate_many(
         self,
@@ -32,33 +33,28 @@ class LocationLookups(Protocol):
         *,
         last_seen: bool = False,
         as_of: datetime | None = None,
-    ) -> Mapping[str, Location]:
-        """Return the current location of each archived key."""
+    ) -> Mapping[str, Location]: ...
 
-    def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
-        """Return the located versions of each key, the current version first, then newest first."""
+    def locate_versions(
+        self, source: str, keys: Iterable[str]
+    ) -> Mapping[str, Sequence[Location]]: ...
 
-    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return up to `limit` located versions of a key, latest first, and their total number."""
+    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]: ...
 
-    def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
-        """Return the identities of a key that are claimed, skipped, or in a lost chunk."""
+    def not_archived(self, source: str, key: str) -> Sequence[NotArchived]: ...
 
-    def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
-        """Return up to `limit` keys in `[start, end)` in byte order. `end` None: no upper bound."""
+    def archived_keys(
+        self, source: str, start: str, end: str | None, limit: int
+    ) -> Sequence[str]: ...
 
     def count_not_archived(
         self, source: str, plain: tuple[str, str | None], encoded: tuple[str, str | None]
-    ) -> tuple[int, int]:
-        """Return how many objects are still to be archived, and how many were skipped."""
+    ) -> tuple[int, int]: ...
 
-    def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
-        """Return the header sets with these names."""
+    def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]: ...
 
-    def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
-        """Return the chunks whose packing looked for logs."""
+    def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]: ...
 
     def log_times(
         self, locations: Sequence[Location]
-    ) -> Mapping[int, tuple[int | None, int | None]]:
-        """Return the first and last time of each log, by its position in `locations`."""
+    ) -> Mapping[int, tuple[int | None, int | None]]: ...

@@ -1,7 +1,7 @@
 """Measured rates and failures of providers, shared by all runs.
 
 Each count is one statement, so that concurrent runs lose none. Source: "Server limits" in the notes
-on Jackal's protocol: the rate decides what an upload can carry.
+on Jackal's protocol.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,7 @@ from caf_pipeline.store.protocol import ProviderRecord
 
 
 def _transferred(rate: Column[Any]) -> Insert:
-    """Return the statement that counts a transfer.
-
-    The new rate is the mean of the old rate and this transfer's, so that two or three uploads show
-    that a provider became slow.
-    """
+    """The new rate is the mean of the old and this: three uploads show a slow provider."""
     statement = insert(PROVIDERS)
     measured = statement.excluded[rate.name]
     mean = func.coalesce((rate + measured) / 2, measured, rate)
@@ -39,28 +35,24 @@ _FAILED: Final = _FIRST_FAILURE.on_conflict_do_update(
 
 
 class ProviderRecords(LedgerPart):
-    """Keeps measured rates and failures by provider. Safe in threads."""
+    """Measured rates and failures by provider. Safe in threads."""
 
     def all(self) -> Mapping[str, ProviderRecord]:
-        """Return all records by provider."""
         return {
             row.provider: ProviderRecord(**row._asdict())
             for row in self._rows(select(PROVIDERS).order_by(PROVIDERS.c.provider))
         }
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload, with half the weight in the new rate; reset the failures."""
+        """Count a finished upload; reset the failures."""
         self._execute(_UPLOADED, provider=provider, upload_rate=_rate(size_bytes, seconds))
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished download in the same way."""
         self._execute(_DOWNLOADED, provider=provider, download_rate=_rate(size_bytes, seconds))
 
     def failed(self, provider: str) -> None:
-        """Count a failure."""
         self._execute(_FAILED, provider=provider)
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:
-    """Return bytes a second; None if there was nothing to measure."""
     return size_bytes / seconds if size_bytes > 0 and seconds > 0 else None

@@ -20,10 +20,9 @@ UNTESTED_SECONDS: Final = 1.0
 
 
 class ReadConnections:
-    """A pool of connections to one database, in autocommit mode.
+    """A pool of connections in autocommit mode. Safe in threads and after a fork.
 
-    Safe in threads. A forked process opens its own connections. Not psycopg_pool: its waiting
-    callers do not learn that the server refuses.
+    Not psycopg_pool: its waiting callers do not learn that the server refuses.
     """
 
     def __init__(self, database: Database) -> None:
@@ -37,7 +36,6 @@ class ReadConnections:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection]:
-        """Yield a connection. Each of its statements is a transaction of its own."""
         if self._process != os.getpid():
             # After a fork, two processes on one connection would read each other's answers.
             self._forget_connections()
@@ -54,7 +52,7 @@ class ReadConnections:
                 self._idle.append((time.monotonic(), connection))
 
     def _idle_connection(self) -> psycopg.Connection | None:
-        """Return a working idle connection, if any. If one is broken, close all of them."""
+        """If a connection is broken, close all of them."""
         with contextlib.suppress(IndexError):
             idle_since, connection = self._idle.pop()
             try:
@@ -70,7 +68,6 @@ class ReadConnections:
         return None
 
     def close(self) -> None:
-        """Close the idle connections. A later query opens new ones."""
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop()[1].close()

@@ -26,7 +26,7 @@ class FailedReads(LedgerPart):
     """Counts the runs that failed on an object."""
 
     def list(self, chunk: str) -> Mapping[tuple[str, str], ReadFailures]:
-        """Return the objects on which runs of the chunk failed, by key and version."""
+        """By key and version."""
         rows = self._rows(_OF_CHUNK, chunk=chunk)
         return {
             (row.file_path, row.object_version): ReadFailures(row.times, row.last_run)
@@ -34,7 +34,7 @@ class FailedReads(LedgerPart):
         }
 
     def count(self, chunk: str, objects: Sequence[tuple[str, str]], run: str) -> None:
-        """Count a run that failed on these objects (key, version), once for each object."""
+        """Objects are (key, version). Each counts once for a run."""
         keys, versions = [key for key, _ in objects], [version for _, version in objects]
         values = {"chunk": chunk, "keys": keys, "versions": versions, "run": run}
         self._execute(query("count_read_failures"), **values)

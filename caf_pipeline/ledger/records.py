@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperatorControls:
-    """The operator's orders at this moment. None: no order, the settings apply.
+    """The operator's orders. None: the settings apply.
 
-    `paused` is the reason, or "". `bandwidth` is in bytes a second for all uploads together (0: no
-    limit), `spend_cap` in ujkl (-1: no cap). `uploads` counts runs that upload now, at least 1.
+    `paused` is the reason, or "". `bandwidth` is in bytes a second for all uploads (0: no limit),
+    `spend_cap` in ujkl (-1: no cap). `uploads`: runs that upload now, at least 1.
     """
 
     paused: str = ""
@@ -34,10 +34,7 @@ class OperatorControls:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The run that holds a lease, and its process.
-
-    `boot_id` names the machine and its boot. `process_started` guards against a reused pid.
-    """
+    """The run that holds a lease. `process_started` guards its process against a reused pid."""
 
     run: str
     boot_id: str
@@ -47,10 +44,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """An object that was listed but not archived.
-
-    `key` is percent-encoded if the key is not supported.
-    """
+    """A listed object that is not archived. An unsupported `key` is percent-encoded."""
 
     key: str
     object_version: str
@@ -62,7 +56,6 @@ class Skip:
 
     @classmethod
     def of(cls, obj: S3Object, reason: SkipReason, detail: str) -> Self:
-        """Return the skip of an object of a snapshot."""
         return cls(
             recorded_key(obj),
             obj.object_version,
@@ -75,13 +68,13 @@ class Skip:
 
 
 def recorded_key(obj: S3Object) -> str:
-    """Return the key of an object as the ledger stores it."""
+    """Return the key as the ledger stores it."""
     return obj.key.decode() if is_supported(obj.key) else quote_from_bytes(obj.key)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFailures:
-    """How many runs of a chunk failed on one object, and the last of these runs."""
+    """Runs of a chunk that failed on an object."""
 
     times: int
     last_run: str
@@ -102,7 +95,7 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """A plan, its registration time, and the number of its chunks in each state."""
+    """A plan and its chunks by state."""
 
     record: PlanRecord
     created_at: datetime
@@ -111,7 +104,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRate:
-    """The median rate over a source's latest chunks, from one located chunk to the next."""
+    """The median rate from one located chunk of a source to the next."""
 
     bytes_per_second: float
     chunks: int
@@ -119,9 +112,9 @@ class ArchiveRate:
 
 @dataclass(frozen=True, slots=True)
 class SealRecord:
-    """The facts about a chunk at its seal.
+    """A chunk at its seal.
 
-    `samples` have offsets in the stored bytes. `tail_sha256` covers the bytes from `tail_start`.
+    `samples` have offsets in the stored bytes. `tail_sha256` covers `tail_start` to the end.
     """
 
     caf_size_bytes: int
@@ -142,13 +135,12 @@ class Chunk:
     """A chunk's row. Fields of later steps are None, counts and sizes 0.
 
     Attributes:
-        read_back_at: when all stored bytes last came back, from a copy that has been right ever
-            since.
-        unanswered_at: when a copy did not answer a check; None once all copies answered.
-        tail_start: as at the seal; None if the chunk was rebuilt.
+        read_back_at: when all stored bytes last came back, from a copy that has been right since.
+        unanswered_at: when a copy did not answer a check; None once all answered.
+        tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
-        part_abandoned: whether another chunk gave up a part, so that the object is never complete.
-        adopted: whether another program wrote the file, which then has no head and no manifest.
+        part_abandoned: the object is never complete.
+        adopted: another program wrote the file, without head and manifest.
     """
 
     caf_file_id: int
@@ -191,12 +183,12 @@ class Chunk:
 
     @property
     def was_sealed(self) -> bool:
-        """True if a seal or a rebuild wrote the counts. An empty or withdrawn chunk keeps them."""
+        """An empty or withdrawn chunk keeps its seal's counts."""
         return self.merkle_root is not None or self.tail_sha256 is not None
 
 
 def posting_of(chunk: Chunk) -> PostRecord:
-    """Return where the store keeps a posted chunk, or raise StoredChunkMissing."""
+    """Return a posted chunk's place in the store, or raise StoredChunkMissing."""
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
     return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
@@ -204,7 +196,7 @@ def posting_of(chunk: Chunk) -> PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that a run may be launched for. `held`: its lease has not expired."""
+    """A chunk that needs a run."""
 
     source: str
     address: str
@@ -220,12 +212,9 @@ class RemoteChunk:
     """A posted file that is a chunk of ours, or another program's file to adopt.
 
     Attributes:
-        read_from: providers that returned all bytes that were read, and the same bytes.
-        silent: why other listed providers did not answer, by provider.
-        wrong: what is wrong with other copies, by provider. Bytes on which all copies agree prove
-            it.
+        read_from: providers that returned the same bytes, all that were read.
+        silent: why other listed providers did not answer.
         plan_sha256: None if not known. Then nothing counts as released.
-        manifest: None if the file is adopted.
     """
 
     file: PostedFile
@@ -252,7 +241,7 @@ class RemoteChunk:
 
 @dataclass(frozen=True, slots=True)
 class RemovableSource:
-    """A source that may be removed, with its number of plans and chunks."""
+    """A source that may be removed."""
 
     address: str
     plans: int
@@ -260,39 +249,39 @@ class RemovableSource:
 
 
 def chunk_lease(chunk: str) -> str:
-    """Return the name of the lease for working on a chunk."""
+    """The lease for working on a chunk."""
     return f"chunk/{chunk}"
 
 
 def plan_lease(source: str) -> str:
-    """Return the name of the lease for planning a source and stating its current content."""
+    """The lease for planning a source and stating its current content."""
     return f"plan/{source}"
 
 
 def deletion_lease(source: str) -> str:
-    """Return the name of the lease for finding what is safe to delete."""
+    """The lease for finding what is safe to delete."""
     return f"deletion/{source}"
 
 
 def account_lease(account: str) -> str:
-    """Return the name of the lease for signing an account's transactions."""
+    """The lease for signing an account's transactions."""
     return f"account/{account}"
 
 
 def lists_lease(store: str) -> str:
-    """Return the name of the lease for reading a store's lists."""
+    """The lease for reading a store's lists."""
     return f"lists/{store}"
 
 
 def chunk_of_lease(name: str) -> str | None:
-    """Return the chunk of a chunk's lease; None for any other lease."""
+    """Return the chunk of a chunk's lease, if it is one."""
     chunk = name.removeprefix(chunk_lease(""))
     return chunk if name == chunk_lease(chunk) else None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A lease's row. `live`: it has not expired by the database's clock."""
+    """A lease. `live`: not expired by the database's clock."""
 
     name: str
     epoch: int
@@ -312,7 +301,7 @@ class RunWait:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Bytes of a staging folder that are reserved for a chunk."""
+    """Staging room that is reserved for a chunk."""
 
     chunk: str
     state: ChunkState
@@ -322,11 +311,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The numbers of location rows, pending rows and claims of a chunk.
-
-    `chunk` and `state` are None if the ledger has no such chunk. A restored chunk may have fewer
-    locations than members.
-    """
+    """Numbers of a chunk's rows. A restored chunk may have fewer locations than members."""
 
     caf_file_id: int
     chunk: str | None
@@ -342,9 +327,9 @@ class ChunkRows:
 class NotArchived:
     """An identity of a key that is not located in a chunk in good standing.
 
-    `chunk` claims it or had it, and is None if it is skipped. `state` is the chunk's, or the reason
-    of the skip. `retry_at` is when a plan may take a skipped object again (None: not by itself).
-    `is_over`: the skip no longer counts.
+    `chunk` claims it or had it; None if it is skipped. `state` is the chunk's, or the skip's
+    reason. A plan may take a skipped object again at `retry_at`; None: not by itself. `is_over`:
+    the skip no longer counts.
     """
 
     object_version: str
@@ -368,14 +353,14 @@ class LocatedRange:
 
 @dataclass(frozen=True, slots=True)
 class Currency:
-    """The answer to whether a location is the bucket's current content, by planned inventories.
+    """How a location relates to the bucket's current content, by planned inventories.
 
     Attributes:
-        chunk: the chunk under way that has the current content, and its `state`.
-        state: without such a chunk, why the current content is skipped; "" if it is not planned.
-        gone_at: when the key was found to be gone; None if it exists.
-        as_of: the time of the question; None: now. Content that was never planned, and when between
-            two inventories a key was deleted, are not known.
+        chunk: the chunk under way that has the current content.
+        state: that chunk's, or why the content is skipped; "" if it is not planned.
+        gone_at: when the key was found to be gone.
+        as_of: the time of the question; None: now. Unknown are content that was never planned, and
+            when between two inventories a key was deleted.
     """
 
     is_current: bool
@@ -387,10 +372,7 @@ class Currency:
 
     @property
     def status(self) -> str:
-        """`current`, `gone`, or `older` if the bucket now has other content.
-
-        For an earlier time `archived` replaces `current`: nothing later is known.
-        """
+        """`archived` replaces `current` for an earlier time: nothing later is known."""
         current = "archived" if self.as_of else "current"
         return current if self.is_current else "gone" if self.gone_at else "older"
 
@@ -409,10 +391,10 @@ def require_zone(as_of: datetime | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The result of a lookup: a row and its chunk.
+    """A location row and its chunk.
 
-    `currency` is None if the lookup named a version. `parts` has a split object's parts in order.
-    `older_versions` counts other located versions of the key, if the lookup named a key.
+    `currency` is None if the lookup named a version, else `older_versions` counts the key's other
+    located versions. `parts` are in order.
     """
 
     row: LocationRow
@@ -424,17 +406,14 @@ class Location:
 
     @property
     def size_bytes(self) -> int:
-        """The object's length."""
         return self.row.end_byte - self.row.start_byte
 
     @property
     def status(self) -> str:
-        """See `Currency.status`; "" if the lookup named a version."""
         return self.currency.status if self.currency else ""
 
     @property
     def ranges(self) -> Sequence[LocatedRange]:
-        """The bytes that make up the object, in order."""
         row = self.row
         return self.parts or [
             LocatedRange(row.start_byte, row.end_byte, row.sha256, self.chunk, self.posting)
@@ -443,7 +422,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class InventoryRecord:
-    """A planned inventory of the keys greater than `after`, up to and including `until`."""
+    """A planned inventory of keys greater than `after`, up to and including `until`."""
 
     source: str
     name: str
@@ -456,10 +435,7 @@ class InventoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LocatedVersion:
-    """A located identity of a key and its chunk, the first chunk if the object is split.
-
-    `checksums` has digests of the whole object by algorithm.
-    """
+    """A located identity, its first chunk, and the whole object's digests by algorithm."""
 
     key: str
     object_version: str
@@ -474,8 +450,8 @@ class LocatedVersion:
 class Content:
     """Located objects by the last whole inventory: current, older, and gone from the bucket.
 
-    `uncounted_objects` were located later, or written since shortly before the inventory began.
-    `left_out` counts objects by the filter that leaves them out; None: not counted.
+    `uncounted_objects` were located later, or written since shortly before it began. `left_out` is
+    by filter.
     """
 
     inventory: str
@@ -491,18 +467,14 @@ class Content:
 
 
 WINDOWS_REQUIRED: Final = 2
-"""Proof windows in which a copy must be seen proven.
-
-A provider's first proof is of the first leaf. Only the next is of a randomly drawn leaf.
-"""
+"""A provider's first proof is of the first leaf, the next of a randomly drawn leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
-    """A copy as the last check found it.
+    """A copy as the last check found it. `fault` is "" if its bytes were right.
 
-    `windows` counts proof windows since it was last listed again or found wrong; see `CopyCheck`.
-    `last_window` is the latest of them. `fault` is "" if its bytes were right.
+    `windows` counts proof windows since it was last listed again or wrong.
     """
 
     provider: str
@@ -519,7 +491,7 @@ class KnownCopy:
 class LocatedCopies:
     """A located chunk, for comparison with the store's lists.
 
-    `archive_id` is None if another program posted it. `place` is Merkle root, owner and start.
+    `archive_id` is None if another program posted it. `place`: Merkle root, owner, start.
     """
 
     caf_file_id: int
@@ -530,15 +502,13 @@ class LocatedCopies:
 
 @dataclass(frozen=True, slots=True)
 class CopyCheck:
-    """The result of one check of a copy.
+    """The result of one check of a copy. Texts are "" if all is well.
 
     Attributes:
         window: proof window that counts: that of a verified last proof, or the present window if
             all of a small file was read back; else None.
-        fault: what is wrong with it; "" if nothing is.
-        apart: whether windows count despite a gap. Otherwise a gap restarts the count: a provider
-            that was dropped may have joined again with a part of the bytes.
-        unanswered: why its provider did not answer; "" if it did.
+        apart: windows count despite a gap. Otherwise a gap restarts the count: a dropped provider
+            may have joined again with a part of the bytes.
     """
 
     copy: Copy
@@ -550,17 +520,13 @@ class CopyCheck:
 
 @dataclass(frozen=True, slots=True)
 class WaitingObjects:
-    """Objects that wait for more, so that their chunk is not too small.
-
-    The first plan after `until` takes them in any case.
-    """
+    """Objects that wait for a larger chunk, at most until the first plan after `until`."""
 
     objects: int
     size_bytes: int
     until: datetime
 
     def as_json(self) -> dict[str, object]:
-        """Return the record as a JSON object."""
         return {"objects": self.objects, "bytes": self.size_bytes, "until": self.until.isoformat()}
 
 
@@ -580,7 +546,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSums:
-    """The number of chunks, their objects and bytes. An object in several chunks counts once."""
+    """Sums over chunks. An object in several chunks counts once."""
 
     chunks: int = 0
     objects: int = 0
@@ -596,11 +562,9 @@ class SourceProgress:
         window_seconds: from the first chunk located in the last hour until `at`; 0 without any.
         recent: chunks located in that window, without the first.
         moved_at: when a chunk last changed its state, not counting plans and attempts to pack.
-        oldest_planned_at: when the oldest chunk under way was planned.
+        oldest_planned_at: only chunks under way count.
         skipped_objects: without objects that wait for a larger chunk.
-        noticed_at: since when the first of `noticed_keys` waits for a listing.
-        suspected_chunks: located chunks that differ from the store's lists and were not checked
-            since.
+        noticed_at: of the oldest of `noticed_keys`.
     """
 
     source: str
@@ -624,20 +588,18 @@ class SourceProgress:
     unknown_posts: int = 0
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
-        """Return the sums over some states."""
         sums = [self.states[state] for state in states if state in self.states]
         return ChunkSums(*map(sum, zip(*map(astuple, sums), strict=True)))
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The rate of archiving; None without two located chunks, or if they have no bytes."""
+        """None without two located chunks or without bytes."""
         if not self.recent.size_bytes or self.window_seconds <= 0:
             return None
         return self.recent.size_bytes / self.window_seconds
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the chunks under way need at that rate; None if there is no rate."""
         under_way = self.sums(UNDER_WAY)
         if not under_way.chunks:
             return 0.0
@@ -649,7 +611,7 @@ class SourceProgress:
 class StoragePlanRow:
     """The last reading of an account's space and coins (ujkl). None: no plan.
 
-    `latest_end` is the latest end since our last purchase, and `latest_end_space` its space.
+    `latest_end` is the latest since our last purchase.
     """
 
     account: str
@@ -664,7 +626,7 @@ class StoragePlanRow:
 
 @dataclass(frozen=True, slots=True)
 class MessageSetApart:
-    """A message of a source's queue that is not only events of its bucket, and the reason."""
+    """A message that is not only events of the source's bucket."""
 
     message_id: str
     body: bytes

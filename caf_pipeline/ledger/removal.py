@@ -32,7 +32,7 @@ from caf_pipeline.store.protocol import Lease
 _S = ChunkState
 
 REMOVABLE: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.EMPTY, _S.PARKED, _S.WITHDRAWN)
-"""States of chunks that may never have been posted. Other columns show whether they were."""
+"""Such a chunk may never have been posted. Other columns show whether it was."""
 
 OF_AN_ADDRESS: Final = (
     "skipped_objects",
@@ -45,7 +45,7 @@ OF_AN_ADDRESS: Final = (
     "store_looks",
     "left_posts",
 )
-"""Tables with rows about a source's bucket that exist before the source has a chunk."""
+"""Tables about a source's bucket with rows before its first chunk."""
 
 OF_A_CHUNK: Final = (
     "staging_reservations",
@@ -58,7 +58,7 @@ OF_A_CHUNK: Final = (
     "log_times",
     "pending_locations",
 )
-"""Tables with rows of a chunk. Rows in `posts` and `file_locations` forbid a removal."""
+"""Rows of a chunk in `posts` and `file_locations` forbid a removal."""
 
 _SOURCE_ID: Final = bindparam("id", type_=Integer)
 _LOCK_CHUNKS: Final = (
@@ -114,10 +114,8 @@ class SourceRemoval(LedgerPart):
     def removable(self, source: str) -> RemovableSource:
         """Return what `remove` would remove.
 
-        Raises:
-            IllegalMove: a chunk of the source is or may be posted or located.
-            LedgerError: the source is being rebuilt.
-            HeldByOther: a run plans the source, or works on a chunk of it.
+        Raises IllegalMove if a chunk is or may be stored, LedgerError during a rebuild, and
+        HeldByOther if a run works on the source.
         """
         with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
             require_free(connection, plan_lease(source))
@@ -125,10 +123,7 @@ class SourceRemoval(LedgerPart):
             return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
 
     def remove(self, lease: Lease, source: str) -> None:
-        """Remove the source, its plans and its chunks. Raises the errors of `removable`.
-
-        `lease` is the caller's on the source's plan.
-        """
+        """Raises the errors of `removable`. `lease` is on the source's plan."""
         with self._engine.begin() as connection:
             source_id = source_id_of(connection, source, lock=Lock.UPDATE)
             _require_removable(connection, source_id, source)
@@ -146,7 +141,7 @@ class SourceRemoval(LedgerPart):
 
 
 def _require_removable(connection: Connection, source_id: int, source: str) -> None:
-    """Lock the source's chunks, and raise if something is stored or a run works on a chunk."""
+    """Also lock the source's chunks."""
     values = {"id": source_id}
     try:
         connection.execute(_LOCK_CHUNKS, values)

@@ -114,11 +114,11 @@ class Replicas(LedgerPart):
     """Records the copies of chunks."""
 
     def list(self, chunk: str) -> Sequence[KnownCopy]:
-        """Return all copies of a chunk that were ever recorded, by provider."""
+        """All that were ever recorded, by provider."""
         return [KnownCopy(**row._asdict()) for row in self._rows(_COPIES, chunk=chunk)]
 
     def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
-        """Move uploading → verified, with the copies that were read back. Unlist other copies."""
+        """Move uploading → verified. Unlist other copies."""
         with self._engine.begin() as connection:
             states = ChunkState.UPLOADING, ChunkState.VERIFIED
             changes = {"verified_at": func.now()}
@@ -162,16 +162,16 @@ class Replicas(LedgerPart):
             connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
-        """Record that no copy of a located or damaged chunk answered. Nothing else changes."""
+        """No copy answered. Nothing else changes."""
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
             connection.execute(_UNANSWERED, {"id": caf_file_id})
 
     def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
-        """Record that a provider just returned all stored bytes of a chunk, with its Merkle root.
+        """Record that a provider returned all stored bytes, with the right Merkle root.
 
-        The record ends when the chunk becomes damaged, is located or posted again, or with the
-        copy.
+        The record ends with the copy, or when the chunk becomes damaged, or is located or posted
+        again.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
@@ -184,7 +184,7 @@ def forget_full_read(connection: Connection, caf_file_id: int) -> None:
 
 
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:
-    """Write the copies that were read back. Unlist other copies."""
+    """Write copies that were read back. Unlist others."""
     unlist(connection, caf_file_id)
     for copy in copies:
         replica = {"provider": copy.provider, "proof": copy.proof, "last_proven": copy.last_proven}
@@ -192,12 +192,12 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
 
 
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
-    """Mark copies as no longer listed, except those of some providers."""
+    """Mark copies as no longer listed."""
     connection.execute(_UNLIST, {"id": caf_file_id, "but": list(but)})
 
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
-    """Raise IllegalMove if the last check found no listed copy with right bytes."""
+    """Raise IllegalMove if no listed copy had right bytes at the last check."""
     if not connection.execute(_HAS_RIGHT_COPY, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be located again: no listed copy has the right bytes",

@@ -1,8 +1,8 @@
 """Creates the ledger's tables: runs each file of `sql/` once, in the order of their names.
 
-The ledger records the SHA-256 of each file, and a ledger made by other files is refused. All
-missing files run in one transaction, under a lock that ends with it. A killed process leaves
-nothing, and a transaction-pooling pgbouncer may be in between.
+The ledger records each file's SHA-256; a ledger made by other files is refused. All missing files
+and their lock are one transaction: a killed process leaves nothing, and a transaction-pooling
+pgbouncer may be in between.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from caf_pipeline.errors import LedgerError, LedgerUnreachable
 _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database takes: "caf_sql"
 
 APPLIED: Final = "schema_files"
-"""The table that records the files, in every ledger."""
 
 _MADE: Final = """
     CREATE TABLE IF NOT EXISTS schema_files (
@@ -37,7 +36,7 @@ _HERE: Final = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class SchemaFile:
-    """A file of `sql/`: its name without ".sql", its text, and its SHA-256 in hexadecimal."""
+    """A file of `sql/`; its name lacks ".sql"."""
 
     name: str
     text: bytes
@@ -45,7 +44,7 @@ class SchemaFile:
 
 
 def sql_folder() -> Path:
-    """Return the folder of the SQL files: inside an installed package, or beside a checkout's."""
+    """Return the folder of the SQL files, installed or in a checkout."""
     for folder in (_HERE / "sql", _HERE.parent / "sql"):
         if folder.is_dir():
             return folder
@@ -53,7 +52,7 @@ def sql_folder() -> Path:
 
 
 def schema_files(folder: Path | None = None) -> list[SchemaFile]:
-    """Return the numbered files of a folder (default: `sql_folder()`), in the order of names."""
+    """Return a folder's numbered files (default: `sql_folder()`), by name."""
     paths = sorted((folder or sql_folder()).glob("[0-9]*.sql"))
     return [
         SchemaFile(path.stem, text := path.read_bytes(), hashlib.sha256(text).hexdigest())
@@ -62,7 +61,7 @@ def schema_files(folder: Path | None = None) -> list[SchemaFile]:
 
 
 def is_current(connection: psycopg.Connection[Any], *, hint: str = "") -> bool:
-    """Return whether the database has the tables of all files. See `make_tables`."""
+    """Return whether no file is missing."""
     return not _missing(connection, schema_files(), hint)
 
 
@@ -75,12 +74,12 @@ def make_tables(
 ) -> list[str]:
     """Run the missing files and return their names. Safe in concurrent processes.
 
-    `connection` is in autocommit mode. `hint` says in an error how to make a new ledger.
+    `connection` is in autocommit mode. `hint` says how to make a new ledger. If an error is raised,
+    nothing was changed.
 
     Raises:
-        LedgerError: other files made the tables. Nothing was changed.
-        LedgerUnreachable: another process needs longer than `lock_timeout` to create the tables.
-        psycopg.Error: a statement failed. Nothing was changed.
+        LedgerError: other files made the tables.
+        LedgerUnreachable: another process needs longer than `lock_timeout`.
     """
     files = schema_files(folder)
     if not _missing(connection, files, hint):
@@ -106,7 +105,7 @@ def make_tables(
 
 
 def made_by(applied: Mapping[str, str], files: list[SchemaFile]) -> bool:
-    """Return whether these files, or the first of them, made a ledger with these SHA-256."""
+    """Return whether these files, or the first of them, made a ledger."""
     recorded = sorted(applied.items())
     return recorded == [(file.name, file.sha256) for file in files[: len(recorded)]]
 

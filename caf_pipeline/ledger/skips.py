@@ -26,7 +26,7 @@ class Skips(LedgerPart):
     """Writes skips that belong to no chunk."""
 
     def record(self, source: str, skips: Iterable[Skip]) -> None:
-        """Write skips. A skip of the same object is replaced."""
+        """A skip of the same object is replaced."""
         with self._of_source(source) as (connection, source_id):
             record_skips(connection, source_id, None, skips)
 
@@ -40,8 +40,9 @@ class Skips(LedgerPart):
     ) -> None:
         """End skips of objects that a whole inventory did not list. Listed again, they are planned.
 
-        `skips` are recorded keys and object versions. The inventory may lack objects modified from
-        `silent_from` on; their skips stay.
+        `skips` are recorded keys and object versions. Skips of objects modified from `silent_from`
+        on stay:
+        the inventory may lack them.
         """
         with self._of_source(source) as (connection, source_id):
             values = {
@@ -68,7 +69,7 @@ class Skips(LedgerPart):
                 connection.execute(_END_OLD_WAITING, values)
 
     def waiting_since(self, source: str, skips: Iterable[Skip]) -> datetime | None:
-        """Return when the first of these objects began to wait; None if none waits yet."""
+        """Return when the first of these objects began to wait."""
         with self._of_source(source) as (connection, source_id):
             load_skips(connection, skips)
             since: datetime | None = connection.exec_driver_sql(

@@ -27,14 +27,14 @@ class Sources(LedgerPart):
     def register(
         self, name: str, archive_id: str, address: str, *, lease: Lease | None = None
     ) -> None:
-        """Register a source. `address` is its endpoint, bucket and prefix.
+        """`address` is endpoint, bucket and prefix. `lease` is on the source's plan.
 
         Until the source has its first chunk, another address replaces the recorded one, and removes
-        its inventories, skips and other rows. `lease` is the caller's on the source's plan.
+        its inventories, skips and other rows.
 
         Raises:
             LedgerError: the source has another address, and chunks.
-            HeldByOther: another address is recorded, and a run plans the source under it.
+            HeldByOther: a run plans the source under another address.
         """
         facts = {"name": name, "archive_id": archive_id, "address": address}
         with self._engine.begin() as connection:
@@ -60,12 +60,12 @@ class Sources(LedgerPart):
             connection.execute(change.values(address=address, archive_id=archive_id))
 
     def address(self, source: str) -> str | None:
-        """Return the address of a source; None while it has no chunk and may get another."""
+        """None while the source has no chunk and may get another address."""
         address: str | None = self._scalar(_FIXED_ADDRESS, source=source)
         return address
 
     def addresses(self) -> Mapping[str, str]:
-        """Return the address of each source ever registered, by archive id."""
+        """By archive id."""
         return {
             row.archive_id: row.address
             for row in self._rows(select(SOURCES.c.archive_id, SOURCES.c.address))

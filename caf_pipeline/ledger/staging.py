@@ -51,7 +51,7 @@ class Staging(LedgerPart):
     def reserve(
         self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int
     ) -> None:
-        """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation.
+        """Reserve bytes for a chunk, replacing its earlier reservation.
 
         Raises StagingError if all reservations would exceed `limit_bytes` (0: no limit).
         """
@@ -75,11 +75,9 @@ class Staging(LedgerPart):
             )
 
     def release(self, chunk: str) -> None:
-        """Release the chunk's reservation, if it has one."""
         self._execute(_RELEASE, chunk=chunk)
 
     def list(self) -> Sequence[Reservation]:
-        """Return all reservations, by chunk."""
         return [
             Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes)
             for row in self._rows(_ALL)

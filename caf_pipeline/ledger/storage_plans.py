@@ -12,7 +12,7 @@ from caf_pipeline.ledger.tables import STORAGE_PLANS
 
 
 class StoragePlans(LedgerPart):
-    """Keeps the last reading of each account's plan and balance."""
+    """The last reading of each account's plan and balance."""
 
     def record(
         self,
@@ -23,10 +23,7 @@ class StoragePlans(LedgerPart):
         plan: tuple[int, int, datetime] | None,
         bought: bool = False,
     ) -> None:
-        """Record a reading. `plan` has the bytes of space, the bytes used, and the end.
-
-        `bought`: a purchase of this ledger has just set the end.
-        """
+        """`plan`: bytes of space, bytes used, end. `bought`: our purchase has just set the end."""
         space_bytes, used_bytes, ends_at = plan or (None, None, None)
         self._execute(
             query("record_storage_plan"),
@@ -40,7 +37,6 @@ class StoragePlans(LedgerPart):
         )
 
     def list(self) -> Sequence[StoragePlanRow]:
-        """Return the last reading of each account."""
         return [
             StoragePlanRow(**row._asdict())
             for row in self._rows(select(STORAGE_PLANS).order_by(STORAGE_PLANS.c.account))

@@ -29,10 +29,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 METADATA: Final = MetaData()
-"""All tables in the order of docs/reference/schema.md, except `schema_files`."""
+"""In the order of docs/reference/schema.md, without `schema_files`."""
 
 REFERS_TO: Final = "refers_to"
-"""Key in `Column.info` of the column to which a column refers without a foreign key."""
 
 TEXT_C: Final = Text(collation="C")
 TIMESTAMPTZ: Final = TIMESTAMP(timezone=True)
@@ -45,12 +44,12 @@ FALSE: Final = text("false")
 
 
 def refers_to(column: str) -> dict[str, Any]:
-    """Return the `info` of a column that refers to another without a foreign key."""
+    """Return a column's `info` instead of a foreign key."""
     return {REFERS_TO: column}
 
 
 def rewritten_at(*, primary_key: bool = False) -> Column[Any]:
-    """Return the column for the time of a rewrite, which is part of an object's identity."""
+    """Return the column for the time of a rewrite, which is part of an identity."""
     comment = (
         "LastModified of an object archived again under the same ETag and size; else -infinity"
     )

@@ -1,11 +1,8 @@
 """An account's transactions: requested, committed before they are sent, and settled.
 
-A commit locks the account's lease and the rows of its chunks. A chunk that is withdrawn
-concurrently is either in the transaction and stays, or is not in it. Two unique indexes also keep a
-sequence, and a chunk, from being paid for twice.
-
-A post is *live* while it is or may be on the chain. Source: promise 3 in
-docs/explanation/design.md.
+A commit locks the account's lease and its chunks' rows, so that no chunk in it is withdrawn. Two
+unique indexes also prevent a second payment for a sequence or chunk. A post is *live* while it is
+or may be on the chain. Source: promise 3 in docs/explanation/design.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +52,7 @@ OUTCOMES: Final = ("included", "failed", "expired", "superseded")
 _S = ChunkState
 
 _FORGETTING: Final = frozenset({_S.PLANNED, _S.PACKING, _S.WITHDRAWN, _S.ABANDONED})
-"""States after which a chunk's objects are packed again. A live post would be paid twice."""
+"""Afterwards objects are packed again, and a live post would be paid twice."""
 
 _MAY_BE_POSTED: Final = sorted(MAY_BE_POSTED)
 
@@ -261,8 +258,8 @@ _LOOKED: Final = _LOOK.on_conflict_do_update(
 class TransactionLog(LedgerPart):
     """The transactions of accounts, for one holder. Safe in threads.
 
-    A run first requests a post of its chunk. The holder of the account's sequence commits one
-    transaction for all waiting messages, sends it, and settles it.
+    Runs request posts. The holder of the account's sequence commits one transaction for all of
+    them, sends it, and settles it.
     """
 
     def __init__(self, engine: LedgerEngine, holder: Holder, *, lease_seconds: float) -> None:
@@ -271,13 +268,13 @@ class TransactionLog(LedgerPart):
         self._lease_seconds = lease_seconds
 
     def lease(self, account: str) -> HeldLease:
-        """Hold the account's sequence in a context, so that one run at a time signs."""
+        """One run at a time signs."""
         return HeldLease(
             self._engine, account_lease(account), self._holder, seconds=self._lease_seconds
         )
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
-        """Request a post of the chunk by the account's next transaction, replacing a request.
+        """Request a post of the chunk, replacing a request.
 
         Nothing changes if the chunk has a live post. For a damaged chunk, the post in its row
         counts as gone from the chain. Raises IllegalMove if the chunk's state allows no post.
@@ -302,7 +299,7 @@ class TransactionLog(LedgerPart):
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         """End other accounts' requests for the chunk; return accounts with a live post of it.
 
-        While the caller holds the chunk's lease, no other account gets a live post of it.
+        While the caller holds the chunk's lease, no other account gets one.
         """
         with self._engine.begin() as connection:
             row = next(iter(_locked(connection, [chunk])), None)
@@ -313,19 +310,19 @@ class TransactionLog(LedgerPart):
             return connection.execute(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return requests for chunks that may be posted and have no live post, oldest first."""
+        """Requests that may be posted and have no live post, oldest first."""
         rows = self._rows(_WAITING, account=account, states=_MAY_BE_POSTED)
         return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
-        """Return the account's transactions with unknown outcome, by sequence."""
+        """Transactions with unknown outcome, by sequence."""
         rows = self._rows(_PENDING, account=account)
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         """Write a transaction and the chunks that it posts, in the order of its messages.
 
-        The transaction is durable when this returns. If an error is raised, nothing was written.
+        It is durable when this returns. If an error is raised, nothing was written.
 
         Raises:
             LeaseLost: another run holds the sequence.
@@ -360,16 +357,15 @@ class TransactionLog(LedgerPart):
         starts: Sequence[int] = (),
         cost: int | None = None,
     ) -> None:
-        """Record the outcome of a transaction. The same outcome again changes nothing.
+        """Record the outcome of a transaction. Idempotent.
 
         The outcome is "included"; "failed" (included with an error code: sequence and fee are
         used); "expired" (not known past its timeout height); or "superseded" (another transaction
-        has its sequence). An included transaction has the start of each post in order. `cost` is
-        the amount charged in ujkl, if known.
+        has its sequence). `starts` are of an included transaction's posts, in order. `cost` is the
+        charge in ujkl, if known.
 
-        Raises:
-            LedgerError: the transaction does not exist or has another outcome, or the number of
-                starts is wrong. Nothing was written.
+        Raises LedgerError, and writes nothing, if the transaction is unknown, has another outcome,
+        or another number of posts.
         """
         if outcome not in OUTCOMES:
             raise LedgerError(
@@ -409,12 +405,11 @@ class TransactionLog(LedgerPart):
                 connection.execute(_END_POSTS, {"transaction": hash})
 
     def start_of(self, account: str, chunk: str) -> int | None:
-        """Return the start of the chunk's latest included post; None without any."""
         start: int | None = self._scalar(_START_OF, account=account, chunk=chunk)
         return start
 
     def spent(self, account: str) -> int:
-        """Return the cost in ujkl of all transactions that are or may be in a block."""
+        """Return the ujkl of transactions that are or may be in a block."""
         return int(self._scalar(_SPENT, account=account))
 
     def at_list_price(self, account: str) -> int:
@@ -422,40 +417,38 @@ class TransactionLog(LedgerPart):
         return int(self._scalar(_AT_LIST_PRICE, account=account))
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Return whether the ledger knows all posts and sequences since the last search."""
+        """True if the ledger knows all posts and sequences since the last search."""
         values = {"account": account, "archive": archive_id, "sequence": sequence}
         return bool(self._scalar(query("explains_sequences"), **values))
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
-        """Return the Merkle roots in a store that the ledger neither posted nor left aside.
+        """Return the Merkle roots that the ledger neither posted nor left aside.
 
-        `signed`: whether the store's posts are transactions of this log.
+        `signed`: the store's posts are transactions of this log.
         """
         rows = self._rows(query("unknown_roots"), roots=list(roots), signed=signed)
         return [bytes(root) for (root,) in rows]
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Record a search of an archive's posts, with the account's sequence before it."""
+        """`sequence` is the account's before the search."""
         self._execute(
             _LOOKED, account=account, archive=archive_id, sequence=sequence, unknown=unknown
         )
 
     def seen_height(self, chain_id: str) -> int:
-        """Return the greatest block height ever seen on a chain; 0 if none was."""
         return int(
             self._scalar(select(CHAIN_HEIGHTS.c.height).where(CHAIN_HEIGHTS.c.chain_id == chain_id))
             or 0
         )
 
     def see_height(self, chain_id: str, height: int) -> None:
-        """Record a height if it is greater than the recorded height."""
         self._execute(_SEE_HEIGHT, chain_id=chain_id, height=height)
 
 
 def before_move(
     connection: Connection, caf_file_id: int, chunk: str, before: ChunkState, after: ChunkState
 ) -> None:
-    """Refuse a move that would forget a live post, and delete messages that need no post now."""
+    """Refuse a move that would forget a live post; delete messages that need no post now."""
     if after in _FORGETTING:
         # The post in the row of a damaged chunk is known to be lost. The cost of a post that is
         # abandoned is reported.
@@ -483,7 +476,7 @@ def end_waiting(connection: Connection, caf_file_id: int) -> None:
 
 
 def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Lock chunks and return their rows. Unknown chunks have no row."""
+    """Unknown chunks have no row."""
     connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)})
     return connection.execute(_CHUNK_ROWS, {"chunks": list(chunks)}).all()
 
@@ -494,7 +487,6 @@ def _require_lease_of(lease: Lease, account: str, what: str) -> None:
 
 
 def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) -> Mapping[str, int]:
-    """Lock the chunks and return their ids; raise LedgerError if one may not be posted now."""
     rows = _locked(connection, chunks)
     posts = connection.execute(
         _REQUESTS, {"account": account, "ids": [row.caf_file_id for row in rows]}

@@ -44,7 +44,7 @@ class RunWaits(LedgerPart):
     def record(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
         """Replace the waits that this process wrote for the run and source.
 
-        Call it again within 30 s while the run waits.
+        Call it again within 30 s.
         """
         columns = {**asdict(holder), "source": source}
         with self._engine.begin() as connection:
@@ -53,10 +53,7 @@ class RunWaits(LedgerPart):
                 connection.execute(_INSERT, {**columns, **asdict(wait)})
 
     def list(self) -> Sequence[RunWait]:
-        """Return the waits of live runs, by source and beginning.
-
-        Waits of dead processes of this machine are left out.
-        """
+        """By source and beginning, without dead processes of this machine."""
         return [
             RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since, row.chunk))
             for row in self._rows(_LIVE)
