@@ -1,7 +1,7 @@
 """Messages about wrong settings: name, value, expected value, and the variable or file with it.
 
 Pydantic describes the expected value; `_MUST` rephrases what only programmers understand. No
-message shows a secret. The value of an unknown setting is not shown, since it may be a range_fault
+message shows a secret. The value of an unknown setting is not shown, since it may be a misplaced
 secret.
 """
 

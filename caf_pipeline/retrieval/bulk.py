@@ -283,7 +283,7 @@ def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
         for part in unread:
             begin, end = (byte - request.start_byte for byte in part.span)
             if part.span[1] > end_byte and error and not error.permanent and is_first:
-                # RequestPolicy again for each of a thousand objects would only take longer.
+                # Another request for each of a thousand objects would only take longer.
                 reads.append(part.failed(error))
             elif part.span[1] > end_byte or part.span in wrong or (wrong and not part.is_compared):
                 others.append(part)
