@@ -1,9 +1,8 @@
-"""The command line `caf`: its entry point, and how errors end a process.
+"""The entry point of `caf`, and how errors end a process.
 
 Users never see a traceback: an error is one sentence on stderr, perhaps a hint, and an exit status.
-Importing this package loads nothing heavy; `app` has the commands. Modules here parse arguments and
-print; `steps`, `retrieval` and `maintenance` do the work. Commands that need Dagster are in
-`dagster_host`, found by entry points.
+Importing this package loads nothing heavy. Modules here parse arguments and print. Commands that
+need Dagster are in `dagster_host`.
 """
 
 import atexit
@@ -153,4 +152,3 @@ _REPLACEMENTS: Final = (
     (r"Input should be less than or equal to (.+)", r"it must be at most \1"),
     (r"Input should be ", "it must be "),
 )
-"""Patterns in typer's messages about arguments, and clearer words for them."""

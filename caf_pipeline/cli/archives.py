@@ -1,4 +1,4 @@
-"""`caf create`, `list`, `extract`, `cat`, `verify` and `merkle`: commands on CAF files."""
+"""`caf create`, `list`, `extract`, `cat`, `verify` and `merkle`."""
 
 import os
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def create(
     Exit status:
       0  Success.
       1  A file cannot be read, or changed meanwhile.
-      2  The arguments are wrong, or a path is outside of DIR.
+      2  Wrong arguments, or a path is outside of DIR.
       4  A name cannot be a key, or a file is too large for an archive.
       8  The archive cannot be written.
     """
@@ -164,9 +164,9 @@ def create(
 def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
     r"""List the members of a CAF file.
 
-    A line has a member's size in bytes and its key, in the order of the index. Control characters
-    are escaped, as \n or \x1b. --json prints `key`, `start_byte` and `end_byte` (exclusive). Reads
-    only the end of the archive.
+    Prints each member's size in bytes and key, in the order of the index. Control characters are
+    escaped, as \n or \x1b. --json prints `key`, `start_byte` and `end_byte` (exclusive). Reads only
+    the end of the archive.
 
     \b
     Examples:
@@ -212,8 +212,8 @@ def extract(
     r"""Write a CAF file's members below a folder.
 
     The key is the path below DIR. Nothing is ever written outside of DIR, and no symbolic link in
-    it is followed. Members whose key cannot be a path, or whose file exists, are reported on
-    standard error, and the others are extracted. Each file appears when it is complete.
+    it is followed. Members whose key cannot be a path, or whose file exists, are reported and left
+    out. Each file appears when it is complete.
 
     \b
     Examples:
@@ -223,7 +223,7 @@ def extract(
     \b
     Exit status:
       0  Success.
-      1  Some members are not; standard error names them.
+      1  Some members are left out; standard error names them.
       4  The file is missing or not a CAF file.
       5  The server cannot be read.
       8  The folder cannot be written.
@@ -288,8 +288,7 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     r"""Check a CAF file's structure and read every byte of it.
 
     Checks the footer, the index and the range of every member. Bytes of no member (dead bytes) and
-    members that share bytes are legal, and reported. CAF has no checksums, so wrong bytes cannot be
-    detected.
+    shared bytes are legal, and reported. CAF has no checksums, so wrong bytes cannot be detected.
 
     \b
     Examples:

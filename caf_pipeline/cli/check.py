@@ -64,15 +64,15 @@ def check(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Read archived objects back and compare their SHA-256.
 
-    Reads a random sample of the objects that `caf ls --recursive` lists, at least one. Objects
-    outside of the sample are not checked. Nothing is kept.
+    Reads a random sample, at least one, of the objects that `caf ls --recursive` lists, and keeps
+    nothing.
 
     An object is right if any provider returns it right. The command counts, for each provider, the
-    objects that another one had to supply. It then proves the chunks of these objects, as `caf
-    prove` does, and marks damaged chunks; `caf repair` stores them again.
+    objects that another one had to supply. It then proves these objects' chunks as `caf prove`
+    does, and marks damaged chunks for `caf repair`.
 
-    Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, and
-    {"objects_checked": …} at the end.
+    Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, then
+    {"objects_checked": …}.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def check(  # noqa: PLR0917 - the command line's options
       2   SHARE is not a share.
       3   Wrong settings, or no such source.
       6   The database failed.
-      7   Some objects could not be read now, and none is wrong.
+      7   Some objects could not be read now; none is wrong.
       9   No provider returns some object right.
       11  No archived key begins with PREFIX.
     """

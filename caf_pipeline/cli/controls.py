@@ -25,7 +25,6 @@ def pause(
     r"""Hold every run where it is, and launch no more.
 
     Nothing fails and nothing is lost: uploads stop between two pieces, and sensors show the reason.
-    `caf resume` ends the pause.
 
     \b
     Example:
@@ -84,13 +83,11 @@ def limit(
 ) -> None:
     r"""Limit what runs may upload and spend.
 
-    Sets the limits, if any are given, and shows them. They apply to all runs, including current
-    ones, until you change them. `none` removes a limit; `default` restores the setting
-    jackal.bandwidth or jackal.spend_cap.
+    Sets and shows the limits of all runs, including current ones. `none` removes a limit; `default`
+    restores the setting jackal.bandwidth or jackal.spend_cap.
 
     \b
     Examples:
-      caf limit
       caf limit --bandwidth 20MiB --spend-cap 5000000
       caf limit --bandwidth default
 

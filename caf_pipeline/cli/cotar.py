@@ -89,8 +89,6 @@ def tar_files(source: FileRanges, size_bytes: int, *, ignore_zeros: bool = False
 
 
 class _ForwardReader:
-    """Reads increasing ranges of a remote file by one request."""
-
     def __init__(self, source: FileRanges, size_bytes: int) -> None:
         self._pieces = source.stream(0, size_bytes, PIECE_BYTES)
         self._buffer, self._start = memoryview(b""), 0
@@ -110,22 +108,18 @@ class _ForwardReader:
 
 
 class _SuffixInMemory:
-    """A file whose last bytes are in memory."""
-
     def __init__(self, source: FileRanges) -> None:
         self.name = source.name
         self._source = source
         self.tail, self.size_bytes = source.read_suffix(SUFFIX_BYTES)
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         first_byte = self.size_bytes - len(self.tail)
         if start_byte < first_byte:
             return self._source.stream(start_byte, end_byte, piece_bytes)
         return iter([self.tail[start_byte - first_byte : end_byte - first_byte]])
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """See `FileRanges`."""
         first_byte = self.size_bytes - len(self.tail)
         if start_byte < first_byte:
             return self._source.read(start_byte, end_byte)
@@ -150,7 +144,7 @@ class OpenedCotar:
 
         Raises:
             MemberNotFound: The index has no such name.
-            MalformedArchive: The tar has no such file where the index says.
+            MalformedArchive: The tar and the index differ.
         """
         slot = self.index.find(name)
         if slot is None:
@@ -187,7 +181,7 @@ def opened_cotar(source: FileRanges, index: str | None = None) -> Iterator[Opene
     """Open the index of a tar, by one or two reads.
 
     Raises:
-        MalformedArchive: There is no index, or it is damaged.
+        MalformedArchive: The index is missing or damaged.
     """
     if index is None:
         file = _SuffixInMemory(source)
@@ -222,8 +216,8 @@ def index(
     r"""Make the cotar index of a tar archive.
 
     The index finds each regular file and hard link by its name; the last one of equal names counts.
-    Reads uncompressed PAX, GNU and ustar archives. Folders, symbolic links and devices are left out
-    and listed. A file of 4 GiB or more is an error. Nothing is written for a damaged tar.
+    Reads uncompressed PAX, GNU and ustar archives. Other entries are left out and listed. A file of
+    4 GiB or more is an error. Nothing is written for a damaged tar.
 
     \b
     Examples:
@@ -294,9 +288,9 @@ def list_files(
 ) -> None:
     r"""List the files that an index finds in its tar.
 
-    A line has a file's size in bytes and its name; --json prints `key`, `start_byte` and `end_byte`
-    (exclusive). The index has no names, so all headers of the tar are read; a remote tar is read
-    completely. A note counts the files that the index does not have.
+    Prints each file's size in bytes and name; --json prints `key`, `start_byte` and `end_byte`
+    (exclusive). Names are in the tar's headers, so a remote tar is read completely. A note counts
+    the files that the index lacks.
 
     \b
     Examples:
@@ -363,8 +357,8 @@ def verify(
 ) -> None:
     r"""Compare an index with its tar.
 
-    The index must have exactly the files of the tar, with their places and sizes. Reads the tar as
-    `caf cotar list` does. A tar has no checksums of its files, so their bytes are not verified.
+    The index must have exactly the files of the tar, with their places and sizes. A remote tar is
+    read completely. Tars have no checksums of file contents, so these are not verified.
 
     \b
     Examples:
@@ -374,7 +368,7 @@ def verify(
     \b
     Exit status:
       0  The index matches the tar.
-      1  It does not match, or the tar or the index is damaged.
+      1  They differ, or one is damaged.
       4  There is no such file.
       5  The server cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Creates CAF archives from local files: finds the files, cuts them, writes all or nothing."""
+"""Creates CAF archives from local files, all or none."""
 
 import contextlib
 import hashlib
@@ -41,8 +41,8 @@ READERS: Final = 2
 class InputFile(msgspec.Struct, frozen=True, gc=False):
     """A file and its state, which must not change before it is read.
 
-    The size is -1 until `os.stat` is called. It is a Struct without garbage collection because
-    there may be a million of them.
+    The size is -1 until `os.stat` is called. There may be a million: hence a Struct without garbage
+    collection.
     """
 
     path: str
@@ -65,7 +65,7 @@ def find_files(
     Raises:
         UsageError: A path is outside of `folder`.
         MemberRefused: A name is not UTF-8, or two paths have one key.
-        CafError: A path is missing, unreadable, or neither a file nor a folder.
+        CafError: A path cannot be read.
     """
     outputs = _existing_outputs(out, sums)
     files = [
@@ -197,8 +197,6 @@ def _unreadable(path: str, error: OSError) -> CafError:
 
 @dataclass(slots=True)
 class _Volume:
-    """The files of an archive, with its exact size."""
-
     files: list[InputFile] = field(default_factory=list)
     body_bytes: int = 0
     index_bytes: int = EMPTY_INDEX_SIZE_BYTES
@@ -305,11 +303,11 @@ def write_archives(
 ) -> list[WrittenArchive]:
     """Write all archives under temporary names, then rename all of them.
 
-    `advance` is called with the number of bytes packed. `sums` gets the SHA-256 of each member for
-    `sha256sum --check`. `proof_type` selects the Merkle root; None computes no root.
+    `advance` gets the number of bytes packed; `sums` the members' SHA-256 for `sha256sum --check`.
+    `proof_type` selects the Merkle root; None computes none.
 
     Raises:
-        CafError: A file cannot be read, or changed since it was found.
+        CafError: A file cannot be read, or changed.
         StagingError: An archive cannot be written.
     """
     written: list[WrittenArchive] = []
@@ -408,7 +406,6 @@ def _read_ahead(
 
 
 def _groups(files: Sequence[InputFile]) -> Iterator[Sequence[InputFile]]:
-    """Yield groups of files that fit into one piece, or of one larger file."""
     ends = array("Q", accumulate(file.size_bytes for file in files))
     first = end_byte = 0
     while first < len(files):

@@ -11,7 +11,7 @@ def dagster_command(name: str) -> Callable[..., Any]:
     """Return a function of `dagster_host` by the name of its entry point.
 
     Raises:
-        CafError: The installation is older than the source code and lacks the entry point.
+        CafError: The installation is older than the source code and lacks it.
     """
     for entry in entry_points(group="caf_pipeline.commands", name=name):
         return cast(Callable[..., Any], entry.load())

@@ -1,7 +1,4 @@
-"""Opens the files that commands on files read and write.
-
-Such commands need neither settings nor a database. Both are loaded only for an archived object.
-"""
+"""Opens files for commands. Only an archived object needs settings and a database."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -25,7 +22,7 @@ def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
 
     Raises:
         UsageError: There are more than two words.
-        CafError: The file or object cannot be opened; see `open_ranges` and `retrieval.fetch`.
+        CafError: See `open_ranges` and `retrieval.fetch`.
     """
     if len(words) > 2:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""`caf ls`, `caf find` and `caf du`: archived objects, read from the ledger alone."""
+"""`caf ls`, `caf find` and `caf du`, which read only the ledger."""
 
 import fnmatch
 import re
@@ -75,15 +75,15 @@ def ls(  # noqa: PLR0917 - the command line's options
     Shows one level, as S3 lists with the delimiter '/'. PREFIX is the beginning of keys, not a
     folder: `a` also matches `abc`. Each key stands for the object that `caf get` returns.
 
-    An object is `current` if S3 had it at the last inventory, and `gone` if that inventory no
-    longer listed its key. It is `older` if S3 has other content, which is not archived yet.
+    An object is `current` if S3 had it at the last inventory, `gone` if that inventory no longer
+    listed its key, and `older` if S3 has other content, which is not archived yet.
 
-    --as-of lists, for each key, the archived version that was current at TIME. Its status is then
-    `archived`, `gone` or `older`, by the inventories up to TIME. Changes between two inventories
-    and objects that were never archived are unknown.
+    --as-of lists, for each key, the archived version that was current at TIME, as `archived`,
+    `gone` or `older` by the inventories up to TIME. Changes between two inventories and objects
+    that were never archived are unknown.
 
-    --versions lists every archived version, newest first, with its version id. In a bucket without
-    versions the id is `etag:<ETag>:<size>`.
+    --versions lists every archived version, newest first, with its version id; in a bucket without
+    versions, with `etag:<ETag>:<size>`.
 
     Keys are sorted by their bytes. Control characters and '\' are escaped, except with --json.
 
@@ -167,7 +167,7 @@ def find(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   The search is complete, even if nothing matches.
+      0   The search is complete.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
       3   Wrong settings, or no such source.
       6   The database failed.
@@ -213,7 +213,7 @@ def du(  # noqa: PLR0917 - the command line's options
     r"""Sum up archived objects below a prefix.
 
     Prints a line for each next level, and a total. Counts the objects that `caf ls --recursive`
-    lists, with their sizes in S3.
+    lists, by their sizes in S3.
 
     \b
     Examples:

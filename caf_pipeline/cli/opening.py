@@ -1,4 +1,4 @@
-"""Opens what a reading command needs: look-ups in the ledger, and a reader of archived chunks."""
+"""Opens look-ups in the ledger, and a reader of archived chunks."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -38,7 +38,7 @@ def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[C
 
 
 def known_sources(settings: Settings, lookup: LocationLookups) -> list[str]:
-    """Return the names of all sources in the settings or in the ledger, sorted."""
+    """Return the sources in the settings or in the ledger, sorted."""
     return sorted({*lookup.sources(), *settings.sources})
 
 
@@ -49,7 +49,7 @@ def require_source(settings: Settings, lookup: LocationLookups, name: str) -> No
 
 
 def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> None:
-    """Raise SettingsError for an unknown source, and NotLocated if the ledger has nothing of it."""
+    """Raise SettingsError for an unknown source, and NotLocated for an empty one."""
     require_source(settings, lookup, name)
     if name not in lookup.sources():
         raise NotLocated(

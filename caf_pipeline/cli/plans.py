@@ -62,14 +62,13 @@ def plan(
     Takes an inventory as `caf run` does, and keeps it. Cuts the objects that no chunk has into
     chunks; nothing is planned or claimed.
 
-    Prices are estimates. Requests and egress cost get_price and egress_price; without an
-    endpoint_url, the defaults are AWS's list prices of S3 Standard in us-east-1. The chain is asked
-    for the price of the space. The time is computed from the median rate of the source's last
-    chunks. See docs/explanation/planning.md.
+    Prices are estimates. Requests and egress cost get_price and egress_price, without an
+    endpoint_url by default AWS's list prices of S3 Standard in us-east-1. The chain states the
+    price of the space. The time follows from the median rate of the source's last chunks. See
+    docs/explanation/planning.md.
 
     \b
     Examples:
-      caf plan demo
       caf plan demo --report 2026-11-21
       caf plan demo --json | jq '.chunks, .charged_bytes'
 
@@ -122,9 +121,8 @@ def plans(
 ) -> None:
     r"""List plans; show one plan, or one of its chunks.
 
-    PLAN is the name of a plan in the list, or SOURCE-PLAN if two sources have a plan of this name.
-    CHUNK is a chunk's id. The plan's files show what was planned, the ledger the result. If the
-    files are not on this machine, only the ledger is used.
+    PLAN is a plan's name, or SOURCE-PLAN if two sources have a plan of this name. CHUNK is a
+    chunk's id. The plan's files show what was planned, the ledger the result. X
 
     \b
     Examples:
@@ -469,7 +467,6 @@ def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
 
 
 def _key_range(folder: Path, number: int) -> tuple[str, str]:
-    """Return the first and last key of a chunk, read from the plan's files."""
     keys: list[bytes] = []
     for batch in read_chunk_batches(folder, number, ["key"]):
         if batch.num_rows:

@@ -39,15 +39,15 @@ def prove(
 ) -> None:
     r"""Check the proofs and some bytes of stored chunks.
 
-    Checks the store's proofs, and reads pieces back from each copy. Chunks that the chain's lists
-    show as suspicious come first, then those checked longest ago. If no run read these lists in the
-    last hour, they are read first, for all sources. The job prove_SOURCE does the same every hour.
+    Checks the store's proofs, and reads pieces back from each copy. Chunks that look suspicious in
+    the chain's lists come first, then those checked longest ago. Lists older than an hour are read
+    again first, for all sources. The job prove_SOURCE does the same every hour.
 
-    A chunk is damaged if it has too few copies or wrong bytes; `caf repair` fixes it. It is
-    unanswered if some copies do not answer and the others are right; it is checked first the next
-    time. It is unverified if its copies are right, but the chain does not show enough verified
-    proofs: check it again in the next proof window. Files of up to 20,480 bytes are always
-    unverified.
+    \b
+    damaged:     too few copies or wrong bytes; `caf repair` fixes it.
+    unanswered:  some copies do not answer, the others are right; checked first next time.
+    unverified:  the copies are right, but the chain shows too few verified proofs.
+                 Check again in the next proof window. Files of up to 20,480 bytes always are.
 
     \b
     Examples:
@@ -56,11 +56,11 @@ def prove(
 
     \b
     Exit status:
-      0  All checked chunks are proven, and none is known as damaged or unanswered.
+      0  All checked chunks are proven; none is known as damaged or unanswered.
       1  Some chunks are damaged or unverified.
       3  Wrong settings, or no such source.
       6  The database failed.
-      7  The store failed, or chunks are unanswered and none is damaged or unverified.
+      7  The store failed, or the only faults are unanswered chunks.
     """
     settings = load_settings()
     settings.source(source)
@@ -148,8 +148,8 @@ def repair(
 ) -> None:
     r"""Store damaged chunks again.
 
-    Takes the bytes from staging, from another provider, or packs the chunk again from S3. A chunk
-    that the chain no longer lists is posted again, which takes space once more. A damaged chunk is
+    Takes the bytes from staging or another provider, or packs the chunk again from S3. A chunk that
+    the chain no longer lists is posted again, which takes space once more. A damaged chunk is
     located again only if the chain shows verified proofs of its copies.
 
     \b

@@ -28,8 +28,8 @@ def queue(
     r"""Show messages of a source's queue that are not events.
 
     Messages that are not events of the source's bucket are moved from the queue to the ledger, so
-    that they block nothing. Valid events in such a message were processed. Fix the sender, then
-    delete the messages with --remove; nothing else needs them.
+    that they block nothing. Valid events in them were processed. Fix the sender, then delete the
+    messages with --remove; nothing else needs them.
 
     \b
     Examples:

@@ -20,17 +20,15 @@ def remove(
 ) -> int:
     r"""Remove a source that has no stored chunk.
 
-    After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name for the right
-    address. The command shows what it removes, and asks for a confirmation. It removes plans,
-    chunks that were not posted, snapshots, staged files, and the partitions in Dagster. It changes
-    nothing in the bucket and nothing in the store. It refuses to remove a source if one of the
-    source's chunks is or may be stored.
+    After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name. The command
+    shows what it removes, and asks first. It removes plans, chunks that were not posted, snapshots,
+    staged files, and the partitions in Dagster, but nothing in the bucket or the store. It refuses
+    if a chunk is or may be stored.
 
-    If the command is interrupted, repeat it: it removes the rest.
+    If it is interrupted, repeat it: it removes the rest.
 
     \b
     Examples:
-      caf remove demo
       caf remove demo --yes
 
     \b

@@ -1,4 +1,4 @@
-"""Opens what a command on chunks needs: the run context of a source, or the store."""
+"""Opens the run context of a source, or the store."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -25,7 +25,7 @@ _NOTHING: Final = "nothing is planned yet"
 
 
 def watch(settings: Settings, source: str | None, *, interval: float, json: bool) -> NoReturn:
-    """Print the progress of one source, or of all, every `interval` seconds, until interrupted.
+    """Print progress every `interval` seconds until interrupted.
 
     A database that fails after it was opened is reported and asked again.
 
@@ -47,7 +47,6 @@ def watch(settings: Settings, source: str | None, *, interval: float, json: bool
 
 @contextmanager
 def _printer(json: bool) -> Iterator[Callable[[Sequence[SourceProgress]], None]]:
-    """Yield a function that prints JSON lines, replaces lines on a terminal, or prints lines."""
     if json:
         yield _print_json
     elif not sys.stdout.isatty():
