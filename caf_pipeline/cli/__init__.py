@@ -23,13 +23,12 @@ TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
 _RESUMABLE: Final = frozenset(
     ("run", "backfill", "rebuild", "adopt", "restore", "prove", "repair", "remove")
 )
-"""Commands that continue an interrupted run of themselves."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status; by default with the process's arguments."""
+    """Run a command, by default with the process's arguments; return its exit status."""
     _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -84,7 +84,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "rebuild": ("rebuild", "Restore a lost ledger from the stored chunks."),
     "adopt": ("adopt", "Adopt CAF files that other programs posted."),
 }
-"""Module (and function, if the name differs) and summary, in the order of help."""
+"""Module (and function, if named otherwise) and summary, in the order of help."""
 
 _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "jackal": (

@@ -108,7 +108,6 @@ def create(
 
     \b
     Examples:
-      caf create photos.caf photos/
       caf create site.caf -C /srv/www . --target-size 1GiB
       caf create --sums photos.sha256 photos.caf photos/
 
@@ -170,14 +169,13 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
 
     \b
     Examples:
-      caf list photos.caf
       caf list --json s3://bucket/photos.caf
 
     \b
     Exit status:
       0  Success.
       4  The file is missing or not a CAF file.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
@@ -212,8 +210,8 @@ def extract(
     r"""Write a CAF file's members below a folder.
 
     The key is the path below DIR. Nothing is ever written outside of DIR, and no symbolic link in
-    it is followed. Members whose key cannot be a path, or whose file exists, are reported and left
-    out. Each file appears when it is complete.
+    it is followed. Members whose key cannot be a path, or whose file exists, are reported on stderr
+    and left out. Each file appears when it is complete.
 
     \b
     Examples:
@@ -223,9 +221,9 @@ def extract(
     \b
     Exit status:
       0  Success.
-      1  Some members are left out; standard error names them.
+      1  Some members are left out.
       4  The file is missing or not a CAF file.
-      5  The server cannot be read.
+      5  The server failed.
       8  The folder cannot be written.
     """
     with _opened(file, lenient=lenient) as reader:
@@ -278,7 +276,7 @@ def cat(
     Exit status:
       0  Success.
       4  The file is missing or not a CAF file, or has no such member.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         write_bytes(reader.stream(key))
@@ -292,14 +290,13 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
 
     \b
     Examples:
-      caf verify photos.caf
       caf verify --json s3://bucket/photos.caf
 
     \b
     Exit status:
       0  The structure is valid.
       4  The file is missing or not a valid CAF file.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
@@ -357,7 +354,7 @@ def merkle(
     Exit status:
       0  Success.
       4  The file is missing or empty.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source:
         _, size_bytes = source.read_suffix(1)

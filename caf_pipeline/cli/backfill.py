@@ -43,7 +43,6 @@ def backfill(  # noqa: PLR0917 - the command line's options
 
     \b
     Examples:
-      caf backfill demo
       caf backfill demo --plan 1a2b3c4d --to demo-1a2b3c4d-00100
       caf backfill demo --failed --dry-run --json
 
@@ -51,7 +50,7 @@ def backfill(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   All chunks are archived, or there was nothing to do.
       2   The chunks are not of the source or plan, or are out of order.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
       11  No such plan or chunk, or nothing is planned.
       12  The named chunks are not archived; `caf status` shows why.

@@ -42,7 +42,7 @@ class _Sums:
     unread: int = 0
     hint: str = ""  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
-    """Number of objects that each provider returned wrong or not at all."""
+    """Objects that each provider returned wrong or not at all."""
     suspects: dict[str, Sample] = field(default_factory=dict)
     """A wrong object of each chunk. `prove_chunk` reads it from every copy."""
 
@@ -75,15 +75,14 @@ def check(  # noqa: PLR0917 - the command line's options
     {"objects_checked": …}.
 
     \b
-    Examples:
-      caf check demo
+    Example:
       caf check demo packages/ --full --json | jq 'select(.error)'
 
     \b
     Exit status:
       0   All objects read are right.
       2   SHARE is not a share.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
       7   Some objects could not be read now; none is wrong.
       9   No provider returns some object right.
@@ -141,7 +140,7 @@ def check(  # noqa: PLR0917 - the command line's options
 
 
 def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
-    """Prove the chunks of wrong objects; return whether the source has a damaged chunk."""
+    """Return whether the source has a damaged chunk."""
     # Loaded here because most checks find nothing wrong.
     from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
     from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415

@@ -77,15 +77,14 @@ def list(
     twice.
 
     \b
-    Examples:
-      caf chunkio list events.log
+    Example:
       caf chunkio list demo logs/events.log --from 65536 --pick first --json
 
     \b
     Exit status:
       0  Success.
       4  The file is missing or not a ChunkIO log.
-      5  The server cannot be read.
+      5  The server failed.
 
     For an archived object, also the statuses of `caf get`.
     """
@@ -131,7 +130,7 @@ def cat(
     Exit status:
       0  Success.
       4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
-      5  The server cannot be read.
+      5  The server failed.
       9  The content is damaged.
 
     For an archived object, also the statuses of `caf get`.
@@ -163,8 +162,7 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
     `begin`, `end` and `damage`, then `entries`, `size_bytes` and `damaged_places`.
 
     \b
-    Examples:
-      caf chunkio verify events.log
+    Example:
       caf chunkio verify s3://bucket/events.log --json
 
     \b
@@ -172,7 +170,7 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
       0  Nothing is damaged.
       1  Something is damaged.
       4  The file is missing or not a ChunkIO log.
-      5  The server cannot be read.
+      5  The server failed.
 
     For an archived object, also the statuses of `caf get`.
     """
@@ -227,8 +225,7 @@ def salvage(
     complete.
 
     \b
-    Examples:
-      caf chunkio salvage events.log
+    Example:
       caf chunkio salvage events.log -o saved.log
 
     \b
@@ -236,7 +233,7 @@ def salvage(
       0  Undamaged entries are found.
       1  No undamaged entry is found.
       4  The file is missing.
-      5  The server cannot be read.
+      5  The server failed.
       8  OUT cannot be written.
 
     For an archived object, also the statuses of `caf get`.

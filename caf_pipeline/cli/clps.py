@@ -37,9 +37,8 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     Damaged records are not found; use `clp-s x` or `clp-s s` of CLP. An archived object of up to 8
     MiB is read completely and its SHA-256 compared.
 
-    --json has the format's names: version, uncompressed_size, total_size, metadata_size,
-    compression and file_size; ArchiveInfo, ArchiveFileInfo, TimestampDictionary and RangeIndex,
-    null if missing; sections, inputs and records. Times are milliseconds since 1970 if encoding is
+    --json uses the format's names, and null for missing parts. Times are milliseconds since 1970 if
+    encoding is
     1; the unit of encoding 2 is unknown.
 
     \b
@@ -51,7 +50,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     Exit status:
       0  Success.
       4  The file is missing, damaged or not a clp-s archive.
-      5  The server cannot be read.
+      5  The server failed.
 
     For an archived object, also the statuses of `caf get`.
     """

@@ -66,7 +66,6 @@ def convert(
 
     \b
     Examples:
-      caf convert photos.caf photos.tar
       caf convert https://example.org/photos.caf photos.tar.co
       caf convert tiles.tar.co tiles.caf
 
@@ -74,7 +73,7 @@ def convert(
     Exit status:
       0  Success.
       4  The archive is missing or damaged, or the other format cannot hold a file of it.
-      5  The server cannot be read.
+      5  The server failed.
       8  OUT cannot be written.
     """
     if not out.name.endswith((".caf", ".tar", ".tar.co")):
@@ -177,7 +176,6 @@ def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out:
 def _bodies(
     source: FileRanges, reader: CafReader
 ) -> Iterator[tuple[Member, Iterable[Buffer | LocalRange]]]:
-    """Yield members with their bodies, in the order of their bytes."""
     if not isinstance(source, LocalFile):
         yield from reader.read_many(reader.members)
         return

@@ -220,15 +220,14 @@ def index(
     4 GiB or more is an error. Nothing is written for a damaged tar.
 
     \b
-    Examples:
-      caf cotar index tiles.tar
+    Example:
       caf cotar index tiles.tar --embed -o tiles.tar.co
 
     \b
     Exit status:
       0  Success.
       4  The tar is missing or damaged, or the format cannot hold a file of it.
-      5  The server cannot be read.
+      5  The server failed.
       8  The index cannot be written.
     """
     if out is None and "://" in tar:
@@ -293,15 +292,14 @@ def list_files(
     the files that the index lacks.
 
     \b
-    Examples:
-      caf cotar list tiles.tar.co
+    Example:
       caf cotar list tiles.tar --index tiles.tar.index --json
 
     \b
     Exit status:
       0  Success.
       4  The file is missing or damaged, or has no index.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         tar_contents = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
@@ -335,15 +333,14 @@ def cat(
     Takes one to three reads. The file's tar header is compared with the index.
 
     \b
-    Examples:
+    Example:
       caf cotar cat tiles.tar.co 12/4038/2564.pbf > tile.pbf
-      caf cotar cat tiles.tar --index tiles.tar.index 0/0/0.pbf > tile.pbf
 
     \b
     Exit status:
       0  Success.
       4  The archive is missing or damaged, or has no index or no such file.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         write_bytes(opened.pieces(os.fsencode(name)))
@@ -361,16 +358,15 @@ def verify(
     read completely. Tars have no checksums of file contents, so these are not verified.
 
     \b
-    Examples:
-      caf cotar verify tiles.tar.co
+    Example:
       caf cotar verify tiles.tar --index tiles.tar.index
 
     \b
     Exit status:
       0  The index matches the tar.
       1  They differ, or one is damaged.
-      4  There is no such file.
-      5  The server cannot be read.
+      4  No such file.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source:
         try:

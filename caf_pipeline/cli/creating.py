@@ -111,7 +111,6 @@ def _is_below(path: str, base: str) -> bool:
 
 
 def _existing_outputs(out: Path, sums: Path | None) -> Mapping[tuple[int, int], str]:
-    """Return existing files with the name of an output, by device and inode."""
     numbered = re.compile(re.escape(_stem(out)) + r"-[0-9]{5,}\.caf")
     paths = [sums] if sums else []
     with contextlib.suppress(FileNotFoundError), os.scandir(out.parent) as entries:
@@ -356,7 +355,6 @@ def _write_archive(
 def _add_files(
     writer: CafWriter, files: Sequence[InputFile], advance: Callable[[int], None], *, hashed: bool
 ) -> Iterator[tuple[Sequence[str], Sequence[bytes]]]:
-    """Add files to an archive; yield their keys and, if `hashed`, their SHA-256."""
     with (
         ThreadPoolExecutor(READERS, "reader") as readers,
         ThreadPoolExecutor(1, "hasher") as hasher,

@@ -56,7 +56,7 @@ def export_references(
       0   FILE is complete.
       1   FILE.json lacks objects larger than a chunk.
       2   FILE ends in neither .json nor .parquet.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
       7   A chunk cannot be read now.
       8   FILE cannot be written.

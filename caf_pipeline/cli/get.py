@@ -73,7 +73,7 @@ def get(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   FILE cannot be written, or TIME is not a time.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       4   The object has no cotar index or no such file.
       6   The database failed.
       7   The store failed.

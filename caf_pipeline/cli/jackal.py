@@ -84,8 +84,7 @@ def wallet(json: JsonOption = False) -> None:
     node reported it.
 
     \b
-    Examples:
-      caf jackal wallet
+    Example:
       caf jackal wallet --json | jq .plan.free_bytes
 
     \b
@@ -228,7 +227,7 @@ def price(
     Exit status:
       0   Success.
       2   The argument is not a size.
-      3   Wrong settings or wallet, or no such source.
+      3   Wrong settings or wallet, or unknown source.
       6   The database failed.
       7   The chain failed.
       11  The source has no inventory yet.
@@ -313,9 +312,8 @@ def buy(
     interrupted purchase is settled first, so nothing is bought twice.
 
     \b
-    Examples:
+    Example:
       caf jackal buy --bytes 1TB --days 365
-      caf jackal buy --bytes 1000000000 --days 30 --yes
 
     \b
     Exit status:
@@ -393,14 +391,13 @@ def files(
     every file, and the URLs of its providers.
 
     \b
-    Examples:
-      caf jackal files
+    Example:
       caf jackal files demo --json | jq 'select(.missing)'
 
     \b
     Exit status:
       0  No file is missing.
-      3  Wrong settings or wallet, or no such source.
+      3  Wrong settings or wallet, or unknown source.
       6  The database failed.
       7  A chunk is missing, or the chain failed.
     """

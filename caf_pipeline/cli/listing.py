@@ -89,7 +89,6 @@ def ls(  # noqa: PLR0917 - the command line's options
 
     \b
     Examples:
-      caf ls demo
       caf ls demo packages/rich/ -l
       caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
@@ -98,7 +97,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   TIME is not a time, or options exclude each other.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """
@@ -163,13 +162,12 @@ def find(  # noqa: PLR0917 - the command line's options
     Examples:
       caf find demo '*.py' --larger 1MiB
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
-      caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
     \b
     Exit status:
       0   The search is complete.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
       11  Nothing of the source is archived.
     """
@@ -216,16 +214,14 @@ def du(  # noqa: PLR0917 - the command line's options
     lists, by their sizes in S3.
 
     \b
-    Examples:
-      caf du demo
+    Example:
       caf du demo packages/ --json
-      caf du demo --as-of 2026-11-21T10:00
 
     \b
     Exit status:
       0   Success.
       2   TIME is not a time.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """

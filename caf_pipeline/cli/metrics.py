@@ -31,10 +31,8 @@ def metrics(
 ) -> None:
     r"""Print the numbers of each source as OpenMetrics.
 
-    Includes chunks, objects and bytes by state, skipped objects, copies and suspected chunks; the
-    times of the last changes and checks, queue messages, the wallet's space, and a pause. All come
-    from the ledger, so they are the same on every machine. deploy/grafana has a dashboard for
-    Prometheus.
+    docs/reference/metrics.md lists the metrics. All come from the ledger, so they are the same on
+    every machine. deploy/grafana has a dashboard for Prometheus.
 
     --serve answers with status 503 while the database is unreachable. Anybody who reaches HOST:PORT
     can read the sources' names and these numbers, but nothing else.

@@ -76,7 +76,7 @@ def plan(
     Exit status:
       0   Success.
       2   Options exclude each other.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       5   The source failed.
       6   The database failed.
       8   The disk of `home` failed.
@@ -135,9 +135,9 @@ def plans(
       0   Success.
       1   Some of the plan's files are missing or damaged.
       2   The arguments have none of the three forms.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   The database failed.
-      11  There is no such plan or chunk.
+      11  No such plan or chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

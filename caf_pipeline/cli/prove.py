@@ -50,15 +50,14 @@ def prove(
                  Check again in the next proof window. Files of up to 20,480 bytes always are.
 
     \b
-    Examples:
-      caf prove demo
+    Example:
       caf prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
     \b
     Exit status:
       0  All checked chunks are proven; none is known as damaged or unanswered.
       1  Some chunks are damaged or unverified.
-      3  Wrong settings, or no such source.
+      3  Wrong settings or unknown source.
       6  The database failed.
       7  The store failed, or the only faults are unanswered chunks.
     """
@@ -153,21 +152,20 @@ def repair(
     located again only if the chain shows verified proofs of its copies.
 
     \b
-    Examples:
-      caf repair demo
+    Example:
       caf repair demo-1a2b3c4d-00001
 
     \b
     Exit status:
       0   The chunks are repaired, or none is damaged.
       2   The chunk's state does not allow a repair.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       5   The source failed.
       6   The database failed.
       7   The store failed.
       9   All available bytes differ from the archived ones.
       10  A run works on the chunk.
-      11  There is no such chunk.
+      11  No such chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

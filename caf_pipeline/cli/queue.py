@@ -32,14 +32,13 @@ def queue(
     messages with --remove; nothing else needs them.
 
     \b
-    Examples:
-      caf queue photos
+    Example:
       caf queue photos --remove --json >> set-apart.jsonl
 
     \b
     Exit status:
       0  Success.
-      3  Wrong settings, or no such source.
+      3  Wrong settings or unknown source.
       6  The database failed.
     """
     settings = load_settings()

@@ -67,9 +67,9 @@ def rebuild(
     \b
     Exit status:
       0   All listed files are in the ledger.
-      1   Some files are left out; the reasons are printed.
+      1   Some files are left out.
       2   ADDRESS is not an address.
-      3   Wrong settings or wallet, or no such source.
+      3   Wrong settings or wallet, or unknown source.
       6   The database failed.
       7   The store failed.
       8   The staging folder failed.

@@ -36,7 +36,7 @@ def remove(
       0   Success.
       1   You did not confirm.
       2   There is no terminal to ask on; use --yes.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
       8   A file cannot be removed.
       10  A run works on the source.

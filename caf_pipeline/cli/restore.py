@@ -97,7 +97,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       1   Some are different, or cannot be written.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or unknown source.
       5   The bucket is missing, refuses access or cannot be reached.
       6   The database failed.
       7   Some object could not be read.

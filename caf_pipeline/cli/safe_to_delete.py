@@ -123,18 +123,16 @@ def safe_to_delete(
     percent-encoded keys. If nothing is safe, an older FILE is removed; after an error it is
     unchanged.
 
-    S3 Batch Operations cannot delete. Let it invoke a Lambda function that decodes each key and
-    deletes the object by its version id, or let it tag objects for a lifecycle rule. Run this
-    command right before: without a version id, or with "null", a key that was written again would
-    be deleted with its new bytes. In a bucket with versions, deleting a current version by its id
-    restores the one before it, and deleting without an id frees nothing.
+    docs/how-to/delete-from-s3.md shows how to delete what is listed. Run this command right before:
+    without a version id, or with "null", a key that was written again would be deleted with its new
+    bytes. In a bucket with versions, a deletion without an id frees nothing, and the deletion of a
+    current version restores the one before it.
 
     Older versions are listed only with versions = "all", each by its id; delete markers never. The
     command counts both.
 
     \b
     Examples:
-      caf safe-to-delete demo
       caf safe-to-delete demo -o list.csv --report not-yet.parquet
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 

@@ -56,14 +56,13 @@ def status(
 
     \b
     Examples:
-      caf status
       caf status demo --json | jq 'select(.state == "parked")'
       caf status demo --watch --interval 60 >> progress.log
 
     \b
     Exit status:
       0  Success.
-      3  Wrong settings, or no such source.
+      3  Wrong settings or unknown source.
       6  The database failed.
       130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
