@@ -43,7 +43,6 @@ class PiecewiseFile(io.FileIO):
     _begun_byte = 0
 
     def write(self, data: Buffer) -> int:
-        """Write at most WRITE_BYTES. Returns the number of bytes."""
         written = super().write(memoryview(data)[:WRITE_BYTES])
         self.begin_writing_back(self.tell())
         return written
@@ -65,9 +64,8 @@ class DirectFile(PiecewiseFile):
     """A file that bypasses the page cache, for large data that is not read soon.
 
     Copying through the cache takes more CPU time than SHA-256. Up to BLOCK_BYTES stay in memory
-    until more data follows or the file is flushed. If the file system does not support direct
-    writes, the usual ones are used. Source: open(2) on O_DIRECT, which needs aligned memory and
-    offsets.
+    until more data follows or a flush. Falls back to usual writes. Source: open(2) on O_DIRECT,
+    which needs aligned memory and offsets.
     """
 
     def __init__(
@@ -90,31 +88,24 @@ class DirectFile(PiecewiseFile):
         return taken
 
     def flush(self) -> None:
-        """Write the bytes in memory."""
         held, self._held = memoryview(self._block)[: self._held], 0
         written = self._write_directly(held) if len(held) == BLOCK_BYTES else 0
         while written < len(held):
             written += super().write(held[written:])
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Flush, then move."""
         self.flush()
         return super().seek(offset, whence)
 
     def tell(self) -> int:
-        """Return the position, including the bytes in memory."""
         return super().tell() + self._held
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Flush, then cut the file."""
         self.flush()
         return super().truncate(size)
 
     def _write_directly(self, block: memoryview) -> int:
-        """Return the number of bytes written directly.
-
-        0 if the file system refuses, or the offset is not aligned.
-        """
+        """Return the number of bytes written: 0 if refused, or the offset is not aligned."""
         flags = fcntl.fcntl(self, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))  # macOS has none
@@ -132,8 +123,7 @@ class WholeFile:
 
     If it is not `durable`, this holds for a crash of the process, but not of the machine. A file
     that replaces another gets its permissions; until then only the owner can access it. `direct`
-    selects DirectFile. As a context manager, it publishes the file unless there is an error. The
-    temporary file is always removed.
+    selects DirectFile. The context manager publishes the file unless there is an error.
     """
 
     def __init__(
@@ -144,11 +134,6 @@ class WholeFile:
         durable: bool = True,
         direct: bool = False,
     ) -> None:
-        """Open the temporary file.
-
-        Raises:
-            OSError: The folder is not writable, or `path` is a special file.
-        """
         if path.exists() and not (path.is_file() or path.is_dir()):  # root may replace /dev/null
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         self.path = path
@@ -185,7 +170,7 @@ class WholeFile:
         self._removal.detach()
 
     def abort(self) -> None:
-        """Remove the temporary file. No effect after `publish`."""
+        """No effect after `publish`."""
         # The last flush fails on a full disk, too; its bytes are removed anyway.
         with contextlib.suppress(OSError):
             self.file.close()
@@ -216,8 +201,8 @@ def _remove(path: Path) -> None:
 def give_rights(old: os.stat_result, file: int | str, folder: int | None = None) -> None:
     """Give a new file the owner, group and mode of the file that it replaces.
 
-    If the owner or group cannot be set, the new file is accessible to fewer users. `folder` is the
-    open folder that `file` is relative to.
+    If the owner or group cannot be set, fewer users can access the file. `file` is relative to the
+    open `folder`.
     """
     with contextlib.suppress(OSError):
         os.chown(file, old.st_uid, old.st_gid, dir_fd=folder)

@@ -1,7 +1,4 @@
-"""SIGTERM and SIGHUP end a command like Ctrl-C does.
-
-For example, the embedded Postgres is stopped if no other process uses it.
-"""
+"""SIGTERM and SIGHUP end a command like Ctrl-C does, so that an unused embedded Postgres stops."""
 
 import contextlib
 import os

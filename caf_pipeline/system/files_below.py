@@ -1,7 +1,7 @@
 """Writes members below a folder, and never outside of it.
 
-Each part of a path is opened relative to its parent without following links. So neither a key nor a
-link in the folder can lead outside.
+Each part of a path is opened relative to its parent without following links, so neither a key nor a
+link can lead outside.
 """
 
 import contextlib
@@ -65,16 +65,13 @@ class NameRefused(NotRestored):
 
 
 class UnfinishedFile:
-    """A file under a temporary name. As a context manager, it removes the temporary name."""
+    """A file under a temporary name, which the context manager removes."""
 
     def __init__(self, folder: int, *, may_replace: bool = False, direct: bool = False) -> None:
         """Create the file in an open folder, which must stay open.
 
         With `may_replace`, only the owner can access it until `give_mode`. `direct` selects
         DirectFile.
-
-        Raises:
-            OSError: The file cannot be created.
         """
         self.folder = folder
         self.name = f".caf-{secrets.token_hex(8)}.partial"
@@ -102,12 +99,7 @@ class UnfinishedFile:
             self._error = error
 
     def seal(self, modified_ns: int | None) -> os.stat_result:
-        """Close the file and return its status.
-
-        Raises:
-            CafError: From `fill`.
-            OSError: From `fill`, or the file cannot be closed.
-        """
+        """Close the file and return its status. Raises the errors of `fill`."""
         if self._error:
             raise self._error
         self.file.flush()
@@ -125,7 +117,7 @@ class UnfinishedFile:
             os.chmod(self.name, self._mode, dir_fd=self.folder)
 
     def remove(self) -> None:
-        """Remove the temporary name. A thread that still fills the file gets a ValueError."""
+        """A thread that still fills the file gets a ValueError."""
         # The last flush fails on a full disk, too; its bytes are removed anyway.
         with contextlib.suppress(OSError):
             self.file.close()
@@ -140,17 +132,13 @@ class UnfinishedFile:
 
 
 class FilesBelow:
-    """A folder below which members are written, each under a temporary name until it is complete.
-
-    A context manager.
-    """
+    """A folder to write members below, each under a temporary name until it is complete."""
 
     def __init__(self, path: Path, *, force: bool) -> None:
         """Open the folder, or create it. It may be a symbolic link.
 
-        With `force`, existing files are replaced, except files written by this object; that takes
-        memory for a number for each file. After `own`, it does so only if two names may be the same
-        file.
+        With `force`, existing files are replaced, except files written by this object, which are
+        remembered by a number each. After `own`, only if two names may be the same file.
 
         Raises:
             StagingError: The folder cannot be opened or created.
@@ -187,7 +175,7 @@ class FilesBelow:
         exhausted.
 
         Raises:
-            StagingError: The folder accepts no more files. The named member leaves no file.
+            StagingError: The folder accepts no more files.
         """
         for group in _small_neighbours(members):
             for (key, body), is_written in zip(group, self._write_at_once(group), strict=True):
@@ -202,10 +190,7 @@ class FilesBelow:
                     yield key, None
 
     def _write_at_once(self, members: Sequence[tuple[str, Body]]) -> Sequence[bool]:
-        """Write small members of one folder in one call, and return which were written.
-
-        `_write` writes the others, and raises their errors.
-        """
+        """Write small members of one folder in one call. `_write` writes the others."""
         if len(members) > 1 and not self._is_tracked and self._takes_many:
             with contextlib.suppress(NotRestored, OSError):
                 names = [_parts(key)[-1] for key, _ in members]
@@ -246,11 +231,7 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a file for a large member. `finish` moves it to its name.
-
-        Raises:
-            StagingError: The folder is not writable.
-        """
+        """Return a file for a large member. `finish` moves it to its name."""
         try:
             return UnfinishedFile(self._root, may_replace=self._force, direct=True)
         except OSError as error:
@@ -263,7 +244,7 @@ class FilesBelow:
         parts: Sequence[bytes],
         modified_ns: int | None = None,
     ) -> None:
-        """Move a filled file to its name. Raises like `fill`, and the errors of filling it."""
+        """Raises like `fill`, and the errors of filling the file."""
         with self._translated(key):
             status = unfinished.seal(modified_ns)
             parent = self._open_parent(parts[:-1])
@@ -281,7 +262,6 @@ class FilesBelow:
         Raises:
             NameRefused: No regular file is possible there.
             NotRestored: The file cannot be read.
-            StagingError: The folder failed.
         """
         with self._translated(key):
             try:
@@ -296,10 +276,7 @@ class FilesBelow:
             return open(descriptor, "rb")
 
     def may_be_folder(self, key: str, parts: Sequence[bytes]) -> bool:
-        """Return whether a folder is at `parts`, or can be created there.
-
-        Raises like `open`, except NameRefused.
-        """
+        """Return whether a folder is at `parts`, or can be created there."""
         try:
             with self._translated(key), contextlib.suppress(FileNotFoundError):
                 self._open_parent(parts, make=False)
@@ -323,9 +300,7 @@ class FilesBelow:
         """Lock the folder, and remove leftovers of killed processes from each folder written to.
 
         Raises:
-            HeldByOther: Another process has locked this folder, one of its parents, or one of its
-                subfolders.
-            StagingError: The folder is not writable.
+            HeldByOther: Another process has locked this folder, a parent, or a subfolder.
         """
         for folder in Path(os.path.realpath(self._path)).parents:
             # The folder may be unreadable, or its file system may have no locks.
@@ -359,7 +334,6 @@ class FilesBelow:
         return False
 
     def _sweep(self, folder: int) -> None:
-        """Remove leftovers of killed processes. Each folder is searched once."""
         if not self._is_own or (number := _number(os.fstat(folder))) in self._swept:
             return
         if len(self._swept) >= _SWEPT_KEPT:
@@ -385,10 +359,7 @@ class FilesBelow:
             raise kind(f"{key!r} was not written: {reason or error.strerror}.") from error
 
     def _open_parent(self, parts: Sequence[bytes], *, make: bool = True) -> int:
-        """Return the folder at `parts`, created if `make`.
-
-        The last folder stays open, since neighbours share it.
-        """
+        """The last folder stays open, since neighbours share it."""
         if parts == self._parent_parts:
             return self._parent
         folder = os.dup(self._root)
@@ -409,7 +380,6 @@ class FilesBelow:
         return folder
 
     def _check_free(self, parent: int, name: bytes, key: str) -> os.stat_result | None:
-        """Return the status of the file that may be replaced, or None if there is none."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -437,10 +407,7 @@ class FilesBelow:
             self._taken.add(_number(status))
 
     def _rename(self, unfinished: UnfinishedFile, parent: int, name: bytes, key: str) -> None:
-        """Move a complete file to its name.
-
-        Without `force`, a file that appeared meanwhile is not replaced.
-        """
+        """Without `force`, a file that appeared meanwhile is not replaced."""
         folder, temporary = unfinished.folder, unfinished.name
         if not self._force:
             try:
@@ -485,10 +452,7 @@ def _not_writable(path: Path, error: OSError) -> StagingError:
 
 
 def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:
-    """Group members to write in one call: consecutive small members of one folder.
-
-    Other members form groups of one.
-    """
+    """Group consecutive small members of one folder. Other members form groups of one."""
     group: list[tuple[str, Body]] = []
     group_folder, group_bytes = "", 0
     for key, body in members:
@@ -529,7 +493,6 @@ def _number(status: os.stat_result) -> int:
 
 
 def _parts(key: str) -> list[bytes]:
-    """Split a key into names. Raises NotRestored if the key is not a safe path."""
     parts = key.encode().split(b"/")
     if "\0" in key:
         reason = "its key holds a NUL"

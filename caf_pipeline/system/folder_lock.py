@@ -1,7 +1,7 @@
 """Locks that show whether a process writes into a folder or reads a file.
 
-They end with the process. Writers of temporary files share a lock on the folder, readers share a
-lock on the file. A process that removes leftovers locks exclusively. Source: flock(2).
+They end with the process. Writers share a lock on the folder, readers share a lock on the file. A
+process that removes leftovers locks exclusively. Source: flock(2).
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """HTTP with untrusted servers: addresses are checked, and a whole exchange has a timeout.
 
-The timeouts of HTTP clients are for each read. A server that sends a byte now and then, endless
-interim answers, or slow headers keeps a client waiting. So the sockets, which httpcore lets its
-user supply, enforce the timeout. A host is resolved once for each connection, and the connection
-uses an address that was checked.
+HTTP clients limit each read. A server that sends a byte now and then, endless interim answers, or
+slow headers keeps them waiting. So the sockets, which httpcore lets its user supply, enforce the
+timeout. Each connection resolves its host once, and uses the checked address.
 
 The caller interprets and limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
 """
@@ -81,12 +80,10 @@ class Limit(float):
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
         return time.monotonic() >= self._ends
 
     @property
     def extensions(self) -> dict[str, Any]:
-        """The request extensions that apply this limit."""
         return {"timeout": {"connect": self, "read": self, "write": self}}
 
     def step(self, begun: float, most: float = STEP_SECONDS) -> float:
@@ -144,7 +141,7 @@ class _Stream(httpcore.NetworkStream):
         self._tls = tls
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return available bytes, at most READ_BYTES. TLS has at most 16 KiB at a time."""
+        """Return at most READ_BYTES. TLS has at most 16 KiB at a time."""
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
         if not self._tls:
@@ -155,10 +152,7 @@ class _Stream(httpcore.NetworkStream):
                 return self._stream.read(max_bytes, seconds)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send all bytes.
-
-        Raises WriteError if an answer has arrived already. httpcore reads the answer then.
-        """
+        """Raises WriteError if an answer has arrived already. httpcore reads it then."""
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
         if self._tls > 1:
@@ -230,7 +224,7 @@ class _Body(httpx.SyncByteStream):
 class GuardedTransport(httpx.BaseTransport):
     """Transport of `httpx.Client` with guarded connections, or through the environment's proxy.
 
-    The proxy chooses the address it connects to. Its own address is not checked.
+    The proxy's own address is not checked, and it chooses the address it connects to.
     """
 
     def __init__(self, permit: Permit = _permit_all) -> None:
@@ -238,7 +232,7 @@ class GuardedTransport(httpx.BaseTransport):
         self._pools = {"": guarded_pool(permit)}
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request. Raises httpx's exceptions."""
+        """Raises httpx's exceptions."""
         url = request.url
         proxy = self._proxy_of(url)
         pool = self._pools.get(proxy) or self._pools.setdefault(proxy, guarded_pool(proxy=proxy))
@@ -263,7 +257,6 @@ class GuardedTransport(httpx.BaseTransport):
         )
 
     def close(self) -> None:
-        """Close all connections."""
         for pool in self._pools.values():
             pool.close()
 

@@ -1,4 +1,4 @@
-"""Sends an alert: as JSON to a webhook, or as e-mail. One attempt each, with a timeout."""
+"""Sends an alert as JSON to a webhook, or as e-mail. One attempt each, with a timeout."""
 
 import logging
 import smtplib
@@ -17,9 +17,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
-    """Post a JSON object.
-
-    No error contains the URL's path, which may be a secret.
+    """Post a JSON object. No error contains the URL's path, which may be a secret.
 
     Args:
         url: The webhook.

@@ -1,4 +1,4 @@
-"""Parquet files that are complete or missing, and DuckDB queries over them in bounded memory."""
+"""Parquet files that are complete or missing, and DuckDB queries in bounded memory."""
 
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ ROWS_PER_GROUP: Final = 65_536
 _DISTINCT: Final = frozenset({"key", "etag", "object_version", "size_bytes"})
 """Columns with mostly distinct values, which get no dictionary.
 
-Dictionaries took a quarter of the time to write a snapshot and half of the time to read it.
+Dictionaries took a quarter of the time to write a snapshot, and half to read it.
 """
 
 
@@ -100,7 +100,7 @@ class WholeParquet:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows. Keeps up to a row group in memory."""
+        """Keeps up to a row group in memory."""
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self.row_count += batch.num_rows
@@ -124,11 +124,9 @@ class WholeParquet:
         self.whole.seal()
 
     def publish(self) -> None:
-        """Move the closed file to its name."""
         self.whole.publish()
 
     def abort(self) -> None:
-        """Remove the temporary file. No effect after `publish`."""
         # The last flush fails on a full disk, too; its bytes are removed anyway.
         with contextlib.suppress(OSError, ValueError):
             self._writer.close()
@@ -156,7 +154,7 @@ def write_whole(
     """Write batches as one file, or leave nothing.
 
     Columns may have any order; columns outside of `schema` are dropped. A file that is not
-    `durable` is for the current step, which restarts after a crash of the machine.
+    `durable` may be lost with a crash of the machine.
     """
     file = WholeParquet(path, schema, durable=durable)
     try:
@@ -239,16 +237,14 @@ class Query:
         self.view(name, f"SELECT * FROM read_parquet([{literals}])")
 
     def view(self, name: str, sql: str) -> None:
-        """Define or replace a view."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def hold(self, name: str, sql: str) -> int:
-        """Create or replace a table with the rows of a query. Returns the number of rows."""
+        """Create or replace a table with a query's rows. Returns their number."""
         self.connection.execute(f"CREATE OR REPLACE TABLE {name} AS {sql}")
         return int(self.rows(f"SELECT count(*) FROM {name}")[0][0])
 
     def rows_of(self, name: str, rows: pa.Table) -> None:
-        """Define or replace a view over rows in memory."""
         self.connection.register(name, rows)
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
@@ -258,5 +254,4 @@ class Query:
         yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return all rows of a small result."""
         return self.connection.execute(sql).fetchall()

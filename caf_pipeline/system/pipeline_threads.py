@@ -1,4 +1,4 @@
-"""Threads that prepare the next piece while the last piece is used. Native code uses both cores."""
+"""Threads that prepare the next piece while the last one is used."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,7 @@
 """Ranges of a file from the command line: a local path, an http(s) URL, or an s3:// URL.
 
-All reads are from one version of the file. A remote file that changes between two reads is refused
-by its ETag. Broken connections are resumed. No message contains a URL's user, password or query,
-which may be secrets.
+All reads are from one version of the file: a remote change is refused by the ETag. Broken
+connections are resumed. No message contains a URL's user, password or query, which may be secrets.
 """
 
 import contextlib
@@ -108,7 +107,6 @@ class LocalFile(FileRanges):
     """An open regular file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises ArchiveError."""
         self.name = str(path)
         try:
             # O_NONBLOCK: opening a pipe must not block.
@@ -127,22 +125,18 @@ class LocalFile(FileRanges):
         self._size_bytes = status.st_size
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return self.read(max(0, self._size_bytes - size_bytes), self._size_bytes), self._size_bytes
 
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return self.read(0, min(size_bytes, self._size_bytes)), self._size_bytes
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         while start_byte < end_byte:
             piece = self._pread(min(piece_bytes, end_byte - start_byte), start_byte)
             start_byte += len(piece)
             yield piece
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """See `FileRanges`."""
         piece = self._pread(end_byte - start_byte, start_byte) if end_byte > start_byte else b""
         if len(piece) == end_byte - start_byte:
             return piece
@@ -150,7 +144,6 @@ class LocalFile(FileRanges):
         return piece + super().read(start_byte + len(piece), end_byte)
 
     def close(self) -> None:
-        """See `FileRanges`."""
         os.close(self.descriptor)
 
     def _pread(self, size_bytes: int, start_byte: int) -> bytes:
@@ -177,7 +170,6 @@ class LocalRange:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, as of a memoryview."""
         return self.end_byte - self.start_byte
 
     def write_to(self, file: IO[bytes]) -> None:
@@ -185,7 +177,6 @@ class LocalRange:
 
         Raises:
             ArchiveError: The source was truncated.
-            OSError: The file cannot be written.
         """
         file.flush()
         position, at = self.start_byte, file.tell()
@@ -221,7 +212,7 @@ def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
 class RangeAnswer:
     """A server's answer: `[first_byte, …)` of the file, its size, and whether this is all of it.
 
-    If the range begins at or past the end of the file, there are no pieces.
+    A range that begins at or past the end of the file has no pieces.
     """
 
     first_byte: int
@@ -239,18 +230,15 @@ class RemoteFile(FileRanges):
 
     @abstractmethod
     def _request(self, byte_range: str) -> AbstractContextManager[RangeAnswer]:
-        """Request a range in the syntax of the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
+        """Request a range as in the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return _retried(lambda: self._suffix(size_bytes))
 
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return _retried(lambda: self._prefix(size_bytes))
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         if self._whole is not None:
             yield from (
                 self._whole[at : min(at + piece_bytes, end_byte)]
@@ -336,10 +324,7 @@ def _other_length(size_bytes: int, expected_bytes: int) -> str:
 
 
 def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
-    """Return all pieces, or slightly more than `size_bytes`.
-
-    An answer may be longer than announced, or endless.
-    """
+    """Return all pieces, or slightly more than `size_bytes`: an answer may be endless."""
     received = bytearray()
     for piece in pieces:
         received += piece

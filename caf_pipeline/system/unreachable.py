@@ -100,10 +100,7 @@ def reason_of(error: BaseException, url: str = "") -> Reason:
 
 
 def hint_for(reason: Reason, setting: str) -> str:
-    """Return a hint.
-
-    A certificate has none here, since each client has its own setting for trusted certificates.
-    """
+    """Return a hint, except for a certificate: each client has its own setting for these."""
     return _HINTS.get(reason, "").format(setting=setting)
 
 
