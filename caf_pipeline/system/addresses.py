@@ -31,7 +31,7 @@ _NOT_PUBLIC_4: Final = tuple(
     )
 )
 _GLOBAL_6: Final = IPv6Network("2000::/3")
-"""All allocated global unicast. Loopback, link-local, unique-local and multicast are outside."""
+"""All allocated global unicast; nothing local or multicast."""
 
 _NOT_PUBLIC_6: Final = tuple(
     IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20")

@@ -23,8 +23,7 @@ from typing_extensions import Buffer
 WRITE_BYTES: Final = 128 * 1024
 """Bytes of one write.
 
-For a write of 1 MiB, Linux allocates large folios, which took two to three times as long (6.18,
-ext4).
+Linux allocates large folios for 1 MiB, which took two to three times as long (6.18, ext4).
 """
 
 
@@ -33,7 +32,7 @@ BEGIN_BYTES: Final = 32 << 20  # 0.1 s of a fast disk
 BLOCK_BYTES: Final = 2 << 20  # 1 MiB and 4 MiB were as fast
 
 PRIVATE: Final = 0o600
-"""Mode of a temporary file that will replace another file."""
+"""Mode of a temporary file that will replace another."""
 
 
 class PiecewiseFile(io.FileIO):
@@ -48,10 +47,7 @@ class PiecewiseFile(io.FileIO):
         return written
 
     def begin_writing_back(self, end_byte: int) -> None:
-        """Let the kernel start to write bytes before `end_byte`, if there are enough of them.
-
-        Otherwise the final fsync would wait for all of them.
-        """
+        """Start to write bytes early: otherwise the final fsync would wait for all of them."""
         size_bytes = end_byte - self._begun_byte
         can_advise = hasattr(os, "posix_fadvise")  # not on macOS
         if self.begins_early and size_bytes >= BEGIN_BYTES and can_advise:
@@ -64,8 +60,8 @@ class DirectFile(PiecewiseFile):
     """A file that bypasses the page cache, for large data that is not read soon.
 
     Copying through the cache takes more CPU time than SHA-256. Up to BLOCK_BYTES stay in memory
-    until more data follows or a flush. Falls back to usual writes. Source: open(2) on O_DIRECT,
-    which needs aligned memory and offsets.
+    until more data follows or a flush. Source: open(2) on O_DIRECT, which needs aligned memory and
+    offsets.
     """
 
     def __init__(
@@ -105,7 +101,7 @@ class DirectFile(PiecewiseFile):
         return super().truncate(size)
 
     def _write_directly(self, block: memoryview) -> int:
-        """Return the number of bytes written: 0 if refused, or the offset is not aligned."""
+        """Return 0 if the file system refuses, or the offset is not aligned."""
         flags = fcntl.fcntl(self, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))  # macOS has none
@@ -161,7 +157,7 @@ class WholeFile:
             self.file.close()
 
     def publish(self) -> None:
-        """Seal the file and move it to `path`, replacing an older file."""
+        """Seal the file and move it to `path`, replacing an older one."""
         self.seal()
         if self._is_durable:
             rename_durably(self.temporary, self.path)
@@ -233,7 +229,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[int]:
-    """Return a descriptor of a folder while the context lasts."""
+    """Return a folder's descriptor while the context lasts."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor

@@ -19,7 +19,7 @@ class Need(Flag):
         NETWORK: Certificates, and proxies, whose URLs may contain passwords.
         S3: Keys, regions and endpoints of AWS's tools, and the sources' keys.
         WALLET: The wallet's words.
-        LEDGER: The URL of the ledger.
+        LEDGER: The ledger's URL.
         STORAGE: The URL of Dagster's storage.
         POSTGRES: Variables of libpq with its password.
         ALERTS: Where alerts are sent, with credentials.

@@ -31,12 +31,9 @@ class Deadline:
     def ask(
         self, whom: str, question: Callable[[], T], *, late: Callable[[], None] = lambda: None
     ) -> T:
-        """Return or raise the outcome of a request.
+        """Return or raise the outcome of `question`. Errors name the server `whom`.
 
-        Args:
-            whom: The server, as errors name it.
-            question: Runs in another thread, and is abandoned at the deadline.
-            late: Called in that thread if the request ends after the deadline, to free resources.
+        If the request ends after the deadline, its thread calls `late` to free resources.
 
         Raises:
             Overdue: There is no answer in time, or an earlier request still waits.

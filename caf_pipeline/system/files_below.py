@@ -1,7 +1,6 @@
 """Writes members below a folder, and never outside of it.
 
-Each part of a path is opened relative to its parent without following links, so neither a key nor a
-link can lead outside.
+Each part of a path is opened relative to its parent without following links.
 """
 
 import contextlib
@@ -36,10 +35,10 @@ _PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe does not block
 _SWEPT_KEPT: Final = 65_536
-"""Searched folders that are remembered. Beyond that, folders are searched again."""
+"""Searched folders that are remembered; others are searched again."""
 
 _AT_ONCE_BYTES: Final = 4 << 20
-"""Bytes of small members in memory that are written in one call: 256 of 16 KiB take 10 ms."""
+"""Bytes of small members in memory that one call writes: 256 of 16 KiB take 10 ms."""
 
 # Another name may work.
 _REASONS: Final = {
@@ -53,7 +52,7 @@ _REASONS: Final = {
 
 
 Body = tuple[Buffer] | Iterator[Buffer]
-"""The bytes of a member: complete in one piece, or an iterator of pieces."""
+"""A member's bytes: complete in one piece, or an iterator of pieces."""
 
 
 class NotRestored(CafError):
@@ -92,14 +91,14 @@ class UnfinishedFile:
         self._error: CafError | OSError | None = None
 
     def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
-        """Call `fill` with the file, in any thread. `seal` raises its error."""
+        """Call `fill` with the file, in any thread."""
         try:
             fill(self.file)
         except (CafError, OSError) as error:
             self._error = error
 
     def seal(self, modified_ns: int | None) -> os.stat_result:
-        """Close the file and return its status. Raises the errors of `fill`."""
+        """Close the file and return its status, or raise the error of `fill`."""
         if self._error:
             raise self._error
         self.file.flush()
@@ -110,7 +109,7 @@ class UnfinishedFile:
         return status
 
     def give_mode(self, old: os.stat_result | None) -> None:
-        """Set the permissions of the replaced file, or those of a new file if `old` is None."""
+        """`old` is the status of the replaced file; None sets the mode of a new file."""
         if old:
             give_rights(old, self.name, self.folder)
         elif self._mode is not None:
@@ -137,8 +136,8 @@ class FilesBelow:
     def __init__(self, path: Path, *, force: bool) -> None:
         """Open the folder, or create it. It may be a symbolic link.
 
-        With `force`, existing files are replaced, except files written by this object, which are
-        remembered by a number each. After `own`, only if two names may be the same file.
+        `force` replaces existing files, but none written by this object, which remembers a number
+        for each file (after `own`, only if two names may be the same file).
 
         Raises:
             StagingError: The folder cannot be opened or created.
@@ -231,7 +230,7 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a file for a large member. `finish` moves it to its name."""
+        """Return a file for a large member, to be passed to `finish`."""
         try:
             return UnfinishedFile(self._root, may_replace=self._force, direct=True)
         except OSError as error:
@@ -288,7 +287,7 @@ class FilesBelow:
         """Count an existing file as written for this member.
 
         Raises:
-            NotRestored: The file belongs to another member, whose name is the same here.
+            NotRestored: It belongs to another member with the same name here.
         """
         status = os.fstat(file.fileno())
         # A file with several links has several names, which cannot be told apart by its status.
@@ -314,7 +313,7 @@ class FilesBelow:
         self._is_tracked = self._has_one_file_for_two_names()
 
     def _has_one_file_for_two_names(self) -> bool:
-        """Test whether the file system ignores case or Unicode normalization of names."""
+        """Test whether the file system ignores case or Unicode normalization."""
         name = f".caf-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for mark, created, similar in (
@@ -428,7 +427,7 @@ def is_folder(path: Path) -> bool:
     """Return whether the folder exists. Creates nothing.
 
     Raises:
-        StagingError: It does not exist, and FilesBelow could not create it.
+        StagingError: FilesBelow could not create it.
     """
     missing: list[str] = []
     try:
@@ -452,7 +451,7 @@ def _not_writable(path: Path, error: OSError) -> StagingError:
 
 
 def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:
-    """Group consecutive small members of one folder. Other members form groups of one."""
+    """Group consecutive small members of one folder; any other is a group of its own."""
     group: list[tuple[str, Body]] = []
     group_folder, group_bytes = "", 0
     for key, body in members:

@@ -1,10 +1,10 @@
 """HTTP with untrusted servers: addresses are checked, and a whole exchange has a timeout.
 
-HTTP clients limit each read. A server that sends a byte now and then, endless interim answers, or
-slow headers keeps them waiting. So the sockets, which httpcore lets its user supply, enforce the
-timeout. Each connection resolves its host once, and uses the checked address.
+HTTP clients limit each read, so slow headers, endless interim answers, or a byte now and then keep
+them waiting. The sockets, which httpcore lets its user supply, enforce the timeout. Each connection
+resolves its host once, and uses the checked address.
 
-The caller interprets and limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
+The caller limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
 """
 
 import math
@@ -32,7 +32,7 @@ With httpcore's 64 KiB, a download took two thirds more CPU time.
 """
 
 MAX_ADDRESSES: Final = 4
-"""Addresses of a host that are tried. A name may resolve to any number of dead addresses."""
+"""Addresses of a host that are tried. A name may resolve to any number of dead ones."""
 
 ERRORS: Final = (
     httpcore.TimeoutException,
@@ -44,7 +44,7 @@ ERRORS: Final = (
 """Exceptions of httpcore if there is no answer."""
 
 Permit = Callable[[str, Sequence[str]], Sequence[str]]
-"""Returns the addresses of a host that are allowed, or raises if there are none."""
+"""Returns the allowed addresses of a host, or raises if there are none."""
 
 
 def no_check() -> None:
@@ -75,7 +75,7 @@ class Limit(float):
     check: Callable[[], None]
 
     def renew(self, seconds: float) -> None:
-        """Restart the timeout with this number of seconds."""
+        """Restart the timeout."""
         self._ends = time.monotonic() + seconds
 
     @property
@@ -87,7 +87,7 @@ class Limit(float):
         return {"timeout": {"connect": self, "read": self, "write": self}}
 
     def step(self, begun: float, most: float = STEP_SECONDS) -> float:
-        """Return how many seconds a wait that began at `begun` may take until the next check.
+        """Return the seconds that a wait since `begun` may take until the next check.
 
         Raises:
             httpcore.ReadTimeout: The time is up.
@@ -271,7 +271,6 @@ class GuardedTransport(httpx.BaseTransport):
 
 @contextmanager
 def _as_httpx() -> Iterator[None]:
-    """Raise httpcore's exceptions as httpx's, which have the same names."""
     try:
         yield
     except ERRORS as error:

@@ -23,15 +23,15 @@ from caf_pipeline.system.ranges import (
 _EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d{1,18})")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 MAX_REDIRECTS: Final = 5
-"""Redirects that a public file service needs: a moved name, https, a signed address."""
+"""A public file service needs a few: a moved name, https, a signed address."""
 
 
 class HttpFile(RemoteFile):
-    """A file behind an http(s) URL.
+    """A file behind an http(s) URL, which may name any host, including private ones.
 
-    The URL may name any host, including private ones. Redirects may lead to public addresses and to
-    those that the URL's host had first. Otherwise a web server could redirect to a service that
-    only this machine reaches, or resolve to another address a moment later.
+    Redirects may lead to public addresses and to those that the URL's host had first. Otherwise a
+    web server could redirect to a service that only this machine reaches, or resolve to another
+    address later.
     """
 
     def __init__(self, url: str) -> None:

@@ -53,7 +53,7 @@ def translate_errors(path: Path) -> Iterator[None]:
 
     Raises:
         StagingError: The disk is full, or a file cannot be written.
-        IntegrityError: An input file is damaged or missing.
+        IntegrityError: An input is damaged or missing.
     """
     try:
         yield
@@ -137,8 +137,8 @@ def stated(file: pq.FileMetaData, name: str) -> bytes:
     """Return metadata that was passed to `WholeParquet.close`.
 
     Raises:
-        KeyError: The metadata or its checksum is missing.
-        ValueError: The metadata is damaged.
+        KeyError: It or its checksum is missing.
+        ValueError: It is damaged.
     """
     metadata: dict[bytes, bytes] = file.metadata or {}
     text = metadata[name.encode()]
@@ -153,8 +153,8 @@ def write_whole(
 ) -> WholeParquet:
     """Write batches as one file, or leave nothing.
 
-    Columns may have any order; columns outside of `schema` are dropped. A file that is not
-    `durable` may be lost with a crash of the machine.
+    Columns outside of `schema` are dropped; their order is free. A file that is not `durable` may
+    be lost with a crash of the machine.
     """
     file = WholeParquet(path, schema, durable=durable)
     try:

@@ -1,4 +1,4 @@
-"""Ranges of a file from the command line: a local path, an http(s) URL, or an s3:// URL.
+"""Ranges of a local path, an http(s) URL, or an s3:// URL.
 
 All reads are from one version of the file: a remote change is refused by the ETag. Broken
 connections are resumed. No message contains a URL's user, password or query, which may be secrets.
@@ -32,7 +32,7 @@ PIECE_BYTES: Final = 1 << 20
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
 MAX_WHOLE_BYTES: Final = 64 << 20
-"""Largest file that is kept in memory if a web server does not support ranges."""
+"""Largest file kept in memory if a web server does not support ranges."""
 
 _BACK_OFF_SECONDS: Final = (0.25, 1.0, 3.0)
 """Seconds before each retry of a read without progress."""
@@ -65,7 +65,7 @@ class FileRanges(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file or the connections."""
+        """Close it."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,8 +77,7 @@ class FileRanges(ABC):
 def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRanges:
     """Open a path, `http://`, `https://` or `s3://bucket/key`. A local file of that name wins.
 
-    `open_s3` opens s3:// addresses, since this package knows no source. The first request to a
-    remote file is its first read.
+    `open_s3` opens s3:// addresses. The first request to a remote file is its first read.
 
     Raises:
         UsageError: The address has another scheme.
@@ -173,11 +172,6 @@ class LocalRange:
         return self.end_byte - self.start_byte
 
     def write_to(self, file: IO[bytes]) -> None:
-        """Append the range to an open file.
-
-        Raises:
-            ArchiveError: The source was truncated.
-        """
         file.flush()
         position, at = self.start_byte, file.tell()
         while position < self.end_byte:
@@ -187,7 +181,6 @@ class LocalRange:
 
 
 def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: int) -> int:
-    """Copy up to `count` bytes to position `at`. Returns the number of copied bytes."""
     if hasattr(os, "copy_file_range"):  # Linux
         # File systems may refuse this. Reading the file then raises its errors.
         with contextlib.suppress(OSError):

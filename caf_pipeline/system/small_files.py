@@ -27,9 +27,9 @@ def list_folder(path: str) -> list[tuple[str, int, int]]:
 def list_folder_reference(path: str) -> list[tuple[str, int, int]]:
     """Return name, size in bytes, and mtime in ns of all entries of a folder.
 
-    The size is -1 if the entry must be examined: it is a folder, link, pipe or removed file, its
-    name is not UTF-8, or its mtime is after 2262, which exceeds 64 bits. The order is the byte
-    order of the paths below: `a.b` comes before the files in the folder `a`.
+    The size is -1 if the entry must be examined: a folder, link, pipe or removed file, a name that
+    is not UTF-8, or an mtime after 2262, which exceeds 64 bits. The order is the byte order of the
+    paths below: `a.b` comes before the files in the folder `a`.
 
     Raises:
         OSError: The folder cannot be listed.
@@ -71,8 +71,8 @@ def read_files_reference(
     """Read files back to back into a buffer, which no other thread may use meanwhile.
 
     Returns the number of files, and the SHA-256 of each if `hashed`. Stops before the first file
-    that cannot be read, or has another size or mtime. The caller reads it alone to learn the
-    reason. The buffer must be 1 byte larger than all files.
+    that is unreadable, or has another size or mtime; the caller reads it alone to learn the reason.
+    The buffer must be 1 byte larger than all files.
     """
     count = end = 0
     digests = []
