@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replace_closed_streams() -> None:
     """Make prints fail if the parent closed stdout; drop notes if it closed stderr.
 
-    Otherwise a `caf get` would succeed without output, and notes would go to stdout.
+    Otherwise `caf get` would succeed without output, and notes would go to stdout.
     """
     streams = sys.stdout, sys.stderr
     if streams[0] is None:
@@ -125,7 +125,7 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
 
 
 def _exit_despite_threads() -> None:
-    """End the process if threads still wait for servers: the interpreter would wait for them."""
+    """End the process although threads still wait for servers."""
     if any(
         thread is not threading.current_thread() and not thread.daemon
         for thread in threading.enumerate()

@@ -1,4 +1,4 @@
-"""Builds the command `caf`: all commands, or only the requested one to load faster."""
+"""Builds the command `caf`: all commands, or only the requested one."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -114,7 +114,7 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 def build(command: str | None = None) -> typer.Typer:
     """Return `caf` with all commands, or with the named command or group alone.
 
-    An unknown name loads no module: the app has only the summaries.
+    An unknown name gives only the summaries, and loads no module.
     """
     app = typer.Typer(
         name="caf",

@@ -44,7 +44,7 @@ class _Sums:
     providers: dict[str, int] = field(default_factory=dict)
     """Objects that each provider returned wrong or not at all."""
     suspects: dict[str, Sample] = field(default_factory=dict)
-    """A wrong object of each chunk. `prove_chunk` reads it from every copy."""
+    """A wrong object of each chunk, for `prove_chunk`."""
 
 
 def check(  # noqa: PLR0917 - the command line's options

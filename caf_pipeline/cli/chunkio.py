@@ -283,7 +283,7 @@ def _opened(words: Sequence[str], piece_bytes: int, *, damaged: bool = False) ->
     """Open a log; a remote one is read in pieces of `piece_bytes`.
 
     Raises:
-        MalformedArchive: It has neither a log's header nor an entry, and `damaged` is False.
+        MalformedArchive: It is no log, and `damaged` is False.
     """
     with opened_ranges(words) as ranges:
         header, size_bytes = ranges.read_prefix(len(FILE_HEADER))

@@ -38,8 +38,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     MiB is read completely and its SHA-256 compared.
 
     --json uses the format's names, and null for missing parts. Times are milliseconds since 1970 if
-    encoding is
-    1; the unit of encoding 2 is unknown.
+    encoding is 1; the unit of encoding 2 is unknown.
 
     \b
     Examples:

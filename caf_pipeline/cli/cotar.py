@@ -1,4 +1,4 @@
-"""`caf cotar`: tar archives whose files are read by name, with an index."""
+"""`caf cotar`: tar archives with an index by name."""
 
 import os
 from collections import Counter
@@ -70,10 +70,7 @@ IgnoreZeros = Annotated[
 
 
 def tar_files(source: FileRanges, size_bytes: int, *, ignore_zeros: bool = False) -> TarFiles:
-    """Return the files of the tar in the first `size_bytes` of a file.
-
-    A remote file is read once, by one request.
-    """
+    """Return the files of the tar in the first `size_bytes`; a remote file is one request."""
     read = source.read if isinstance(source, LocalFile) else _ForwardReader(source, size_bytes).read
 
     def members() -> Iterator[TarMember]:
@@ -134,7 +131,7 @@ class OpenedCotar:
     index: CotarIndex
 
     def tar_bytes(self) -> int:
-        """Return the size of the tar; asks the server if the index is a separate file."""
+        """Asks the server if the index is a separate file."""
         if isinstance(self.source, _SuffixInMemory):
             return self.source.size_bytes - self.index.size_bytes
         return self.source.read_suffix(1)[1]
@@ -259,7 +256,7 @@ def index(
 
 
 def pieces_of(source: FileRanges, start_byte: int, end_byte: int) -> Iterator[Buffer | LocalRange]:
-    """Yield `[start_byte, end_byte)` in pieces; those of a local file are ranges to copy."""
+    """Yield `[start_byte, end_byte)` in pieces; of a local file, as ranges to copy."""
     if not isinstance(source, LocalFile):
         yield from source.stream(start_byte, end_byte, PIECE_BYTES)
         return
@@ -276,7 +273,7 @@ def copy_tar(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> Non
 
 
 def print_left_out(tar_contents: TarFiles) -> None:
-    """Print the numbers of a tar's entries that are not files to stderr."""
+    """Count a tar's entries that are not files on stderr."""
     if tar_contents.left_out:
         counts = [counted(count, kind) for kind, count in tar_contents.left_out.items()]
         note(f"left out, because they are not files: {', '.join(counts)}")

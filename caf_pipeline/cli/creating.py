@@ -35,14 +35,14 @@ from caf_pipeline.system.small_files import list_folder, read_files
 _PIECES_BEHIND: Final = 8  # pieces of 1 MiB that wait for their hash
 
 READERS: Final = 2
-"""Threads that read files: one waits for the disk while the other hashes."""
+"""One thread waits for the disk while the other hashes."""
 
 
 class InputFile(msgspec.Struct, frozen=True, gc=False):
     """A file and its state, which must not change before it is read.
 
-    The size is -1 until `os.stat` is called. There may be a million: hence a Struct without garbage
-    collection.
+    The size is -1 until `os.stat` is called. A Struct without garbage collection: there may be a
+    million.
     """
 
     path: str
@@ -59,8 +59,7 @@ def find_files(
 ) -> list[InputFile]:
     """Return the files at and below `paths`, sorted by their keys below each path.
 
-    Opens no file. Relative paths and keys are relative to `folder`. `out`, its numbered siblings
-    and `sums` are left out with a note.
+    Opens no file. Paths and keys are relative to `folder`. Outputs are left out with a note.
 
     Raises:
         UsageError: A path is outside of `folder`.
@@ -85,7 +84,7 @@ def find_files(
 
 
 def _key_below(folder: Path, path: Path) -> str:
-    """Return the path relative to the folder, with `/`; "" for the folder itself."""
+    """Return a path with `/`; "" for the folder itself."""
     base = os.path.abspath(folder)
     absolute = os.path.join(base, path)
     if ".." in path.parts or not _is_below(os.path.normpath(absolute), base):
@@ -128,7 +127,7 @@ def _existing_outputs(out: Path, sums: Path | None) -> Mapping[tuple[int, int], 
 
 
 def _walk(root: str, root_key: str, outputs: Mapping[tuple[int, int], str]) -> Iterator[InputFile]:
-    """Yield the files at and below `root`; follow links, but not back to a folder above."""
+    """Follows links, but not back to a folder above."""
     output_names = {os.path.basename(path) for path in outputs.values()}
     waiting: list[tuple[Iterator[InputFile], tuple[tuple[int, int], ...]]] = [
         (iter([InputFile(root, root_key, -1, 0)]), ())
@@ -201,7 +200,7 @@ class _Volume:
     index_bytes: int = EMPTY_INDEX_SIZE_BYTES
 
     def reason_against(self, file: InputFile, target_bytes: int, limits: Limits) -> str:
-        """Return why the file does not fit, or ""; the target does not apply to the first file."""
+        """The target does not apply to the first file."""
         body_bytes, index_bytes = self._with(file)
         size_bytes = body_bytes + index_bytes + FOOTER_SIZE_BYTES
         if self.files and size_bytes > target_bytes:
@@ -240,7 +239,7 @@ def cut_into_archives(
 ) -> list[Sequence[InputFile]]:
     """Cut files, in their order, into at least one archive of at most `target_bytes` each.
 
-    A file larger than the target has an archive of its own.
+    A larger file has an archive of its own.
 
     Raises:
         ArchiveLimitReached: A file does not fit any archive.
@@ -262,7 +261,7 @@ def cut_into_archives(
 
 
 def archive_paths(out: Path, count: int) -> list[Path]:
-    """Return `out` for one archive, or `out-00001.caf` and so on for several.
+    """Return `out` for one archive, or `out-00001.caf` and so on.
 
     Raises:
         UsageError: The next number exists, and would look like part of this series.
@@ -415,7 +414,7 @@ def _groups(files: Sequence[InputFile]) -> Iterator[Sequence[InputFile]]:
 def _stream(
     file: InputFile, advance: Callable[[int], None], sha256: RunningHash | None, hasher: Executor
 ) -> Iterator[bytes]:
-    """Yield a file's bytes while a thread hashes them; raise CafError if the file changed."""
+    """Yield a file's bytes while a thread hashes them."""
     hashing: deque[Future[None]] = deque()
     for piece in _read(file):
         if sha256:

@@ -23,10 +23,10 @@ from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
-"""The holder of the doctor's leases. Other runs show it in 'held by run …'."""
+"""The holder of the doctor's leases, as other runs show it."""
 
 _OWN_STATUS: Final = (3, 6, 7, 8)
-"""Errors with these exit statuses end the command; any other counts as 1."""
+"""Errors with these statuses end the command; others count as 1."""
 
 
 _OUTCOMES: Final = {
@@ -128,11 +128,7 @@ class _Examination:
             self._handle(finding)
 
     def close(self) -> None:
-        """Print the number of findings.
-
-        Raises:
-            CafError: Something was not checked or not repaired, or waits for an operator.
-        """
+        """Print the number of findings. Raises CafError if any is not repaired."""
         if not self._json:
             total = sum(self._counts.values())
             counts = [

@@ -47,11 +47,11 @@ def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
 
 @contextmanager
 def replacing(path: Path, *inputs: str) -> Iterator[None]:
-    """Guard the writing of `path`; translate OSErrors inside the context.
+    """Translate OSErrors while `path` is written.
 
     Raises:
         UsageError: `path` exists and is not a regular file, or is one of the inputs.
-        StagingError: The file cannot be written.
+        StagingError: It cannot be written.
     """
     try:
         if path.exists():

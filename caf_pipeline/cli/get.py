@@ -57,7 +57,7 @@ def get(  # noqa: PLR0917 - the command line's options
     followed.
 
     Returns the version that S3 had at the last inventory, or else the newest archived version, with
-    a note. --as-of returns the archived version that was current at TIME.
+    a note.
 
     --member extracts one file of a tar archive with a cotar index. Above 8 MiB, only the index and
     the file are read. The file is compared with its tar header, because part of an object has no

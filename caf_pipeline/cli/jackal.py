@@ -1,4 +1,4 @@
-"""`caf jackal`: the wallet and its space, prices, purchases, and the files on the chain."""
+"""`caf jackal`: the wallet, prices, purchases, and the files on the chain."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ DaysOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """An open ledger and Jackal store. `account` is the wallet's name in the ledger."""
+    """`account` is the wallet's name in the ledger."""
 
     ledger: Ledger
     store: JackalStore
@@ -66,7 +66,7 @@ class Network:
 
 @contextmanager
 def opened_network(settings: Settings) -> Iterator[Network]:
-    """Open the ledger and Jackal; close them with the context."""
+    """Yield the open ledger and Jackal."""
     holder = this_process(RUN)
     with (
         opened_ledger(settings) as ledger,

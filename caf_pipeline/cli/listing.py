@@ -165,7 +165,7 @@ def find(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   The search is complete.
+      0   The search is complete, even without a match.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
       3   Wrong settings or unknown source.
       6   The database failed.
@@ -252,14 +252,14 @@ def _opened(source: str) -> Iterator[LocationLookups]:
 
 
 def status_filter(current: bool) -> Callable[[Location], bool]:
-    """Return the filter for the option --current."""
+    """Return the filter for --current."""
     return is_current if current else every
 
 
 def nothing_listed(
     lookup: LocationLookups, source: str, prefix: str, current: bool, as_of: datetime | None = None
 ) -> NotLocated:
-    """Return the error for an empty listing; if the prefix is a key, it explains why."""
+    """Return the error for an empty listing, with a hint if the prefix is a key."""
     if prefix and not current and not as_of and lookup.not_archived(source, prefix):
         return not_located(lookup, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
@@ -275,7 +275,7 @@ def nothing_listed(
 
 
 def read_moment(as_of: str | None, current: bool) -> datetime | None:
-    """Return the time of --as-of; raise UsageError if --current is given, too."""
+    """Return the time of --as-of. Raises UsageError with --current."""
     if as_of is not None and current:
         raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
     return None if as_of is None else parse_time(as_of)

@@ -65,8 +65,7 @@ def search(  # noqa: PLR0917 - the command line's options
     r"""Search archived logs that clp-s packed, with clp-s itself.
 
     Fetches only the logs below PREFIX that may have records of the period, by their first and last
-    time. These are in the ledger, or else in the object's header. Logs without times are always
-    searched.
+    time; logs without times are always searched.
 
     Each object is fetched to staging, verified by SHA-256, searched and removed; several at a time.
     Prints each match's key and record, control characters escaped; keys are sorted by their bytes.

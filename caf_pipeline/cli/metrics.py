@@ -1,4 +1,4 @@
-"""`caf metrics`: sums from the ledger as OpenMetrics, which no crash can lose."""
+"""`caf metrics`: sums from the ledger as OpenMetrics."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -182,7 +182,7 @@ def families(ledger: Ledger) -> Iterator[Metric]:
 
 
 def _gauge(name: str, description: str, label: str, values: Iterable[tuple[str, _Value]]) -> Metric:
-    """Return a gauge; None has no sample, and times are seconds since 1970."""
+    """None has no sample; times are seconds since 1970."""
     family = GaugeMetricFamily(name, description, labels=[label])
     for label_value, value in values:
         if value is not None:

@@ -36,7 +36,7 @@ from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan
 
 SHOWN: Final = 50
-"""Plans of a source, or chunks of a plan, without --json."""
+"""Lines without --json."""
 
 _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK"
 
@@ -62,10 +62,8 @@ def plan(
     Takes an inventory as `caf run` does, and keeps it. Cuts the objects that no chunk has into
     chunks; nothing is planned or claimed.
 
-    Prices are estimates. Requests and egress cost get_price and egress_price, without an
-    endpoint_url by default AWS's list prices of S3 Standard in us-east-1. The chain states the
-    price of the space. The time follows from the median rate of the source's last chunks. See
-    docs/explanation/planning.md.
+    Prices are estimates, from get_price, egress_price and the chain; the time is from the source's
+    last chunks. See docs/explanation/planning.md.
 
     \b
     Examples:
@@ -122,7 +120,8 @@ def plans(
     r"""List plans; show one plan, or one of its chunks.
 
     PLAN is a plan's name, or SOURCE-PLAN if two sources have a plan of this name. CHUNK is a
-    chunk's id. The plan's files show what was planned, the ledger the result. X
+    chunk's id. The plan's files show what was planned, the ledger the result. If these are not on
+    this machine, only the ledger is used.
 
     \b
     Examples:

@@ -39,9 +39,9 @@ def prove(
 ) -> None:
     r"""Check the proofs and some bytes of stored chunks.
 
-    Checks the store's proofs, and reads pieces back from each copy. Chunks that look suspicious in
-    the chain's lists come first, then those checked longest ago. Lists older than an hour are read
-    again first, for all sources. The job prove_SOURCE does the same every hour.
+    Checks the store's proofs, and reads pieces back from each copy. Chunks that the chain's lists
+    show as suspicious come first, then those checked longest ago. The job prove_SOURCE does the
+    same every hour.
 
     \b
     damaged:     too few copies or wrong bytes; `caf repair` fixes it.

@@ -53,7 +53,7 @@ def rebuild(
     is left out. You can repeat the command; it never changes what the ledger already has.
 
     A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
-    differ is restored only with --whole, which detects the wrong ones.
+    differ is restored only with --whole.
 
     Objects of files that are left out would be archived and paid again. So nothing of the source is
     planned until a rebuild is complete, or you run `caf run NAME --new-archive`. Before the first

@@ -28,7 +28,7 @@ def remove(
     If it is interrupted, repeat it: it removes the rest.
 
     \b
-    Examples:
+    Example:
       caf remove demo --yes
 
     \b

@@ -30,7 +30,7 @@ from caf_pipeline.waits import Announcer, Waits
 
 
 class RestoredVersions(StrEnum):
-    """Versions of a key to restore."""
+    """Which versions to restore."""
 
     CURRENT = "current"
     ALL = "all"
@@ -81,11 +81,11 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     --versions all writes the version that `caf get` returns to KEY, and older versions to
     KEY~caf-v-VERSION, or with the ETag for VERSION. If an archived key has that name, a further ~
-    is added. --as-of restores the versions that were current at TIME.
+    is added.
 
     In a bucket, the key is PREFIX/ and the archived key. Headers and user metadata are restored and
     compared, too, except of adopted files, which have none; a note counts these. LastModified is
-    the time of the restore. Credentials, region and server are configured as for the AWS tools.
+    the time of the restore. Credentials, region and server are those of the AWS tools.
 
     \b
     Examples:

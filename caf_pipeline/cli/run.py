@@ -59,7 +59,7 @@ def run(  # noqa: PLR0917 - the command line's options
     for small chunks.
 
     For a source with the setting `inventory`, the newest complete S3 Inventory report replaces the
-    listing. --report selects another day; --list lists the bucket.
+    listing.
 
     \b
     Examples:

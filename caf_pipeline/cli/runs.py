@@ -24,7 +24,7 @@ def runs(
 
     A line has the run's id, chunk or job, status and time, the chunk's state in the ledger, and the
     result of the run or what it waits for. Runs whose process is dead are marked; the daemon ends
-    them. Newest come first, whether started by the UI, `caf run` or a backfill.
+    them. Newest come first.
 
     Shows at most 1,000 current runs. For SOURCE, searches the latest 20,000. Needs Dagster's
     storage and the ledger, but no daemon.

@@ -43,7 +43,7 @@ _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 
 
 def parse_path(text: str | Path) -> Path:
-    """Parse a path. Raises UsageError if it is empty, as from an unset shell variable."""
+    """Parse a path. Raises UsageError if it is empty, as from an unset variable."""
     if text == "":
         raise UsageError("A path is empty.", hint="'.' is the working folder.")
     return Path(text)
@@ -84,7 +84,7 @@ def parse_size(text: str, *, decimal: bool = False) -> int:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 date or time; UTC unless it names a zone."""
+    """Parse an ISO 8601 date or time, in UTC unless it names a zone."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -115,7 +115,7 @@ def printable(text: str) -> str:
 
 
 def help_of(command: Callable[..., object]) -> str:
-    r"""Return a command's docstring; a line of `\b` keeps the next paragraph's line breaks."""
+    r"""Return a docstring; `\b` keeps the next paragraph's line breaks."""
     return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
 
 

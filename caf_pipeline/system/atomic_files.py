@@ -32,7 +32,6 @@ BEGIN_BYTES: Final = 32 << 20  # 0.1 s of a fast disk
 BLOCK_BYTES: Final = 2 << 20  # 1 MiB and 4 MiB were as fast
 
 PRIVATE: Final = 0o600
-"""Mode of a temporary file that will replace another."""
 
 
 class PiecewiseFile(io.FileIO):
@@ -47,7 +46,7 @@ class PiecewiseFile(io.FileIO):
         return written
 
     def begin_writing_back(self, end_byte: int) -> None:
-        """Start to write bytes early: otherwise the final fsync would wait for all of them."""
+        """Start to write what is before `end_byte`: the final fsync would wait for all of it."""
         size_bytes = end_byte - self._begun_byte
         can_advise = hasattr(os, "posix_fadvise")  # not on macOS
         if self.begins_early and size_bytes >= BEGIN_BYTES and can_advise:
@@ -57,7 +56,7 @@ class PiecewiseFile(io.FileIO):
 
 
 class DirectFile(PiecewiseFile):
-    """A file that bypasses the page cache, for large data that is not read soon.
+    """A file that bypasses the page cache, if possible, for large data that is not read soon.
 
     Copying through the cache takes more CPU time than SHA-256. Up to BLOCK_BYTES stay in memory
     until more data follows or a flush. Source: open(2) on O_DIRECT, which needs aligned memory and
@@ -118,8 +117,8 @@ class WholeFile:
     """A file under a temporary name, which appears at `path` complete and durable, or not at all.
 
     If it is not `durable`, this holds for a crash of the process, but not of the machine. A file
-    that replaces another gets its permissions; until then only the owner can access it. `direct`
-    selects DirectFile. The context manager publishes the file unless there is an error.
+    that replaces another gets its permissions; until then only the owner can access it. The context
+    manager publishes it unless there is an error.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The environment of child processes: listed variables, and only the secrets that a child needs.
+"""The environment of child processes, with only the secrets that a child needs.
 
 By default a child inherits its parent's whole environment, which its user can read.
 """
@@ -69,7 +69,7 @@ _SECRETS: Final = {
 
 
 def child_environment(needs: Need = Need.NOTHING) -> dict[str, str]:
-    """Return the variables that a child needs. Unlisted variables are never included."""
+    """Return the variables that a child needs, and no others."""
     needed = {name: _need_of(name, value) for name, value in os.environ.items()}
     return {
         name: os.environ[name]

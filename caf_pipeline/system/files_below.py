@@ -35,7 +35,6 @@ _PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe does not block
 _SWEPT_KEPT: Final = 65_536
-"""Searched folders that are remembered; others are searched again."""
 
 _AT_ONCE_BYTES: Final = 4 << 20
 """Bytes of small members in memory that one call writes: 256 of 16 KiB take 10 ms."""
@@ -91,7 +90,6 @@ class UnfinishedFile:
         self._error: CafError | OSError | None = None
 
     def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
-        """Call `fill` with the file, in any thread."""
         try:
             fill(self.file)
         except (CafError, OSError) as error:
@@ -189,7 +187,7 @@ class FilesBelow:
                     yield key, None
 
     def _write_at_once(self, members: Sequence[tuple[str, Body]]) -> Sequence[bool]:
-        """Write small members of one folder in one call. `_write` writes the others."""
+        """`_write` writes the others."""
         if len(members) > 1 and not self._is_tracked and self._takes_many:
             with contextlib.suppress(NotRestored, OSError):
                 names = [_parts(key)[-1] for key, _ in members]
@@ -216,10 +214,7 @@ class FilesBelow:
         fill: Callable[[IO[bytes]], object],
         modified_ns: int | None = None,
     ) -> None:
-        """Write a file at `parts`, calling `fill` with the open file. Raises like `write`.
-
-        `modified_ns` is the file's mtime in ns of the epoch.
-        """
+        """`modified_ns` is the file's mtime in ns of the epoch. Raises like `write`."""
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
             old = self._check_free(parent, parts[-1], key)
@@ -243,7 +238,6 @@ class FilesBelow:
         parts: Sequence[bytes],
         modified_ns: int | None = None,
     ) -> None:
-        """Raises like `fill`, and the errors of filling the file."""
         with self._translated(key):
             status = unfinished.seal(modified_ns)
             parent = self._open_parent(parts[:-1])
@@ -275,7 +269,6 @@ class FilesBelow:
             return open(descriptor, "rb")
 
     def may_be_folder(self, key: str, parts: Sequence[bytes]) -> bool:
-        """Return whether a folder is at `parts`, or can be created there."""
         try:
             with self._translated(key), contextlib.suppress(FileNotFoundError):
                 self._open_parent(parts, make=False)
@@ -313,7 +306,7 @@ class FilesBelow:
         self._is_tracked = self._has_one_file_for_two_names()
 
     def _has_one_file_for_two_names(self) -> bool:
-        """Test whether the file system ignores case or Unicode normalization."""
+        """Whether the file system ignores case or Unicode normalization."""
         name = f".caf-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for mark, created, similar in (
@@ -487,7 +480,7 @@ def _lock(folder: int, kind: int, path: Path) -> None:
 
 
 def _number(status: os.stat_result) -> int:
-    """Return a file's identity. One number takes a third of the memory of two."""
+    """Return a file's identity: one number takes a third of the memory of two."""
     return status.st_dev << 64 | status.st_ino
 
 

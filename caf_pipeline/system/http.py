@@ -26,10 +26,7 @@ STEP_SECONDS: Final = 0.5
 
 CONNECT_SECONDS: Final = 10.0
 READ_BYTES: Final = 256 << 10
-"""Bytes of one read from a socket.
-
-With httpcore's 64 KiB, a download took two thirds more CPU time.
-"""
+"""With httpcore's 64 KiB, a download took two thirds more CPU time."""
 
 MAX_ADDRESSES: Final = 4
 """Addresses of a host that are tried. A name may resolve to any number of dead ones."""
@@ -41,7 +38,6 @@ ERRORS: Final = (
     httpcore.ProxyError,
     httpcore.UnsupportedProtocol,
 )
-"""Exceptions of httpcore if there is no answer."""
 
 Permit = Callable[[str, Sequence[str]], Sequence[str]]
 """Returns the allowed addresses of a host, or raises if there are none."""
@@ -75,7 +71,6 @@ class Limit(float):
     check: Callable[[], None]
 
     def renew(self, seconds: float) -> None:
-        """Restart the timeout."""
         self._ends = time.monotonic() + seconds
 
     @property
@@ -101,7 +96,7 @@ class Limit(float):
 
 
 class _Sockets(httpcore.NetworkBackend):
-    """Opens sockets to allowed addresses. Every request must have a Limit."""
+    """Every request must have a Limit."""
 
     def __init__(self, permit: Permit) -> None:
         self._permit = permit
@@ -232,7 +227,6 @@ class GuardedTransport(httpx.BaseTransport):
         self._pools = {"": guarded_pool(permit)}
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx's exceptions."""
         url = request.url
         proxy = self._proxy_of(url)
         pool = self._pools.get(proxy) or self._pools.setdefault(proxy, guarded_pool(proxy=proxy))

@@ -20,7 +20,7 @@ from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import writing_into
 
 ROWS_PER_GROUP: Final = 65_536
-"""Rows of a row group, which are in memory together: 10 MB with keys of 100 bytes."""
+"""Rows in memory together: 10 MB with keys of 100 bytes."""
 
 _DISTINCT: Final = frozenset({"key", "etag", "object_version", "size_bytes"})
 """Columns with mostly distinct values, which get no dictionary.
@@ -113,7 +113,7 @@ class WholeParquet:
         self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """Close the temporary file, with metadata and its checksums. Pages have their own."""
+        """Adds metadata with checksums. Pages have their own."""
         self._flush()
         sums = {
             f"{name}{_SUM}": hashlib.sha256(text.encode()).hexdigest()
@@ -248,7 +248,7 @@ class Query:
         self.connection.register(name, rows)
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the order of the query, as a stream."""
+        """Yield the rows in order, as a stream."""
         # In DuckDB 2.0, `execute(…).to_arrow_reader` copies all rows first; `sql` streams. Without
         # the setting `preserve_insertion_order`, sorted rows came in another order.
         yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)

@@ -88,7 +88,7 @@ def read_files_reference(
 
 
 def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
-    """Return whether the size is 1 less than `room`, and the mtime is unchanged."""
+    """The size must be 1 less than `room`, and the mtime unchanged."""
     size_bytes, taken = len(room) - 1, 0
     try:
         # The file may have become a pipe, which must not block.
@@ -112,8 +112,7 @@ def write_files_reference(
     """Write files into an open folder. Returns which of them were written, in order.
 
     Each file appears complete, and replaces nothing. The caller writes a failed file alone to learn
-    the reason. Temporary names are `.caf-<16 hex digits>.partial`, numbered from `first` modulo
-    2**64.
+    the reason. Temporary names are `.caf-<16 hex digits>.partial`, from `first` on, modulo 2**64.
     """
     temporaries = (
         f".caf-{(first + number) % (1 << 64):016x}.partial" for number in range(len(names))

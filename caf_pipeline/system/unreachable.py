@@ -124,7 +124,7 @@ def speaks_only_tls(url: str) -> bool:
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that an error wraps, innermost first."""
+    """Yield the wrapped errors, innermost first."""
     errors: list[BaseException] = []
     queue: list[object] = [error]
     while queue:
