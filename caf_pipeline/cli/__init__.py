@@ -1,8 +1,7 @@
 """The entry point of `caf`, and how errors end a process.
 
-Users never see a traceback: an error is one sentence on stderr, perhaps a hint, and an exit status.
-Importing this package loads nothing heavy. Modules here parse arguments and print. Commands that
-need Dagster are in `dagster_host`.
+An error is one sentence on stderr, perhaps a hint, and an exit status; never a traceback. Importing
+this package loads nothing heavy. Commands that need Dagster are in `dagster_host`.
 """
 
 import atexit

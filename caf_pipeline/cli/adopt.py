@@ -66,8 +66,8 @@ def adopt(  # noqa: PLR0917 - the command line's options
     The required number of copies must return pieces of it.
 
     A member becomes the location of an object of the newest complete inventory if key and size are
-    equal, and the ETag is the MD5 of its bytes. All others are left out, and counted by reason;
-    --json lists them. The next run archives them as usual.
+    equal, and the ETag is the MD5 of its bytes. Others are counted by reason, and listed by --json.
+    The next run archives them.
 
     caf get, restore, check, prove and repair can use the file like a chunk. Its objects have no
     headers and no user metadata, so caf safe-to-delete never lists them. Adopting a file twice
@@ -82,7 +82,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Each file is adopted, known, or has no object to adopt.
       1   Some files were refused.
-      3   Wrong settings or wallet, or unknown source.
+      3   Wrong settings, wallet or source.
       4   The only FILE is missing or not a CAF file.
       6   The database failed.
       7   The only file is not on the chain or lacks copies, or the chain failed.

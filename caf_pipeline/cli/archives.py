@@ -174,7 +174,7 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
     \b
     Exit status:
       0  Success.
-      4  The file is missing or not a CAF file.
+      4  FILE is missing or not a CAF file.
       5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
@@ -222,7 +222,7 @@ def extract(
     Exit status:
       0  Success.
       1  Some members are left out.
-      4  The file is missing or not a CAF file.
+      4  FILE is missing or not a CAF file.
       5  The server failed.
       8  The folder cannot be written.
     """
@@ -270,12 +270,11 @@ def cat(
     \b
     Examples:
       caf cat photos.caf 2024/a.jpg > a.jpg
-      caf cat https://example.org/site.caf index.html
 
     \b
     Exit status:
       0  Success.
-      4  The file is missing or not a CAF file, or has no such member.
+      4  FILE is missing or not a CAF file, or has no such member.
       5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
@@ -295,7 +294,7 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     \b
     Exit status:
       0  The structure is valid.
-      4  The file is missing or not a valid CAF file.
+      4  FILE is missing or not a valid CAF file.
       5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
@@ -347,7 +346,6 @@ def merkle(
 
     \b
     Examples:
-      caf merkle photos.caf
       caf merkle --proof-type 0 photos.caf
 
     \b

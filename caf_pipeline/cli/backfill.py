@@ -35,8 +35,8 @@ def backfill(  # noqa: PLR0917 - the command line's options
     r"""Archive planned chunks with Dagster's daemon.
 
     Submits one asset backfill with a run for each chunk that has work to do, and shows its
-    progress, rate and remaining time. The daemon runs it: Ctrl-C ends only this command, and the
-    same command follows it again. Runs for new objects have priority.
+    progress. The daemon runs it: Ctrl-C ends only this command, and the same command follows it
+    again. Runs for new objects have priority.
 
     Leaves out chunks of live runs, other processes and an unfinished backfill, and parked chunks.
     --failed retries failed and parked chunks now. Without a daemon, use `caf run`.
@@ -48,9 +48,9 @@ def backfill(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   All chunks are archived, or there was nothing to do.
+      0   All chunks are archived.
       2   The chunks are not of the source or plan, or are out of order.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       11  No such plan or chunk, or nothing is planned.
       12  The named chunks are not archived; `caf status` shows why.

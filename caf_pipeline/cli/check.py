@@ -82,7 +82,7 @@ def check(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   All objects read are right.
       2   SHARE is not a share.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       7   Some objects could not be read now; none is wrong.
       9   No provider returns some object right.
@@ -140,7 +140,6 @@ def check(  # noqa: PLR0917 - the command line's options
 
 
 def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
-    """Return whether the source has a damaged chunk."""
     # Loaded here because most checks find nothing wrong.
     from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
     from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415

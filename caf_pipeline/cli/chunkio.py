@@ -122,8 +122,7 @@ def cat(
     The content is first compared with its hash, which detects damage but not forgery.
 
     \b
-    Examples:
-      caf chunkio cat events.log 65536 > event
+    Example:
       caf chunkio cat --inflate demo logs/events.log 0
 
     \b
@@ -217,9 +216,9 @@ def salvage(
     r"""Look for entries at every position of a damaged ChunkIO log.
 
     Prints entries as `caf chunkio list` does, with marks: `lost`, ChunkIO does not find it;
-    `damaged`, its content is incomplete; `inside N`, it is part of the content of the entry at N,
-    such as a log stored in a log. An entry found by chance or forgery has a right hash, too. --json
-    adds `reachable`, `content_right` and `inside`.
+    `damaged`, its content is incomplete; `inside N`, it is part of the content of the entry at N.
+    An entry found by chance or forgery has a right hash, too. --json adds `reachable`,
+    `content_right` and `inside`.
 
     OUT gets all undamaged entries outside of others, in order, at new positions. It appears
     complete.

@@ -41,8 +41,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     encoding is 1; the unit of encoding 2 is unknown.
 
     \b
-    Examples:
-      caf clps inspect logs.clp
+    Example:
       caf clps inspect demo logs/2026-11.clp --json | jq -r '.RangeIndex[].f._filename'
 
     \b

@@ -87,9 +87,8 @@ def limit(
     restores the setting jackal.bandwidth or jackal.spend_cap.
 
     \b
-    Examples:
+    Example:
       caf limit --bandwidth 20MiB --spend-cap 5000000
-      caf limit --bandwidth default
 
     \b
     Exit status:

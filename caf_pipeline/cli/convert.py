@@ -65,9 +65,8 @@ def convert(
     complete, or not at all.
 
     \b
-    Examples:
+    Example:
       caf convert https://example.org/photos.caf photos.tar.co
-      caf convert tiles.tar.co tiles.caf
 
     \b
     Exit status:

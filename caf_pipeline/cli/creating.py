@@ -302,7 +302,7 @@ def write_archives(
     """Write all archives under temporary names, then rename all of them.
 
     `advance` gets the number of bytes packed; `sums` the members' SHA-256 for `sha256sum --check`.
-    `proof_type` selects the Merkle root; None computes none.
+    `proof_type` None computes no Merkle root.
 
     Raises:
         CafError: A file cannot be read, or changed.

@@ -63,15 +63,14 @@ def doctor(
     "nobody".
 
     \b
-    Examples:
-      caf doctor --dry-run
+    Example:
       caf doctor --json | jq 'select(.turn == "operator")'
 
     \b
     Exit status:
       0  Everything is right, repaired or left to the next run.
       1  Something needs an operator, was not repaired, or would be (--dry-run).
-      3  Wrong settings or wallet, or unknown source.
+      3  Wrong settings, wallet or source.
       6  The database failed.
       7  The store failed; findings that need it are missing.
       8  A folder cannot be read or changed.

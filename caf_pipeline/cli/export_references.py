@@ -35,9 +35,9 @@ def export_references(
 ) -> None:
     r"""Write the URLs and byte ranges of archived objects.
 
-    A reference is the URL of a stored chunk, an offset and a length. Other programs can then read
-    the objects without this software and the ledger. fsspec's file system `reference` reads
-    FILE.json. FILE.parquet has a row with the SHA-256 for each object or part of an object.
+    Other programs can then read the objects from the stored chunks, without this software and the
+    ledger. fsspec's file system `reference` reads FILE.json. FILE.parquet has a row with the
+    SHA-256 for each object or part.
 
     FILE.json leaves out objects larger than a chunk, and fsspec cannot read keys that end in '/'.
     Notes count both.
@@ -47,16 +47,15 @@ def export_references(
     exists.
 
     \b
-    Examples:
+    Example:
       caf export-references demo packages/ -o packages.json
-      caf export-references demo packages/rich/ -o rich.parquet
 
     \b
     Exit status:
       0   FILE is complete.
       1   FILE.json lacks objects larger than a chunk.
       2   FILE ends in neither .json nor .parquet.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       7   A chunk cannot be read now.
       8   FILE cannot be written.

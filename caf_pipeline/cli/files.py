@@ -20,9 +20,7 @@ def open_s3(address: str) -> FileRanges:
 def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
     """Open a FILE (one word) or an archived object (SOURCE and KEY) for reading in ranges.
 
-    Raises:
-        UsageError: There are more than two words.
-        CafError: See `open_ranges` and `retrieval.fetch`.
+    Raises UsageError for more than two words, and like `open_ranges` and `retrieval.fetch`.
     """
     if len(words) > 2:
         raise UsageError(

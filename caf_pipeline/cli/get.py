@@ -65,7 +65,6 @@ def get(  # noqa: PLR0917 - the command line's options
 
     \b
     Examples:
-      caf get demo packages/rich/py.typed -o py.typed
       caf get demo report.csv --as-of 2026-11-21T10:00 -o report.csv
       caf get demo tiles.tar.co --member 12/4038/2564.pbf > tile.pbf
 
@@ -73,7 +72,7 @@ def get(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   FILE cannot be written, or TIME is not a time.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       4   The object has no cotar index or no such file.
       6   The database failed.
       7   The store failed.

@@ -227,7 +227,7 @@ def price(
     Exit status:
       0   Success.
       2   The argument is not a size.
-      3   Wrong settings or wallet, or unknown source.
+      3   Wrong settings, wallet or source.
       6   The database failed.
       7   The chain failed.
       11  The source has no inventory yet.
@@ -397,7 +397,7 @@ def files(
     \b
     Exit status:
       0  No file is missing.
-      3  Wrong settings or wallet, or unknown source.
+      3  Wrong settings, wallet or source.
       6  The database failed.
       7  A chunk is missing, or the chain failed.
     """

@@ -97,7 +97,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   TIME is not a time, or options exclude each other.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """
@@ -167,7 +167,7 @@ def find(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   The search is complete, even without a match.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       11  Nothing of the source is archived.
     """
@@ -221,7 +221,7 @@ def du(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   TIME is not a time.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """

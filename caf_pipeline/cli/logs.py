@@ -67,7 +67,7 @@ def search(  # noqa: PLR0917 - the command line's options
     Fetches only the logs below PREFIX that may have records of the period, by their first and last
     time; logs without times are always searched.
 
-    Each object is fetched to staging, verified by SHA-256, searched and removed; several at a time.
+    Objects are fetched to staging, several at a time, and verified by SHA-256.
     Prints each match's key and record, control characters escaped; keys are sorted by their bytes.
     --json prints `key`, `version` and `record`.
 
@@ -75,8 +75,7 @@ def search(  # noqa: PLR0917 - the command line's options
     yscope-clp-core==0.12.1b0, or the extra `logs`.
 
     \b
-    Examples:
-      caf logs search demo logs/ 'level: ERROR'
+    Example:
       caf logs search demo logs/2026-11 'msg: *timeout*' --from 2026-11-21T10:00 --json
 
     \b

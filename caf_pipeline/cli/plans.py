@@ -66,15 +66,14 @@ def plan(
     last chunks. See docs/explanation/planning.md.
 
     \b
-    Examples:
-      caf plan demo --report 2026-11-21
+    Example:
       caf plan demo --json | jq '.chunks, .charged_bytes'
 
     \b
     Exit status:
       0   Success.
       2   Options exclude each other.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       5   The source failed.
       6   The database failed.
       8   The disk of `home` failed.
@@ -134,7 +133,7 @@ def plans(
       0   Success.
       1   Some of the plan's files are missing or damaged.
       2   The arguments have none of the three forms.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   The database failed.
       11  No such plan or chunk.
     """

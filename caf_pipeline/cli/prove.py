@@ -57,7 +57,7 @@ def prove(
     Exit status:
       0  All checked chunks are proven; none is known as damaged or unanswered.
       1  Some chunks are damaged or unverified.
-      3  Wrong settings or unknown source.
+      3  Wrong settings or source.
       6  The database failed.
       7  The store failed, or the only faults are unanswered chunks.
     """
@@ -159,7 +159,7 @@ def repair(
     Exit status:
       0   The chunks are repaired, or none is damaged.
       2   The chunk's state does not allow a repair.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       5   The source failed.
       6   The database failed.
       7   The store failed.

@@ -27,9 +27,8 @@ def queue(
 ) -> None:
     r"""Show messages of a source's queue that are not events.
 
-    Messages that are not events of the source's bucket are moved from the queue to the ledger, so
-    that they block nothing. Valid events in them were processed. Fix the sender, then delete the
-    messages with --remove; nothing else needs them.
+    They are moved from the queue to the ledger, so that they block nothing. Valid events in them
+    were processed. Fix the sender, then delete the messages with --remove; nothing else needs them.
 
     \b
     Example:
@@ -38,7 +37,7 @@ def queue(
     \b
     Exit status:
       0  Success.
-      3  Wrong settings or unknown source.
+      3  Wrong settings or source.
       6  The database failed.
     """
     settings = load_settings()

@@ -48,9 +48,9 @@ def rebuild(
 ) -> None:
     r"""Restore a lost ledger from the stored chunks.
 
-    Reads ranges of the files that the store lists. Needs the settings of the sources and the
-    wallet, or --owner with its address, but not S3. Reports each file: restored, known, or why it
-    is left out. You can repeat the command; it never changes what the ledger already has.
+    Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
+    Reports each file: restored, known, or why it is left out. You can repeat the command; it never
+    changes what the ledger already has.
 
     A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
     differ is restored only with --whole.
@@ -60,8 +60,7 @@ def rebuild(
     run, wait jackal.timeout_blocks blocks: a transaction of the lost ledger may still be included.
 
     \b
-    Examples:
-      caf rebuild --dry-run
+    Example:
       caf rebuild demo --owner jkl1…
 
     \b
@@ -69,7 +68,7 @@ def rebuild(
       0   All listed files are in the ledger.
       1   Some files are left out.
       2   ADDRESS is not an address.
-      3   Wrong settings or wallet, or unknown source.
+      3   Wrong settings, wallet or source.
       6   The database failed.
       7   The store failed.
       8   The staging folder failed.

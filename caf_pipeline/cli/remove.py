@@ -25,7 +25,7 @@ def remove(
     staged files, and the partitions in Dagster, but nothing in the bucket or the store. It refuses
     if a chunk is or may be stored.
 
-    If it is interrupted, repeat it: it removes the rest.
+    If it is interrupted, repeat it.
 
     \b
     Example:
@@ -36,7 +36,7 @@ def remove(
       0   Success.
       1   You did not confirm.
       2   There is no terminal to ask on; use --yes.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
       8   A file cannot be removed.
       10  A run works on the source.

@@ -89,7 +89,6 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     \b
     Examples:
-      caf restore demo packages/ /srv/restored
       caf restore demo /srv/restored --versions all
       caf restore demo packages/ s3://other-bucket/restored --endpoint-url https://s3.example.com
 
@@ -97,7 +96,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       1   Some are different, or cannot be written.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       5   The bucket is missing, refuses access or cannot be reached.
       6   The database failed.
       7   Some object could not be read.

@@ -79,7 +79,7 @@ def run(  # noqa: PLR0917 - the command line's options
     \b
     Before any chunk is tried, or if nothing can continue:
       1   An inventory or a plan failed.
-      3   Wrong settings or unknown source.
+      3   Wrong settings or source.
       5   The source failed.
       6   The database failed.
       7   The store failed, or may have the source already.

@@ -30,8 +30,7 @@ def runs(
     storage and the ledger, but no daemon.
 
     \b
-    Examples:
-      caf runs demo --last 5
+    Example:
       caf runs --json | jq 'select(.status == "failure") | .result'
 
     \b

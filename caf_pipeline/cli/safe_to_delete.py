@@ -123,10 +123,10 @@ def safe_to_delete(
     percent-encoded keys. If nothing is safe, an older FILE is removed; after an error it is
     unchanged.
 
-    docs/how-to/delete-from-s3.md shows how to delete what is listed. Run this command right before:
+    docs/how-to/delete-from-s3.md shows how to delete what is listed, also in a bucket with
+    versions. Run this command right before:
     without a version id, or with "null", a key that was written again would be deleted with its new
-    bytes. In a bucket with versions, a deletion without an id frees nothing, and the deletion of a
-    current version restores the one before it.
+    bytes.
 
     Older versions are listed only with versions = "all", each by its id; delete markers never. The
     command counts both.

@@ -28,8 +28,7 @@ def setup(
     limits immediately.
 
     \b
-    Examples:
-      caf setup --dry-run
+    Example:
       caf setup --reset          # after memory, cores or staging changed
 
     \b

@@ -51,8 +51,8 @@ def status(
     {"source": …} and {"chunk": …}.
 
     --watch shows located chunks, bytes and objects, the rate, and the remaining time. The rate
-    covers the last hour, and needs two located chunks. On a terminal, lines are replaced; otherwise
-    each update prints a line, or a JSON object, for each source.
+    covers the last hour, and needs two located chunks. Without a terminal, each update prints a
+    line, or a JSON object, for each source.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def status(
     \b
     Exit status:
       0  Success.
-      3  Wrong settings or unknown source.
+      3  Wrong settings or source.
       6  The database failed.
       130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """

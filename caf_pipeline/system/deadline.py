@@ -63,7 +63,7 @@ class Deadline:
 
 
 def _answer(question: Callable[[], T]) -> Callable[[], T]:
-    """Run a request. Returns a function that returns or raises its outcome."""
+    """Return a function that returns or raises a request's outcome."""
     try:
         result = question()
     except BaseException as error:  # noqa: BLE001 - raised in the caller's thread

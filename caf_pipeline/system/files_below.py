@@ -225,7 +225,7 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a file for a large member, to be passed to `finish`."""
+        """Return a large member's file, to be passed to `finish`."""
         try:
             return UnfinishedFile(self._root, may_replace=self._force, direct=True)
         except OSError as error:
@@ -250,12 +250,7 @@ class FilesBelow:
             self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
-        """Return the file at `parts`, or None if there is none.
-
-        Raises:
-            NameRefused: No regular file is possible there.
-            NotRestored: The file cannot be read.
-        """
+        """Return the file at `parts`, or None. Raises NameRefused if no file is possible there."""
         with self._translated(key):
             try:
                 descriptor = os.open(
@@ -277,11 +272,7 @@ class FilesBelow:
         return True
 
     def take(self, key: str, file: IO[bytes]) -> None:
-        """Count an existing file as written for this member.
-
-        Raises:
-            NotRestored: It belongs to another member with the same name here.
-        """
+        """Count an existing file as written. Raises NotRestored if it belongs to another member."""
         status = os.fstat(file.fileno())
         # A file with several links has several names, which cannot be told apart by its status.
         if self._is_tracked and status.st_nlink == 1:
@@ -399,7 +390,7 @@ class FilesBelow:
             self._taken.add(_number(status))
 
     def _rename(self, unfinished: UnfinishedFile, parent: int, name: bytes, key: str) -> None:
-        """Without `force`, a file that appeared meanwhile is not replaced."""
+        """Without `force`, replaces no file that appeared meanwhile."""
         folder, temporary = unfinished.folder, unfinished.name
         if not self._force:
             try:

@@ -168,7 +168,7 @@ def write_whole(
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a Parquet file, or the Parquet files of a folder by name."""
+    """Return a Parquet file, or a folder's Parquet files by name."""
     return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 

@@ -49,11 +49,11 @@ class FileRanges(ABC):
 
     @abstractmethod
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file, or all of it, and the file's size."""
+        """Return up to `size_bytes` from the end, and the file's size."""
 
     @abstractmethod
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the first `size_bytes` of the file, or all of it, and the file's size."""
+        """Return up to `size_bytes` from the start, and the file's size."""
 
     @abstractmethod
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
@@ -161,7 +161,7 @@ class LocalFile(FileRanges):
 
 @dataclass(frozen=True, slots=True)
 class LocalRange:
-    """`[start_byte, end_byte)` of a local file, which the kernel can copy into another file."""
+    """A range of a local file, which the kernel can copy into another file."""
 
     source: LocalFile
     start_byte: int
@@ -190,7 +190,7 @@ def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: i
 
 
 def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
-    """Append a piece to an open file. Returns its size in bytes."""
+    """Append a piece to an open file. Returns its bytes."""
     if isinstance(piece, LocalRange):
         piece.write_to(file)
         return piece.nbytes
@@ -205,7 +205,7 @@ def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
 class RangeAnswer:
     """A server's answer: `[first_byte, …)` of the file, its size, and whether this is all of it.
 
-    A range that begins at or past the end of the file has no pieces.
+    A range beyond the end of the file has no pieces.
     """
 
     first_byte: int
@@ -223,7 +223,7 @@ class RemoteFile(FileRanges):
 
     @abstractmethod
     def _request(self, byte_range: str) -> AbstractContextManager[RangeAnswer]:
-        """Request a range as in the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
+        """Request a range as in the Range header, e.g. `bytes=-100`."""
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
         return _retried(lambda: self._suffix(size_bytes))
@@ -317,7 +317,7 @@ def _other_length(size_bytes: int, expected_bytes: int) -> str:
 
 
 def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
-    """Return all pieces, or slightly more than `size_bytes`: an answer may be endless."""
+    """Return all pieces, or slightly more than `size_bytes`."""
     received = bytearray()
     for piece in pieces:
         received += piece
