@@ -28,7 +28,13 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default with the process's arguments; return its exit status."""
-    _replace_closed_streams()
+    # The parent may have closed the streams. Otherwise `caf get` would succeed without output, and
+    # notes would go to stdout.
+    streams = sys.stdout, sys.stderr
+    if streams[0] is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # prints fail
+    if streams[1] is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A key may have characters that the terminal's encoding lacks.
@@ -46,8 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if {"--watch", "--serve"} & set(words):
             consequence = "it only watched, and the runs go on"
         print(f"caf: interrupted; {consequence}", file=sys.stderr)
-        if is_process:
-            _exit_despite_threads()
+        if is_process and any(
+            thread is not threading.current_thread() and not thread.daemon
+            for thread in threading.enumerate()
+        ):
+            # The interpreter would wait for threads that still wait for servers.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            atexit._run_exitfuncs()
+            os._exit(interrupted_status())
         return interrupted_status()
     except BrokenPipeError:  # the reader of the output left
         return BROKEN_PIPE
@@ -57,18 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             # Drop the output: Python would try again at exit, and end with status 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _replace_closed_streams() -> None:
-    """Make prints fail if the parent closed stdout; drop notes if it closed stderr.
-
-    Otherwise `caf get` would succeed without output, and notes would go to stdout.
-    """
-    streams = sys.stdout, sys.stderr
-    if streams[0] is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
-    if streams[1] is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911, PLR0912 - one for each way to end
@@ -121,18 +122,6 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
     if status == INTERRUPTED:  # how typer reports Ctrl-C
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
-
-
-def _exit_despite_threads() -> None:
-    """End the process although threads still wait for servers."""
-    if any(
-        thread is not threading.current_thread() and not thread.daemon
-        for thread in threading.enumerate()
-    ):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        atexit._run_exitfuncs()
-        os._exit(interrupted_status())
 
 
 def _fail(message: str, hint: str, status: int) -> int:

@@ -7,8 +7,7 @@ import typer
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.settings import load_settings
 from caf_pipeline.throttle import open_throttle
 
 NOTHING: Final = "none"
@@ -122,13 +121,9 @@ def limit(
     with opened_ledger(settings) as ledger:
         for name, value in changes.items():
             ledger.controls.set(name, value)
-        _show(settings, ledger, json)
-
-
-def _show(settings: Settings, ledger: Ledger, json: bool) -> None:
-    current = ledger.controls.current()
-    throttle = open_throttle(settings.jackal, ledger.controls.current)
-    rate, cap = throttle.limit() or None, throttle.spend_cap()
+        current = ledger.controls.current()
+        throttle = open_throttle(settings.jackal, ledger.controls.current)
+        rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})
         return
