@@ -123,11 +123,11 @@ def limit(
             ledger.controls.set(name, value)
         current = ledger.controls.current()
         throttle = open_throttle(settings.jackal, ledger.controls.current)
-        rate, cap = throttle.limit() or None, throttle.spend_cap()
+        limit_rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
-        print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})
+        print_json({"paused": current.paused or None, "bandwidth": limit_rate, "spend_cap": cap})
         return
-    bandwidth = "no limit" if rate is None else f"{show_size(rate)} a second"
+    bandwidth = "no limit" if limit_rate is None else f"{show_size(limit_rate)} a second"
     typer.echo(f"bandwidth  {bandwidth}{_origin(current.bandwidth)}")
     spending = "none" if cap is None else show_coins(cap)
     typer.echo(f"spend cap  {spending}{_origin(current.spend_cap)}")
