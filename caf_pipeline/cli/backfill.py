@@ -39,7 +39,7 @@ def backfill(  # noqa: PLR0917 - the command line's options
     again. Runs for new objects have priority.
 
     Leaves out chunks of live runs, other processes and an unfinished backfill, and parked chunks.
-    --failed retries failed and parked chunks now. Without a daemon, use `caf run`.
+    --failed retries failed and parked chunks now. If no daemon runs, use `caf run`.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def backfill(  # noqa: PLR0917 - the command line's options
 
     \b
     Exit status:
-      0   All chunks are archived.
+      0   All chunks are archived, or there was nothing to do.
       2   The chunks are not of the source or plan, or are out of order.
       3   Wrong settings or source.
       6   The database failed.

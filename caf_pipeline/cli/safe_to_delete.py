@@ -107,7 +107,8 @@ def safe_to_delete(
 
     If only LastModified is newer, a HEAD request compares S3's full-object checksum, Content-Type,
     -Encoding, -Language, -Disposition, Cache-Control, Expires and the user metadata with the
-    archive. The object is safe only if all are equal. Tags, ACLs and object lock are not archived.
+    archive. The object is safe only if S3 has this checksum and all are equal. Tags, ACLs and
+    object lock are not archived.
 
     A window counts if the chain shows a verified proof of the provider. Unless the proof watch
     checks each chunk in each window, run this command in two consecutive windows; it prints when
@@ -123,10 +124,11 @@ def safe_to_delete(
     percent-encoded keys. If nothing is safe, an older FILE is removed; after an error it is
     unchanged.
 
-    docs/how-to/delete-from-s3.md shows how to delete what is listed, also in a bucket with
-    versions. Run this command right before:
+    To delete what is listed, follow docs/how-to/delete-from-s3.md.
+    Run this command right before:
     without a version id, or with "null", a key that was written again would be deleted with its new
-    bytes.
+    bytes. In a bucket with versions, deleting a current version by its id restores the one before
+    it, and deleting without an id frees nothing.
 
     Older versions are listed only with versions = "all", each by its id; delete markers never. The
     command counts both.

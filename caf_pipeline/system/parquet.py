@@ -173,7 +173,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def sum_of(batch: pa.RecordBatch, column: str) -> int:
-    """Return the sum of an integer column."""
+    """Sum an integer column."""
     return int(pc.sum(batch.column(column)).as_py() or 0)
 
 
