@@ -1,9 +1,7 @@
-"""The command line `caf`: its entry point, and how errors end a process.
+"""The entry point of `caf`, and how errors end a process.
 
-Users never see a traceback: an error is one sentence on stderr, perhaps a hint, and an exit status.
-Importing this package loads nothing heavy; `app` has the commands. Modules here parse arguments and
-print; `steps`, `retrieval` and `maintenance` do the work. Commands that need Dagster are in
-`dagster_host`, found by entry points.
+An error is one sentence on stderr, perhaps a hint, and an exit status; never a traceback. Importing
+this package loads nothing heavy. Commands that need Dagster are in `dagster_host`.
 """
 
 import atexit
@@ -24,14 +22,19 @@ TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
 _RESUMABLE: Final = frozenset(
     ("run", "backfill", "rebuild", "adopt", "restore", "prove", "repair", "remove")
 )
-"""Commands that continue an interrupted run of themselves."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status; by default with the process's arguments."""
-    _replace_closed_streams()
+    """Run a command, by default with the process's arguments; return its exit status."""
+    # The parent may have closed the streams. Otherwise `caf get` would succeed without output, and
+    # notes would go to stdout.
+    streams = sys.stdout, sys.stderr
+    if streams[0] is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")  # prints fail
+    if streams[1] is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A key may have characters that the terminal's encoding lacks.
@@ -49,8 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if {"--watch", "--serve"} & set(words):
             consequence = "it only watched, and the runs go on"
         print(f"caf: interrupted; {consequence}", file=sys.stderr)
-        if is_process:
-            _exit_despite_threads()
+        if is_process and any(
+            thread is not threading.current_thread() and not thread.daemon
+            for thread in threading.enumerate()
+        ):
+            # The interpreter would wait for threads that still wait for servers.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            atexit._run_exitfuncs()
+            os._exit(interrupted_status())
         return interrupted_status()
     except BrokenPipeError:  # the reader of the output left
         return BROKEN_PIPE
@@ -60,18 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             # Drop the output: Python would try again at exit, and end with status 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _replace_closed_streams() -> None:
-    """Make prints fail if the parent closed stdout; drop notes if it closed stderr.
-
-    Otherwise a `caf get` would succeed without output, and notes would go to stdout.
-    """
-    streams = sys.stdout, sys.stderr
-    if streams[0] is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
-    if streams[1] is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911, PLR0912 - one for each way to end
@@ -126,18 +124,6 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
     return status if isinstance(status, int) else 0
 
 
-def _exit_despite_threads() -> None:
-    """End the process if threads still wait for servers: the interpreter would wait for them."""
-    if any(
-        thread is not threading.current_thread() and not thread.daemon
-        for thread in threading.enumerate()
-    ):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        atexit._run_exitfuncs()
-        os._exit(interrupted_status())
-
-
 def _fail(message: str, hint: str, status: int) -> int:
     print(f"caf: error: {one_line(message)}", file=sys.stderr)
     if hint:
@@ -153,4 +139,3 @@ _REPLACEMENTS: Final = (
     (r"Input should be less than or equal to (.+)", r"it must be at most \1"),
     (r"Input should be ", "it must be "),
 )
-"""Patterns in typer's messages about arguments, and clearer words for them."""

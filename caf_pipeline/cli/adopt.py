@@ -61,36 +61,35 @@ def adopt(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Adopt CAF files that other programs posted.
 
-    Adopts files of gocaf and jackal-js-worker without uploading them again. A file counts if the
-    chain lists exactly its Merkle root and size for the wallet, or for a wallet that posted the
-    ledger's chunks. The required number of copies must also return pieces of it.
+    Adopts files of gocaf and jackal-js-worker without uploading them again. The chain must list
+    exactly the file's Merkle root and size, for the wallet or one that posted the ledger's chunks.
+    The required number of copies must return pieces of it.
 
-    A member becomes the location of an object of the newest complete inventory. Key and size must
-    be equal, and the ETag the MD5 of its bytes. All others are left out, and counted by reason;
-    --json lists them. The next run archives them as usual.
+    A member becomes the location of an object of the newest complete inventory if key and size are
+    equal, and the ETag is the MD5 of its bytes. Others are counted by reason, and listed by --json.
+    The next run archives them.
 
-    The file becomes a chunk that caf get, restore, check, prove and repair can use. Its objects
-    have no headers and no user metadata, so caf safe-to-delete never lists them. Adopting a file
-    twice changes nothing.
+    caf get, restore, check, prove and repair can use the file like a chunk. Its objects have no
+    headers and no user metadata, so caf safe-to-delete never lists them. Adopting a file twice
+    changes nothing.
 
     \b
     Examples:
-      caf plan demo
       caf adopt demo batch_1760000000000.caf --strip 1 --dry-run
       caf adopt demo --from-chain --strip 1 --json
 
     \b
     Exit status:
-      0   Each file is adopted, known already, or has no object to adopt.
+      0   Each file is adopted, known, or has no object to adopt.
       1   Some files were refused.
-      3   Wrong settings or wallet, or no such source.
+      3   Wrong settings, wallet or source.
       4   The only FILE is missing or not a CAF file.
       6   The database failed.
       7   The only file is not on the chain or lacks copies, or the chain failed.
       8   The staging folder failed.
       9   No copy of the only file is right, or the inventory is damaged.
       10  Another run plans.
-      11  There is no complete inventory.
+      11  There is no complete inventory: run `caf plan`.
     """
     if bool(files) == from_chain:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Builds the command `caf`: all commands, or only the requested one to save loading time."""
+"""Builds the command `caf`: all commands, or only the requested one."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -30,9 +30,9 @@ def _options(
     """Archive S3 objects on Jackal, and work with CAF files.
 
     Errors are one sentence on stderr. The help of every command ends with its exit statuses. Every
-    command can also end with 1 (this machine refuses something, or a bug), 2 (wrong arguments) and
-    8 (the output cannot be written). Other statuses are 130 (interrupted by Ctrl-C), 143 (SIGTERM),
-    129 (SIGHUP or a closed terminal) and 141 (the reader of the output left).
+    command can also end with 1 (this machine refuses something, or a bug), 2 (wrong arguments), 8
+    (the output cannot be written), 130 (Ctrl-C), 143 (SIGTERM), 129 (SIGHUP or a closed terminal)
+    and 141 (the reader of the output left).
     """
     _show_help(context)
 
@@ -84,7 +84,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "rebuild": ("rebuild", "Restore a lost ledger from the stored chunks."),
     "adopt": ("adopt", "Adopt CAF files that other programs posted."),
 }
-"""Module (and function, if the name differs) and summary of each command, in the order of help."""
+"""Module (and function, if named otherwise) and summary, in the order of help."""
 
 _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "jackal": (
@@ -114,7 +114,7 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 def build(command: str | None = None) -> typer.Typer:
     """Return `caf` with all commands, or with the named command or group alone.
 
-    If the name is unknown, the app has only the summaries of all commands and loads no module.
+    An unknown name gives only the summaries, and loads no module.
     """
     app = typer.Typer(
         name="caf",

@@ -1,4 +1,4 @@
-"""`caf create`, `list`, `extract`, `cat`, `verify` and `merkle`: commands on CAF files."""
+"""`caf create`, `list`, `extract`, `cat`, `verify` and `merkle`."""
 
 import os
 from collections.abc import Iterator
@@ -108,7 +108,6 @@ def create(
 
     \b
     Examples:
-      caf create photos.caf photos/
       caf create site.caf -C /srv/www . --target-size 1GiB
       caf create --sums photos.sha256 photos.caf photos/
 
@@ -116,7 +115,7 @@ def create(
     Exit status:
       0  Success.
       1  A file cannot be read, or changed meanwhile.
-      2  The arguments are wrong, or a path is outside of DIR.
+      2  Wrong arguments, or a path is outside of DIR.
       4  A name cannot be a key, or a file is too large for an archive.
       8  The archive cannot be written.
     """
@@ -164,20 +163,19 @@ def create(
 def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
     r"""List the members of a CAF file.
 
-    A line has a member's size in bytes and its key, in the order of the index. Control characters
-    are escaped, as \n or \x1b. --json prints `key`, `start_byte` and `end_byte` (exclusive). Reads
-    only the end of the archive.
+    Prints each member's size in bytes and key, in the order of the index. Control characters are
+    escaped, as \n or \x1b. --json prints `key`, `start_byte` and `end_byte` (exclusive). Reads only
+    the end of the archive.
 
     \b
     Examples:
-      caf list photos.caf
       caf list --json s3://bucket/photos.caf
 
     \b
     Exit status:
       0  Success.
-      4  The file is missing or not a CAF file.
-      5  The server cannot be read.
+      4  FILE is missing or not a CAF file.
+      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
@@ -212,8 +210,8 @@ def extract(
     r"""Write a CAF file's members below a folder.
 
     The key is the path below DIR. Nothing is ever written outside of DIR, and no symbolic link in
-    it is followed. Members whose key cannot be a path, or whose file exists, are reported on
-    standard error, and the others are extracted. Each file appears when it is complete.
+    it is followed. Members whose key cannot be a path, or whose file exists, are reported on stderr
+    and left out. Each file appears when it is complete.
 
     \b
     Examples:
@@ -223,9 +221,9 @@ def extract(
     \b
     Exit status:
       0  Success.
-      1  Some members are not; standard error names them.
-      4  The file is missing or not a CAF file.
-      5  The server cannot be read.
+      1  Some members are left out.
+      4  FILE is missing or not a CAF file.
+      5  The server failed.
       8  The folder cannot be written.
     """
     with _opened(file, lenient=lenient) as reader:
@@ -272,13 +270,12 @@ def cat(
     \b
     Examples:
       caf cat photos.caf 2024/a.jpg > a.jpg
-      caf cat https://example.org/site.caf index.html
 
     \b
     Exit status:
       0  Success.
-      4  The file is missing or not a CAF file, or has no such member.
-      5  The server cannot be read.
+      4  FILE is missing or not a CAF file, or has no such member.
+      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         write_bytes(reader.stream(key))
@@ -288,19 +285,17 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     r"""Check a CAF file's structure and read every byte of it.
 
     Checks the footer, the index and the range of every member. Bytes of no member (dead bytes) and
-    members that share bytes are legal, and reported. CAF has no checksums, so wrong bytes cannot be
-    detected.
+    shared bytes are legal, and reported. CAF has no checksums, so wrong bytes cannot be detected.
 
     \b
     Examples:
-      caf verify photos.caf
       caf verify --json s3://bucket/photos.caf
 
     \b
     Exit status:
       0  The structure is valid.
-      4  The file is missing or not a valid CAF file.
-      5  The server cannot be read.
+      4  FILE is missing or not a valid CAF file.
+      5  The server failed.
     """
     with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
@@ -351,14 +346,13 @@ def merkle(
 
     \b
     Examples:
-      caf merkle photos.caf
       caf merkle --proof-type 0 photos.caf
 
     \b
     Exit status:
       0  Success.
       4  The file is missing or empty.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source:
         _, size_bytes = source.read_suffix(1)

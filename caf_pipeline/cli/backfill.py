@@ -34,27 +34,25 @@ def backfill(  # noqa: PLR0917 - the command line's options
 ) -> int:
     r"""Archive planned chunks with Dagster's daemon.
 
-    Submits one asset backfill with a run for each chunk that has work to do. Then follows it and
-    shows progress, rate and remaining time. The daemon runs the backfill: Ctrl-C ends only this
-    command, and the same command follows it again. Runs for new objects have priority.
+    Submits one asset backfill with a run for each chunk that has work to do, and shows its
+    progress. The daemon runs it: Ctrl-C ends only this command, and the same command follows it
+    again. Runs for new objects have priority.
 
-    Leaves out chunks of live runs and other processes, chunks of an unfinished backfill, and parked
-    chunks. --failed retries failed chunks now and unparks the parked ones. Without a daemon, use
-    `caf run`.
+    Leaves out chunks of live runs, other processes and an unfinished backfill, and parked chunks.
+    --failed retries failed and parked chunks now. If no daemon runs, use `caf run`.
 
     \b
     Examples:
-      caf backfill demo
       caf backfill demo --plan 1a2b3c4d --to demo-1a2b3c4d-00100
       caf backfill demo --failed --dry-run --json
 
     \b
     Exit status:
-      0   All chunks of the backfill are archived, or there was nothing to do.
-      2   The named chunks do not belong to the source or plan, or are out of order.
-      3   Wrong settings, or no such source.
+      0   All chunks are archived, or there was nothing to do.
+      2   The chunks are not of the source or plan, or are out of order.
+      3   Wrong settings or source.
       6   The database failed.
-      11  There is no such plan or chunk, or nothing is planned.
+      11  No such plan or chunk, or nothing is planned.
       12  The named chunks are not archived; `caf status` shows why.
       13  Nothing was submitted: runs work on the remaining chunks.
       16  Nothing was submitted: no Dagster daemon runs.

@@ -26,14 +26,14 @@ def backup(
 ) -> None:
     r"""Back up the ledger, or restore it.
 
-    A backup shows the ledger at one moment, even while runs go on. It is a file in pg_dump's custom
-    format that only you can read. It contains the names of all objects, but no secret. It does not
-    contain staged files, plans and the wallet's words: see docs/how-to/backup.md.
+    A backup shows the ledger at one moment, even while runs go on. Its format is pg_dump's custom
+    format, and only you can read it. It contains the names of all objects, but no secret, staged
+    files, plans or words of the wallet: see docs/how-to/backup.md.
 
-    --restore replaces the ledger in one transaction. An interrupted restore changes nothing. The
-    command is refused while a run is under way. Afterwards everything is paused: run `caf doctor`
-    to find what was archived since the backup, then `caf resume`. Restore only your own files,
-    because a backup is a program for the database.
+    --restore replaces the ledger in one transaction; an interrupted restore changes nothing. It is
+    refused during a run. Afterwards everything is paused: run `caf doctor` to find what was
+    archived since the backup, then `caf resume`. Restore only your own files, because a backup is a
+    program for the database.
 
     \b
     Examples:

@@ -42,9 +42,9 @@ class _Sums:
     unread: int = 0
     hint: str = ""  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
-    """Number of objects that each provider returned wrong or not at all."""
+    """Objects that each provider returned wrong or not at all."""
     suspects: dict[str, Sample] = field(default_factory=dict)
-    """A wrong object of each chunk. `prove_chunk` reads it from every copy."""
+    """A wrong object of each chunk, for `prove_chunk`."""
 
 
 def check(  # noqa: PLR0917 - the command line's options
@@ -64,28 +64,27 @@ def check(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Read archived objects back and compare their SHA-256.
 
-    Reads a random sample of the objects that `caf ls --recursive` lists, at least one. Objects
-    outside of the sample are not checked. Nothing is kept.
+    Reads a random sample, at least one, of the objects that `caf ls --recursive` lists, and keeps
+    nothing.
 
     An object is right if any provider returns it right. The command counts, for each provider, the
-    objects that another one had to supply. It then proves the chunks of these objects, as `caf
-    prove` does, and marks damaged chunks; `caf repair` stores them again.
+    objects that another one had to supply. It then proves these objects' chunks as `caf prove`
+    does, and marks damaged chunks for `caf repair`.
 
-    Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, and
-    {"objects_checked": …} at the end.
+    Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, then
+    {"objects_checked": …}.
 
     \b
-    Examples:
-      caf check demo
+    Example:
       caf check demo packages/ --full --json | jq 'select(.error)'
 
     \b
     Exit status:
       0   All objects read are right.
       2   SHARE is not a share.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   The database failed.
-      7   Some objects could not be read now, and none is wrong.
+      7   Some objects could not be read now; none is wrong.
       9   No provider returns some object right.
       11  No archived key begins with PREFIX.
     """
@@ -141,7 +140,6 @@ def check(  # noqa: PLR0917 - the command line's options
 
 
 def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
-    """Prove the chunks of wrong objects; return whether the source has a damaged chunk."""
     # Loaded here because most checks find nothing wrong.
     from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
     from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415

@@ -71,23 +71,22 @@ def list(
 ) -> None:
     r"""List the entries of a ChunkIO log, which ChunkIO calls chunks.
 
-    A line has an entry's position, its content's size in bytes, and its user data in hex. Lists the
-    entries that ChunkIO's forward scan finds, even in a damaged or truncated log; contents are not
-    verified. --json prints `begin`, `end`, `user_data` and `content_size_bytes`. Uses constant
-    memory; a remote log is read twice.
+    Prints each entry's position, content size in bytes, and user data in hex. Lists what ChunkIO's
+    forward scan finds, even in a damaged or truncated log; contents are not verified. --json prints
+    `begin`, `end`, `user_data` and `content_size_bytes`. Uses constant memory; a remote log is read
+    twice.
 
     \b
-    Examples:
-      caf chunkio list events.log
+    Example:
       caf chunkio list demo logs/events.log --from 65536 --pick first --json
 
     \b
     Exit status:
       0  Success.
       4  The file is missing or not a ChunkIO log.
-      5  The server cannot be read.
+      5  The server failed.
 
-    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
+    For an archived object, also the statuses of `caf get`.
     """
     with _opened(file, _ALL_BYTES) as log:
         picks = {"first": log.reader.first, "last": log.reader.last, "middle": log.reader.middle}
@@ -120,22 +119,20 @@ def cat(
 ) -> None:
     r"""Write the content of one entry of a ChunkIO log to stdout.
 
-    Nothing is written before the content agrees with its hash, which detects damage but not
-    forgery.
+    The content is first compared with its hash, which detects damage but not forgery.
 
     \b
-    Examples:
-      caf chunkio cat events.log 65536 > event
+    Example:
       caf chunkio cat --inflate demo logs/events.log 0
 
     \b
     Exit status:
       0  Success.
       4  The file is missing, POSITION has no entry, or the content is not DEFLATE data.
-      5  The server cannot be read.
+      5  The server failed.
       9  The content is damaged.
 
-    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
+    For an archived object, also the statuses of `caf get`.
     """
     with _opened(file, _SOME_BYTES) as log, tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as content:
         entry = log.reader.entry_at(position)
@@ -160,12 +157,11 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
     r"""Check every byte of a ChunkIO log.
 
     Compares headers and contents with their hashes. Checks meters, padding, and bytes of no entry.
-    Missing entries at the end are not detected. A line is one damaged place. --json prints `begin`,
-    `end` and `damage`; the last line has `entries`, `size_bytes` and `damaged_places`.
+    Missing entries at the end are not detected. Prints a line for each damaged place. --json prints
+    `begin`, `end` and `damage`, then `entries`, `size_bytes` and `damaged_places`.
 
     \b
-    Examples:
-      caf chunkio verify events.log
+    Example:
       caf chunkio verify s3://bucket/events.log --json
 
     \b
@@ -173,9 +169,9 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
       0  Nothing is damaged.
       1  Something is damaged.
       4  The file is missing or not a ChunkIO log.
-      5  The server cannot be read.
+      5  The server failed.
 
-    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
+    For an archived object, also the statuses of `caf get`.
     """
     entries = places = 0
     with _opened(file, _ALL_BYTES) as log:
@@ -219,17 +215,16 @@ def salvage(
 ) -> None:
     r"""Look for entries at every position of a damaged ChunkIO log.
 
-    A line is an entry as shown by `caf chunkio list`, with marks: `lost`, readers of ChunkIO do not
-    find it; `damaged`, its content is incomplete; `inside N`, it is part of the content of the
-    entry at N, such as a log stored in a log. An entry found by chance or forgery has a right hash,
-    too. --json adds `reachable`, `content_right` and `inside`.
+    Prints entries as `caf chunkio list` does, with marks: `lost`, ChunkIO does not find it;
+    `damaged`, its content is incomplete; `inside N`, it is part of the content of the entry at N.
+    An entry found by chance or forgery has a right hash, too. --json adds `reachable`,
+    `content_right` and `inside`.
 
-    OUT gets all undamaged entries outside of others, in order, at new positions. It appears when it
-    is complete.
+    OUT gets all undamaged entries outside of others, in order, at new positions. It appears
+    complete.
 
     \b
-    Examples:
-      caf chunkio salvage events.log
+    Example:
       caf chunkio salvage events.log -o saved.log
 
     \b
@@ -237,10 +232,10 @@ def salvage(
       0  Undamaged entries are found.
       1  No undamaged entry is found.
       4  The file is missing.
-      5  The server cannot be read.
+      5  The server failed.
       8  OUT cannot be written.
 
-    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
+    For an archived object, also the statuses of `caf get`.
     """
     whole, writer = 0, LogWriter()
     with _opened(file, _ALL_BYTES, damaged=True) as log, contextlib.ExitStack() as stack:
@@ -287,7 +282,7 @@ def _opened(words: Sequence[str], piece_bytes: int, *, damaged: bool = False) ->
     """Open a log; a remote one is read in pieces of `piece_bytes`.
 
     Raises:
-        MalformedArchive: It has neither a log's header nor an entry, and `damaged` is False.
+        MalformedArchive: It is no log, and `damaged` is False.
     """
     with opened_ranges(words) as ranges:
         header, size_bytes = ranges.read_prefix(len(FILE_HEADER))

@@ -24,7 +24,7 @@ def unpark(chunk: ChunkArgument) -> None:
       0   Success.
       6   The chunk was not parked, or the database failed.
       10  A run works on the chunk.
-      11  There is no such chunk.
+      11  No such chunk.
     """
     settings = load_settings()
     with (
@@ -45,7 +45,7 @@ def withdraw(chunk: ChunkArgument) -> None:
       0   Success.
       6   The chunk is posted and not damaged, its post is pending, or the database failed.
       10  A run works on the chunk.
-      11  There is no such chunk.
+      11  No such chunk.
     """
     settings = load_settings()
     with (

@@ -33,27 +33,24 @@ LogArgument = Annotated[
 def inspect(file: LogArgument, json: JsonOption = False) -> None:
     r"""Show the metadata of a clp-s single-file archive.
 
-    Shows inputs, records, first and last time, sections and sizes. Reads at most three ranges of
-    the file. Records are not read, so damage in them is not found; use `clp-s x` or `clp-s s` of
-    CLP. An archived object of up to 8 MiB is read completely and its SHA-256 compared.
+    Shows inputs, records, first and last time, sections and sizes, from at most three reads.
+    Damaged records are not found; use `clp-s x` or `clp-s s` of CLP. An archived object of up to 8
+    MiB is read completely and its SHA-256 compared.
 
-    The object of --json has the names of the format: version, uncompressed_size, total_size,
-    metadata_size, compression and file_size; ArchiveInfo, ArchiveFileInfo, TimestampDictionary and
-    RangeIndex, null if missing; sections, inputs and records. Times are milliseconds since 1970 if
-    encoding is 1. If it is 2, their unit is unknown.
+    --json uses the format's names, and null for missing parts. Times are milliseconds since 1970 if
+    encoding is 1; the unit of encoding 2 is unknown.
 
     \b
-    Examples:
-      caf clps inspect logs.clp
+    Example:
       caf clps inspect demo logs/2026-11.clp --json | jq -r '.RangeIndex[].f._filename'
 
     \b
     Exit status:
       0  Success.
       4  The file is missing, damaged or not a clp-s archive.
-      5  The server cannot be read.
+      5  The server failed.
 
-    For an archived object also: 3 settings, 6 database, 7 store, 9 wrong bytes, 11 not archived.
+    For an archived object, also the statuses of `caf get`.
     """
     with opened_ranges(file) as ranges:
         first, file_size = ranges.read_prefix(FIRST_READ_BYTES)

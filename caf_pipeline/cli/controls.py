@@ -7,8 +7,7 @@ import typer
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.settings import load_settings
 from caf_pipeline.throttle import open_throttle
 
 NOTHING: Final = "none"
@@ -25,7 +24,6 @@ def pause(
     r"""Hold every run where it is, and launch no more.
 
     Nothing fails and nothing is lost: uploads stop between two pieces, and sensors show the reason.
-    `caf resume` ends the pause.
 
     \b
     Example:
@@ -84,15 +82,12 @@ def limit(
 ) -> None:
     r"""Limit what runs may upload and spend.
 
-    Sets the limits, if any are given, and shows them. They apply to all runs, including current
-    ones, until you change them. `none` removes a limit; `default` restores the setting
-    jackal.bandwidth or jackal.spend_cap.
+    Sets and shows the limits of all runs, including current ones. `none` removes a limit; `default`
+    restores the setting jackal.bandwidth or jackal.spend_cap.
 
     \b
-    Examples:
-      caf limit
+    Example:
       caf limit --bandwidth 20MiB --spend-cap 5000000
-      caf limit --bandwidth default
 
     \b
     Exit status:
@@ -126,17 +121,13 @@ def limit(
     with opened_ledger(settings) as ledger:
         for name, value in changes.items():
             ledger.controls.set(name, value)
-        _show(settings, ledger, json)
-
-
-def _show(settings: Settings, ledger: Ledger, json: bool) -> None:
-    current = ledger.controls.current()
-    throttle = open_throttle(settings.jackal, ledger.controls.current)
-    rate, cap = throttle.limit() or None, throttle.spend_cap()
+        current = ledger.controls.current()
+        throttle = open_throttle(settings.jackal, ledger.controls.current)
+        limit_rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
-        print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})
+        print_json({"paused": current.paused or None, "bandwidth": limit_rate, "spend_cap": cap})
         return
-    bandwidth = "no limit" if rate is None else f"{show_size(rate)} a second"
+    bandwidth = "no limit" if limit_rate is None else f"{show_size(limit_rate)} a second"
     typer.echo(f"bandwidth  {bandwidth}{_origin(current.bandwidth)}")
     spending = "none" if cap is None else show_coins(cap)
     typer.echo(f"spend cap  {spending}{_origin(current.spend_cap)}")

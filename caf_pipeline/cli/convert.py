@@ -58,23 +58,21 @@ def convert(
 ) -> None:
     r"""Convert between CAF and tar archives.
 
-    A .tar.co is a tar with its cotar index. Members keep their names and bytes. In a tar they get
-    mode 644, owner 0 and time 0, which CAF does not store; a name that ustar cannot hold is in a
-    PAX header. A CAF gets the files of the tar, and hard links as copies. The last one of equal
-    names counts; entries that are not files are left out and listed. OUT appears complete, or not
-    at all; it is replaced if it exists.
+    A .tar.co is a tar with its cotar index. Members keep their names and bytes. CAF stores no
+    metadata, so a tar gets mode 644, owner 0 and time 0; a name that ustar cannot hold is in a PAX
+    header. A CAF gets the tar's files, and hard links as copies. The last one of equal names
+    counts; other entries are left out and listed. OUT is replaced if it exists; it appears
+    complete, or not at all.
 
     \b
-    Examples:
-      caf convert photos.caf photos.tar
+    Example:
       caf convert https://example.org/photos.caf photos.tar.co
-      caf convert tiles.tar.co tiles.caf
 
     \b
     Exit status:
       0  Success.
       4  The archive is missing or damaged, or the other format cannot hold a file of it.
-      5  The server cannot be read.
+      5  The server failed.
       8  OUT cannot be written.
     """
     if not out.name.endswith((".caf", ".tar", ".tar.co")):
@@ -177,10 +175,6 @@ def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out:
 def _bodies(
     source: FileRanges, reader: CafReader
 ) -> Iterator[tuple[Member, Iterable[Buffer | LocalRange]]]:
-    """Yield members with their bodies, in the order of their bytes.
-
-    Large bodies of a local file are ranges for the kernel to copy.
-    """
     if not isinstance(source, LocalFile):
         yield from reader.read_many(reader.members)
         return

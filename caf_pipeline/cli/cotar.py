@@ -1,4 +1,4 @@
-"""`caf cotar`: tar archives whose files are read by name, with an index."""
+"""`caf cotar`: tar archives with an index by name."""
 
 import os
 from collections import Counter
@@ -70,10 +70,7 @@ IgnoreZeros = Annotated[
 
 
 def tar_files(source: FileRanges, size_bytes: int, *, ignore_zeros: bool = False) -> TarFiles:
-    """Return the files of the tar in the first `size_bytes` of a file.
-
-    A remote file is read once, by one request.
-    """
+    """Return the files of the tar in the first `size_bytes`; a remote file is one request."""
     read = source.read if isinstance(source, LocalFile) else _ForwardReader(source, size_bytes).read
 
     def members() -> Iterator[TarMember]:
@@ -89,8 +86,6 @@ def tar_files(source: FileRanges, size_bytes: int, *, ignore_zeros: bool = False
 
 
 class _ForwardReader:
-    """Reads increasing ranges of a remote file by one request."""
-
     def __init__(self, source: FileRanges, size_bytes: int) -> None:
         self._pieces = source.stream(0, size_bytes, PIECE_BYTES)
         self._buffer, self._start = memoryview(b""), 0
@@ -110,22 +105,18 @@ class _ForwardReader:
 
 
 class _SuffixInMemory:
-    """A file whose last bytes are in memory."""
-
     def __init__(self, source: FileRanges) -> None:
         self.name = source.name
         self._source = source
         self.tail, self.size_bytes = source.read_suffix(SUFFIX_BYTES)
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         first_byte = self.size_bytes - len(self.tail)
         if start_byte < first_byte:
             return self._source.stream(start_byte, end_byte, piece_bytes)
         return iter([self.tail[start_byte - first_byte : end_byte - first_byte]])
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """See `FileRanges`."""
         first_byte = self.size_bytes - len(self.tail)
         if start_byte < first_byte:
             return self._source.read(start_byte, end_byte)
@@ -140,7 +131,7 @@ class OpenedCotar:
     index: CotarIndex
 
     def tar_bytes(self) -> int:
-        """Return the size of the tar; asks the server if the index is a separate file."""
+        """Asks the server if the index is a separate file."""
         if isinstance(self.source, _SuffixInMemory):
             return self.source.size_bytes - self.index.size_bytes
         return self.source.read_suffix(1)[1]
@@ -150,7 +141,7 @@ class OpenedCotar:
 
         Raises:
             MemberNotFound: The index has no such name.
-            MalformedArchive: The tar has no such file where the index says.
+            MalformedArchive: The tar and the index differ.
         """
         slot = self.index.find(name)
         if slot is None:
@@ -187,7 +178,7 @@ def opened_cotar(source: FileRanges, index: str | None = None) -> Iterator[Opene
     """Open the index of a tar, by one or two reads.
 
     Raises:
-        MalformedArchive: There is no index, or it is damaged.
+        MalformedArchive: The index is missing or damaged.
     """
     if index is None:
         file = _SuffixInMemory(source)
@@ -222,19 +213,18 @@ def index(
     r"""Make the cotar index of a tar archive.
 
     The index finds each regular file and hard link by its name; the last one of equal names counts.
-    Reads uncompressed PAX, GNU and ustar archives. Folders, symbolic links and devices are left out
-    and listed. A file of 4 GiB or more is an error. Nothing is written for a damaged tar.
+    Reads uncompressed PAX, GNU and ustar archives. Other entries are left out and listed. A file of
+    4 GiB or more is an error. Nothing is written for a damaged tar.
 
     \b
-    Examples:
-      caf cotar index tiles.tar
+    Example:
       caf cotar index tiles.tar --embed -o tiles.tar.co
 
     \b
     Exit status:
       0  Success.
       4  The tar is missing or damaged, or the format cannot hold a file of it.
-      5  The server cannot be read.
+      5  The server failed.
       8  The index cannot be written.
     """
     if out is None and "://" in tar:
@@ -266,7 +256,7 @@ def index(
 
 
 def pieces_of(source: FileRanges, start_byte: int, end_byte: int) -> Iterator[Buffer | LocalRange]:
-    """Yield `[start_byte, end_byte)` in pieces; those of a local file are ranges to copy."""
+    """Yield `[start_byte, end_byte)` in pieces; of a local file, as ranges to copy."""
     if not isinstance(source, LocalFile):
         yield from source.stream(start_byte, end_byte, PIECE_BYTES)
         return
@@ -283,7 +273,7 @@ def copy_tar(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> Non
 
 
 def print_left_out(tar_contents: TarFiles) -> None:
-    """Print the numbers of a tar's entries that are not files to stderr."""
+    """Count a tar's entries that are not files on stderr."""
     if tar_contents.left_out:
         counts = [counted(count, kind) for kind, count in tar_contents.left_out.items()]
         note(f"left out, because they are not files: {', '.join(counts)}")
@@ -294,20 +284,19 @@ def list_files(
 ) -> None:
     r"""List the files that an index finds in its tar.
 
-    A line has a file's size in bytes and its name; --json prints `key`, `start_byte` and `end_byte`
-    (exclusive). The index has no names, so all headers of the tar are read; a remote tar is read
-    completely. A note counts the files that the index does not have.
+    Prints each file's size in bytes and name; --json prints `key`, `start_byte` and `end_byte`
+    (exclusive). Names are in the tar's headers, so a remote tar is read completely. A note counts
+    the files that the index lacks.
 
     \b
-    Examples:
-      caf cotar list tiles.tar.co
+    Example:
       caf cotar list tiles.tar --index tiles.tar.index --json
 
     \b
     Exit status:
       0  Success.
       4  The file is missing or damaged, or has no index.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         tar_contents = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
@@ -341,15 +330,14 @@ def cat(
     Takes one to three reads. The file's tar header is compared with the index.
 
     \b
-    Examples:
+    Example:
       caf cotar cat tiles.tar.co 12/4038/2564.pbf > tile.pbf
-      caf cotar cat tiles.tar --index tiles.tar.index 0/0/0.pbf > tile.pbf
 
     \b
     Exit status:
       0  Success.
       4  The archive is missing or damaged, or has no index or no such file.
-      5  The server cannot be read.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         write_bytes(opened.pieces(os.fsencode(name)))
@@ -363,20 +351,19 @@ def verify(
 ) -> None:
     r"""Compare an index with its tar.
 
-    The index must have exactly the files of the tar, with their places and sizes. Reads the tar as
-    `caf cotar list` does. A tar has no checksums of its files, so their bytes are not verified.
+    The index must have exactly the files of the tar, with their places and sizes. A remote tar is
+    read completely. Tars have no checksums of file contents, so these are not verified.
 
     \b
-    Examples:
-      caf cotar verify tiles.tar.co
+    Example:
       caf cotar verify tiles.tar --index tiles.tar.index
 
     \b
     Exit status:
       0  The index matches the tar.
-      1  It does not match, or the tar or the index is damaged.
-      4  There is no such file.
-      5  The server cannot be read.
+      1  They differ, or one is damaged.
+      4  No such file.
+      5  The server failed.
     """
     with open_ranges(file, open_s3) as source:
         try:

@@ -8,11 +8,7 @@ from caf_pipeline.errors import CafError
 
 
 def dagster_command(name: str) -> Callable[..., Any]:
-    """Return a function of `dagster_host` by the name of its entry point.
-
-    Raises:
-        CafError: The installation is older than the source code and lacks the entry point.
-    """
+    """Return a function of `dagster_host` by its entry point. Raises CafError if it is missing."""
     for entry in entry_points(group="caf_pipeline.commands", name=name):
         return cast(Callable[..., Any], entry.load())
     raise CafError(

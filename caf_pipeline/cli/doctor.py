@@ -23,10 +23,10 @@ from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
-"""The holder of the doctor's leases. Other runs show it in 'held by run …'."""
+"""The holder of the doctor's leases, as other runs show it."""
 
 _OWN_STATUS: Final = (3, 6, 7, 8)
-"""Errors with these exit statuses end the command; any other error counts as status 1."""
+"""Errors with these statuses end the command; others count as 1."""
 
 
 _OUTCOMES: Final = {
@@ -49,30 +49,28 @@ def doctor(
 ) -> None:
     r"""Find what crashes left, and repair it.
 
-    Looks for leases of dead runs, unneeded files and reservations in staging, unsettled
-    transactions, and leftovers of killed inventories and plans. It finds unknown chunks on Jackal,
-    rows without a chunk, located chunks that the chain no longer lists, and chunks that no run
-    continues. It also finds stray partitions in Dagster.
+    Finds leases of dead runs, unneeded files and reservations in staging, unsettled transactions,
+    and leftovers of killed inventories and plans. It also finds unknown chunks on Jackal, rows
+    without a chunk, located chunks that the chain no longer lists, chunks that no run continues,
+    and stray partitions in Dagster.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
-    Jackal, and does not ask S3. `caf rebuild --dry-run` lists files of other wallets with this
-    archive's note; the doctor ignores them.
+    Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf
+    rebuild --dry-run` lists them.
 
-    A line is a finding: its kind, the name, what is wrong and what was done. "turn" in JSON says
-    who acts next: "mended" (done), "doctor" (not repaired, or a dry run), "run" (the next `caf
-    run`), "operator" or "nobody".
+    Prints a finding's kind, name, fault and repair. "turn" in JSON says who acts next: "mended"
+    (done), "doctor" (not repaired, or a dry run), "run" (the next `caf run`), "operator" or
+    "nobody".
 
     \b
-    Examples:
-      caf doctor --dry-run
-      caf doctor demo
+    Example:
       caf doctor --json | jq 'select(.turn == "operator")'
 
     \b
     Exit status:
-      0  Nothing is wrong, or everything is repaired or left to the next run.
+      0  Everything is right, repaired or left to the next run.
       1  Something needs an operator, was not repaired, or would be (--dry-run).
-      3  Wrong settings or wallet, or no such source.
+      3  Wrong settings, wallet or source.
       6  The database failed.
       7  The store failed; findings that need it are missing.
       8  A folder cannot be read or changed.
@@ -91,8 +89,6 @@ def doctor(
 
 
 class _Examination:
-    """Prints, repairs and counts findings."""
-
     def __init__(self, *, dry_run: bool, json: bool) -> None:
         self._dry_run = dry_run
         self._json = json
@@ -103,7 +99,7 @@ class _Examination:
     def examine_source(
         self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str
     ) -> None:
-        """Examine a source without asking S3; nothing is registered in the ledger."""
+        """Asks no S3, and registers nothing in the ledger."""
         objects = UnavailableSource("the doctor does not ask S3")
         context = RunContext(
             source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger)
@@ -122,7 +118,6 @@ class _Examination:
                 self._handle(finding)
 
     def examine_partitions(self, settings: Settings, ledger: Ledger, source: str) -> None:
-        """Examine a source's partitions in Dagster."""
         try:
             stray_partitions = dagster_command("stray_partitions")
         except CafError as error:
@@ -132,11 +127,7 @@ class _Examination:
             self._handle(finding)
 
     def close(self) -> None:
-        """Print the number of findings.
-
-        Raises:
-            CafError: Something was not checked or not repaired, or waits for an operator.
-        """
+        """Print the number of findings. Raises CafError if any is not repaired."""
         if not self._json:
             total = sum(self._counts.values())
             counts = [

@@ -35,35 +35,33 @@ def export_references(
 ) -> None:
     r"""Write the URLs and byte ranges of archived objects.
 
-    A reference is the URL of a stored chunk, an offset and a length. With the file, other programs
-    read the objects from the providers, without this software and without the ledger. fsspec's file
-    system `reference` reads FILE.json. FILE.parquet has a row for each object or part of an object,
-    with its SHA-256.
+    Other programs can then read the objects from the stored chunks, without this software and the
+    ledger. fsspec's file system `reference` reads FILE.json. FILE.parquet has a row with the
+    SHA-256 for each object or part.
 
-    FILE.json leaves out objects that are larger than a chunk, and fsspec cannot read keys that end
-    in '/'. Notes on standard error count both.
+    FILE.json leaves out objects larger than a chunk, and fsspec cannot read keys that end in '/'.
+    Notes count both.
 
     Each URL names one provider, which returned an object or a byte of the chunk just now. Write the
     file again when providers change. Readers should compare the SHA-256. FILE is replaced if it
     exists.
 
     \b
-    Examples:
+    Example:
       caf export-references demo packages/ -o packages.json
-      caf export-references demo packages/rich/ -o rich.parquet
 
     \b
     Exit status:
       0   FILE is complete.
-      1   FILE.json lacks objects that are larger than a chunk.
+      1   FILE.json lacks objects larger than a chunk.
       2   FILE ends in neither .json nor .parquet.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   The database failed.
       7   A chunk cannot be read now.
       8   FILE cannot be written.
       9   No provider returns an object of some chunk right.
       11  No archived key begins with PREFIX.
-    After any other status than 0 and 1, FILE is unchanged.
+    After other statuses than 0 and 1, FILE is unchanged.
     """
     if output.suffix not in KINDS:
         raise UsageError(

@@ -1,7 +1,4 @@
-"""Opens the files that commands on files read and write.
-
-Such commands need neither settings nor a database. Both are loaded only for an archived object.
-"""
+"""Opens files for commands. Only an archived object needs settings and a database."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,9 +20,7 @@ def open_s3(address: str) -> FileRanges:
 def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
     """Open a FILE (one word) or an archived object (SOURCE and KEY) for reading in ranges.
 
-    Raises:
-        UsageError: There are more than two words.
-        CafError: The file or object cannot be opened; see `open_ranges` and `retrieval.fetch`.
+    Raises UsageError for more than two words, and like `open_ranges` and `retrieval.fetch`.
     """
     if len(words) > 2:
         raise UsageError(
@@ -50,11 +45,11 @@ def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
 
 @contextmanager
 def replacing(path: Path, *inputs: str) -> Iterator[None]:
-    """Guard the writing of `path`; translate OSErrors inside the context.
+    """Translate OSErrors while `path` is written.
 
     Raises:
         UsageError: `path` exists and is not a regular file, or is one of the inputs.
-        StagingError: The file cannot be written.
+        StagingError: It cannot be written.
     """
     try:
         if path.exists():

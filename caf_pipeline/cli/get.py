@@ -53,20 +53,18 @@ def get(  # noqa: PLR0917 - the command line's options
     r"""Fetch one archived object.
 
     Nothing is written before the whole object is read and its SHA-256 verified. If a provider
-    returns wrong bytes, the next provider is tried. FILE is replaced if it exists; a symbolic link
-    is followed.
+    returns wrong bytes, the next one is tried. FILE is replaced if it exists; a symbolic link is
+    followed.
 
-    Returns the version that S3 had at the last inventory. If it is gone or not archived, returns
-    the newest archived version, with a note on standard error. --as-of returns the archived version
-    that was current at TIME.
+    Returns the version that S3 had at the last inventory, or else the newest archived version, with
+    a note.
 
-    --member extracts one file of a tar archive with a cotar index. If the object is larger than 8
-    MiB, only the index and the file are read. The file is compared with its tar header, because
-    part of an object has no SHA-256.
+    --member extracts one file of a tar archive with a cotar index. Above 8 MiB, only the index and
+    the file are read. The file is compared with its tar header, because part of an object has no
+    SHA-256.
 
     \b
     Examples:
-      caf get demo packages/rich/py.typed -o py.typed
       caf get demo report.csv --as-of 2026-11-21T10:00 -o report.csv
       caf get demo tiles.tar.co --member 12/4038/2564.pbf > tile.pbf
 
@@ -74,7 +72,7 @@ def get(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   FILE cannot be written, or TIME is not a time.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       4   The object has no cotar index or no such file.
       6   The database failed.
       7   The store failed.
@@ -105,7 +103,6 @@ def get(  # noqa: PLR0917 - the command line's options
 
 
 def _not_current(key: str, location: Location) -> str:
-    """Return a warning if the object is not what S3 has, or had at the requested time; else ""."""
     currency = location.currency
     if currency is None or currency.is_current:
         return ""

@@ -1,4 +1,4 @@
-"""`caf jackal`: the wallet and its space, prices, purchases, and the files on the chain."""
+"""`caf jackal`: the wallet, prices, purchases, and the files on the chain."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ DaysOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """An open ledger and Jackal store. `account` is the wallet's name in the ledger."""
+    """`account` is the wallet's name in the ledger."""
 
     ledger: Ledger
     store: JackalStore
@@ -66,11 +66,7 @@ class Network:
 
 @contextmanager
 def opened_network(settings: Settings) -> Iterator[Network]:
-    """Open the ledger and Jackal; close them with the context.
-
-    Raises:
-        SettingsError: Chunks are not kept on Jackal, or its settings are incomplete.
-    """
+    """Yield the open ledger and Jackal."""
     holder = this_process(RUN)
     with (
         opened_ledger(settings) as ledger,
@@ -84,12 +80,11 @@ def wallet(json: JsonOption = False) -> None:
     r"""Show the wallet's coins, space and spending.
 
     Spending is the sum of this ledger's transactions; other programs may use the wallet, too. A
-    purchase counts with the amount that the chain charged. If no node reported it, the list price
-    counts, which is the maximum.
+    purchase counts with the amount charged, or with the list price, which is the maximum, if no
+    node reported it.
 
     \b
-    Examples:
-      caf jackal wallet
+    Example:
       caf jackal wallet --json | jq .plan.free_bytes
 
     \b
@@ -219,9 +214,9 @@ def price(
 ) -> None:
     r"""Show what storing a source or a size would cost.
 
-    Shows the space, its price, the fees, and the free space of the wallet. Every copy counts
-    (jackal.copies). The size of a source is the expected size of its planned chunks. If none is
-    planned, it is the part of the latest inventory that no chunk has.
+    Shows the space, its price, the fees, and the wallet's free space. Every copy counts
+    (jackal.copies). A source's size is the expected size of its planned chunks, or else the part of
+    the latest inventory that no chunk has.
 
     \b
     Examples:
@@ -232,7 +227,7 @@ def price(
     Exit status:
       0   Success.
       2   The argument is not a size.
-      3   Wrong settings or wallet, or no such source.
+      3   Wrong settings, wallet or source.
       6   The database failed.
       7   The chain failed.
       11  The source has no inventory yet.
@@ -284,7 +279,6 @@ def price(
 
 
 def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[int, int]:
-    """Return the bytes and chunks that are not posted, by plans or the latest inventory."""
     registered = source in ledger.lookup.sources()
     if registered and (waiting := ledger.chunks.list(source, NOT_POSTED)):
         sizes = [chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting]
@@ -314,23 +308,22 @@ def buy(
     r"""Buy space, once its price was shown and confirmed.
 
     SIZE is the total space afterwards, for N days from now. It is not added to earlier space: the
-    chain deducts the value of the remaining plan from the price. Every copy of a chunk takes space.
-    An interrupted purchase is settled first, so nothing is bought twice.
+    chain deducts the remaining plan's value from the price. Every copy of a chunk takes space. An
+    interrupted purchase is settled first, so nothing is bought twice.
 
     \b
-    Examples:
+    Example:
       caf jackal buy --bytes 1TB --days 365
-      caf jackal buy --bytes 1000000000 --days 30 --yes
 
     \b
     Exit status:
-      0   The space is bought, now or by an interrupted purchase.
+      0   The space is bought.
       1   You did not confirm.
       2   The size or the time is too small.
-      3   A setting or the wallet is wrong, or the chain may not verify this proof type.
+      3   Wrong settings or wallet, or the chain may not verify this proof type.
       6   The database failed.
       7   The chain failed, the wallet cannot pay, or the spend cap is reached.
-      10  A run is signing a transaction now.
+      10  A run is signing a transaction.
     """
     size_bytes = parse_size(size, decimal=True)
     if size_bytes < LEAST_BYTES:
@@ -392,21 +385,19 @@ def files(
 ) -> None:
     r"""Compare the files that the chain lists with the ledger.
 
-    Covers the files of these archives that this wallet posted, or that other wallets posted for the
-    ledger's chunks. A file is `missing` if the chain does not list a chunk of the ledger, and
-    `foreign` if it is no chunk of the ledger. It is `short` if it has too few copies, and
-    `expiring` if it ends within jackal.warn_days. --json shows every file, and the URLs of its
-    providers.
+    Covers this archive's files that this wallet posted, or that other wallets posted for the
+    ledger's chunks. `missing`: the chain does not list a chunk of the ledger. `foreign`: no chunk
+    of the ledger. `short`: too few copies. `expiring`: ends within jackal.warn_days. --json shows
+    every file, and the URLs of its providers.
 
     \b
-    Examples:
-      caf jackal files
+    Example:
       caf jackal files demo --json | jq 'select(.missing)'
 
     \b
     Exit status:
       0  No file is missing.
-      3  Wrong settings or wallet, or no such source.
+      3  Wrong settings, wallet or source.
       6  The database failed.
       7  A chunk is missing, or the chain failed.
     """
@@ -433,7 +424,6 @@ def files(
 def _compared(
     settings: Settings, ledger: Ledger, source: str, *, with_urls: bool
 ) -> tuple[ChainDiff, Mapping[str, str]]:
-    """Return the differences between chain and ledger, and the URLs of the providers if needed."""
     with opened_run_context(settings, ledger, source) as context:
         store = jackal_of(context)
         warn_period = timedelta(days=settings.jackal.warn_days)

@@ -1,4 +1,4 @@
-"""`caf ls`, `caf find` and `caf du`: archived objects, read from the ledger alone."""
+"""`caf ls`, `caf find` and `caf du`, which read only the ledger."""
 
 import fnmatch
 import re
@@ -75,21 +75,20 @@ def ls(  # noqa: PLR0917 - the command line's options
     Shows one level, as S3 lists with the delimiter '/'. PREFIX is the beginning of keys, not a
     folder: `a` also matches `abc`. Each key stands for the object that `caf get` returns.
 
-    An object is `current` if S3 had it at the last inventory, and `gone` if that inventory no
-    longer listed its key. It is `older` if S3 has other content, which is not archived yet.
+    An object is `current` if S3 had it at the last inventory, `gone` if that inventory no longer
+    listed its key, and `older` if S3 has other content, which is not archived yet.
 
-    --as-of lists, for each key, the archived version that was current at TIME. Its status is then
-    `archived`, `gone` or `older`, by the inventories up to TIME. Changes between two inventories
-    and objects that were never archived are unknown.
+    --as-of lists, for each key, the archived version that was current at TIME, as `archived`,
+    `gone` or `older` by the inventories up to TIME. Changes between two inventories and objects
+    that were never archived are unknown.
 
-    --versions lists every archived version, newest first, with its version id. In a bucket without
-    versions the id is `etag:<ETag>:<size>`.
+    --versions lists every archived version, newest first, with its version id; in a bucket without
+    versions, with `etag:<ETag>:<size>`.
 
     Keys are sorted by their bytes. Control characters and '\' are escaped, except with --json.
 
     \b
     Examples:
-      caf ls demo
       caf ls demo packages/rich/ -l
       caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
@@ -98,7 +97,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   Success.
       2   TIME is not a time, or options exclude each other.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """
@@ -163,13 +162,12 @@ def find(  # noqa: PLR0917 - the command line's options
     Examples:
       caf find demo '*.py' --larger 1MiB
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
-      caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
     \b
     Exit status:
-      0   The search is complete, even if nothing matches.
+      0   The search is complete, even without a match.
       2   PATTERN is empty, SIZE is not a size, or TIME is not a time.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   The database failed.
       11  Nothing of the source is archived.
     """
@@ -213,19 +211,17 @@ def du(  # noqa: PLR0917 - the command line's options
     r"""Sum up archived objects below a prefix.
 
     Prints a line for each next level, and a total. Counts the objects that `caf ls --recursive`
-    lists, with their sizes in S3.
+    lists, by their sizes in S3.
 
     \b
-    Examples:
-      caf du demo
+    Example:
       caf du demo packages/ --json
-      caf du demo --as-of 2026-11-21T10:00
 
     \b
     Exit status:
       0   Success.
       2   TIME is not a time.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   The database failed.
       11  No archived key begins with PREFIX.
     """
@@ -256,14 +252,14 @@ def _opened(source: str) -> Iterator[LocationLookups]:
 
 
 def status_filter(current: bool) -> Callable[[Location], bool]:
-    """Return the filter for the option --current."""
+    """Return the filter for --current."""
     return is_current if current else every
 
 
 def nothing_listed(
     lookup: LocationLookups, source: str, prefix: str, current: bool, as_of: datetime | None = None
 ) -> NotLocated:
-    """Return the error for an empty listing; if the prefix is a key, it explains why."""
+    """Return the error for an empty listing, with a hint if the prefix is a key."""
     if prefix and not current and not as_of and lookup.not_archived(source, prefix):
         return not_located(lookup, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
@@ -279,7 +275,7 @@ def nothing_listed(
 
 
 def read_moment(as_of: str | None, current: bool) -> datetime | None:
-    """Return the time of --as-of; raise UsageError if --current is given, too."""
+    """Return the time of --as-of. Raises UsageError with --current."""
     if as_of is not None and current:
         raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
     return None if as_of is None else parse_time(as_of)

@@ -64,25 +64,23 @@ def search(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Search archived logs that clp-s packed, with clp-s itself.
 
-    Fetches the logs below PREFIX that may have records of the requested period. When a chunk is
-    packed, the ledger records which objects clp-s wrote, and their first and last time. If nothing
-    is recorded, the header of the object is read. Logs without times are always searched.
+    Fetches only the logs below PREFIX that may have records of the period, by their first and last
+    time; logs without times are always searched.
 
-    Each object is fetched to staging, verified by SHA-256, searched and removed; several objects at
-    a time. A match is a line with the key and the record, control characters escaped. Keys are
-    sorted by their bytes. --json prints `key`, `version` and `record`.
+    Objects are fetched to staging, several at a time, and verified by SHA-256.
+    Prints each match's key and record, control characters escaped; keys are sorted by their bytes.
+    --json prints `key`, `version` and `record`.
 
     clp-s compares times to the millisecond. It runs on Linux x86-64: pip install
     yscope-clp-core==0.12.1b0, or the extra `logs`.
 
     \b
-    Examples:
-      caf logs search demo logs/ 'level: ERROR'
+    Example:
       caf logs search demo logs/2026-11 'msg: *timeout*' --from 2026-11-21T10:00 --json
 
     \b
     Exit status:
-      0   The search is complete, even if nothing matches.
+      0   The search is complete, even without a match.
       1   Some objects could not be searched; standard error names them.
       2   QUERY is not a query, or TIME is not a time.
       3   Wrong settings, no such source, or clp-s is not installed.
@@ -124,7 +122,6 @@ def search(  # noqa: PLR0917 - the command line's options
 
 
 def _print_matches(log: SearchedLog, json: bool) -> bool:
-    """Print the matches in an object; return whether the search is complete."""
     row = log.location.row
     if json:
         before = json_text.dumps({"key": row.key, "version": row.object_version})[:-1].encode()

@@ -1,7 +1,4 @@
-"""`caf metrics`: sums from the ledger as OpenMetrics.
-
-No process counts anything, so a crash loses no count.
-"""
+"""`caf metrics`: sums from the ledger as OpenMetrics."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,13 +31,11 @@ def metrics(
 ) -> None:
     r"""Print the numbers of each source as OpenMetrics.
 
-    Includes chunks, objects and bytes by state, skipped objects, copies and suspected chunks. Also
-    the times of the last changes and checks, queue messages, the wallet's space, and a pause. Each
-    number is read from the ledger when it is shown, so it is the same on every machine.
-    deploy/grafana has a dashboard for Prometheus.
+    docs/reference/metrics.md lists the metrics. All come from the ledger, so they are the same on
+    every machine. deploy/grafana has a dashboard for Prometheus.
 
     --serve answers with status 503 while the database is unreachable. Anybody who reaches HOST:PORT
-    can read the names of the sources and these numbers, but nothing else.
+    can read the sources' names and these numbers, but nothing else.
 
     \b
     Examples:
@@ -187,7 +182,7 @@ def families(ledger: Ledger) -> Iterator[Metric]:
 
 
 def _gauge(name: str, description: str, label: str, values: Iterable[tuple[str, _Value]]) -> Metric:
-    """Return a gauge; None has no sample, and times are seconds since 1970."""
+    """None has no sample; times are seconds since 1970."""
     family = GaugeMetricFamily(name, description, labels=[label])
     for label_value, value in values:
         if value is not None:
@@ -197,7 +192,6 @@ def _gauge(name: str, description: str, label: str, values: Iterable[tuple[str, 
 
 
 def _serve(address: str, ledger: Ledger) -> None:
-    """Answer scrapes until interrupted."""
     host, _, port_text = address.rpartition(":")
     host, port = host.strip("[]"), int(port_text) if port_text.isdecimal() else -1
     if not host or not 0 <= port < 1 << 16:

@@ -1,4 +1,4 @@
-"""Opens the ledger for commands that write to it or need more than locations."""
+"""Opens the ledger for commands that write or need more than locations."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,6 +12,6 @@ from caf_pipeline.waits import Announcer, Waits
 
 @contextmanager
 def opened_ledger(settings: Settings) -> Iterator[Ledger]:
-    """Open the ledger; close it with the context."""
+    """Yield the open ledger."""
     with closing(open_ledger(settings, Waits(Announcer(note)))) as ledger:
         yield ledger

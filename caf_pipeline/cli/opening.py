@@ -1,4 +1,4 @@
-"""Opens what a reading command needs: look-ups in the ledger, and a reader of archived chunks."""
+"""Opens look-ups in the ledger, and a reader of archived chunks."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,19 +14,19 @@ from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_lookup, open_reader
 
 RUN: Final = "caf"
-"""The holder of a command's leases. Other runs show it in 'held by run …'."""
+"""The holder of a command's leases, as other runs show it."""
 
 
 @contextmanager
 def opened_lookup(settings: Settings) -> Iterator[Lookup]:
-    """Open look-ups in the ledger; close them with the context."""
+    """Yield look-ups in the ledger."""
     with closing(open_lookup(settings, Waits(Announcer(note)))) as lookup:
         yield lookup
 
 
 @contextmanager
 def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[ChunkReader]:
-    """Open a reader of a source's archived chunks; close it with the context.
+    """Yield a reader of a source's archived chunks.
 
     Raises:
         SettingsError: There is no such source.
@@ -38,18 +38,18 @@ def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[C
 
 
 def known_sources(settings: Settings, lookup: LocationLookups) -> list[str]:
-    """Return the names of all sources in the settings or in the ledger, sorted."""
+    """Return the sources in the settings or the ledger, sorted."""
     return sorted({*lookup.sources(), *settings.sources})
 
 
 def require_source(settings: Settings, lookup: LocationLookups, name: str) -> None:
-    """Raise SettingsError if neither the settings nor the ledger have the source."""
+    """Raise SettingsError for an unknown source."""
     if name not in settings.sources and name not in (recorded := lookup.sources()):
         raise settings.unknown_source(name, recorded)
 
 
 def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> None:
-    """Raise SettingsError for an unknown source, and NotLocated if the ledger has nothing of it."""
+    """Raise SettingsError for an unknown source, NotLocated for an empty one."""
     require_source(settings, lookup, name)
     if name not in lookup.sources():
         raise NotLocated(

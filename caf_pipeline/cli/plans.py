@@ -36,7 +36,7 @@ from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan
 
 SHOWN: Final = 50
-"""Plans of a source, or chunks of a plan, without --json."""
+"""Lines without --json."""
 
 _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK"
 
@@ -62,22 +62,18 @@ def plan(
     Takes an inventory as `caf run` does, and keeps it. Cuts the objects that no chunk has into
     chunks; nothing is planned or claimed.
 
-    Prices are estimates. Requests and egress cost get_price and egress_price; without an
-    endpoint_url, the defaults are AWS's list prices of S3 Standard in us-east-1. The chain is asked
-    for the price of the space. The time is computed from the median rate of the source's last
-    chunks. See docs/explanation/planning.md.
+    Prices are estimates, from get_price, egress_price and the chain; the time is from the source's
+    last chunks. See docs/explanation/planning.md.
 
     \b
-    Examples:
-      caf plan demo
-      caf plan demo --report 2026-11-21
+    Example:
       caf plan demo --json | jq '.chunks, .charged_bytes'
 
     \b
     Exit status:
       0   Success.
       2   Options exclude each other.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       5   The source failed.
       6   The database failed.
       8   The disk of `home` failed.
@@ -122,9 +118,9 @@ def plans(
 ) -> None:
     r"""List plans; show one plan, or one of its chunks.
 
-    PLAN is the name of a plan in the list, or SOURCE-PLAN if two sources have a plan of this name.
-    CHUNK is a chunk's id. The plan's files show what was planned, the ledger the result. If the
-    files are not on this machine, only the ledger is used.
+    PLAN is a plan's name, or SOURCE-PLAN if two sources have a plan of this name. CHUNK is a
+    chunk's id. The plan's files show what was planned, the ledger the result. If these are not on
+    this machine, only the ledger is used.
 
     \b
     Examples:
@@ -137,9 +133,9 @@ def plans(
       0   Success.
       1   Some of the plan's files are missing or damaged.
       2   The arguments have none of the three forms.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   The database failed.
-      11  There is no such plan or chunk.
+      11  No such plan or chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -469,7 +465,6 @@ def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
 
 
 def _key_range(folder: Path, number: int) -> tuple[str, str]:
-    """Return the first and last key of a chunk, read from the plan's files."""
     keys: list[bytes] = []
     for batch in read_chunk_batches(folder, number, ["key"]):
         if batch.num_rows:

@@ -40,27 +40,26 @@ def prove(
     r"""Check the proofs and some bytes of stored chunks.
 
     Checks the store's proofs, and reads pieces back from each copy. Chunks that the chain's lists
-    show as suspicious come first, then those checked longest ago. If no run read these lists in the
-    last hour, they are read first, for all sources. The job prove_SOURCE does the same every hour.
-
-    A chunk is damaged if it has too few copies or wrong bytes; `caf repair` fixes it. It is
-    unanswered if some copies do not answer and the others are right; it is checked first the next
-    time. It is unverified if its copies are right, but the chain does not show enough verified
-    proofs: check it again in the next proof window. Files of up to 20,480 bytes are always
-    unverified.
+    show as suspicious come first, then those checked longest ago. The job prove_SOURCE does the
+    same every hour.
 
     \b
-    Examples:
-      caf prove demo
+    damaged:     too few copies or wrong bytes; `caf repair` fixes it.
+    unanswered:  some copies do not answer, the others are right; checked first next time.
+    unverified:  the copies are right, but the chain shows too few verified proofs.
+                 Check again in the next proof window. Files of up to 20,480 bytes always are.
+
+    \b
+    Example:
       caf prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
     \b
     Exit status:
-      0  All checked chunks are proven, and none is known as damaged or unanswered.
+      0  All checked chunks are proven; none is known as damaged or unanswered.
       1  Some chunks are damaged or unverified.
-      3  Wrong settings, or no such source.
+      3  Wrong settings or source.
       6  The database failed.
-      7  The store failed, or chunks are unanswered and none is damaged or unverified.
+      7  The store failed, or the only faults are unanswered chunks.
     """
     settings = load_settings()
     settings.source(source)
@@ -148,26 +147,25 @@ def repair(
 ) -> None:
     r"""Store damaged chunks again.
 
-    Takes the bytes from staging, from another provider, or packs the chunk again from S3. A chunk
-    that the chain no longer lists is posted again, which takes space once more. A damaged chunk is
+    Takes the bytes from staging or another provider, or packs the chunk again from S3. A chunk that
+    the chain no longer lists is posted again, which takes space once more. A damaged chunk is
     located again only if the chain shows verified proofs of its copies.
 
     \b
-    Examples:
-      caf repair demo
+    Example:
       caf repair demo-1a2b3c4d-00001
 
     \b
     Exit status:
       0   The chunks are repaired, or none is damaged.
       2   The chunk's state does not allow a repair.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       5   The source failed.
       6   The database failed.
       7   The store failed.
       9   All available bytes differ from the archived ones.
       10  A run works on the chunk.
-      11  There is no such chunk.
+      11  No such chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:

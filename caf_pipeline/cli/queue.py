@@ -27,19 +27,17 @@ def queue(
 ) -> None:
     r"""Show messages of a source's queue that are not events.
 
-    Messages that are not events of the source's bucket are moved from the queue to the ledger, so
-    that they block nothing. Valid events in such a message were processed. Fix the sender, then
-    delete the messages with --remove; nothing else needs them.
+    They are moved from the queue to the ledger, so that they block nothing. Valid events in them
+    were processed. Fix the sender, then delete the messages with --remove; nothing else needs them.
 
     \b
-    Examples:
-      caf queue photos
+    Example:
       caf queue photos --remove --json >> set-apart.jsonl
 
     \b
     Exit status:
       0  Success.
-      3  Wrong settings, or no such source.
+      3  Wrong settings or source.
       6  The database failed.
     """
     settings = load_settings()

@@ -48,29 +48,27 @@ def rebuild(
 ) -> None:
     r"""Restore a lost ledger from the stored chunks.
 
-    Reads ranges of the files that the store lists. Needs the settings of the sources and the
-    wallet, or --owner with its address; S3 is not needed. Reports each listed file: restored, known
-    to the ledger, or the reason why it is left out. The command can be repeated, and never changes
-    what the ledger already has.
+    Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
+    Reports each file: restored, known, or why it is left out. You can repeat the command; it never
+    changes what the ledger already has.
 
     A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
-    differ is restored only with --whole, which detects the wrong copies.
+    differ is restored only with --whole.
 
     Objects of files that are left out would be archived and paid again. So nothing of the source is
     planned until a rebuild is complete, or you run `caf run NAME --new-archive`. Before the first
     run, wait jackal.timeout_blocks blocks: a transaction of the lost ledger may still be included.
 
     \b
-    Examples:
-      caf rebuild --dry-run
+    Example:
       caf rebuild demo --owner jkl1…
 
     \b
     Exit status:
       0   All listed files are in the ledger.
-      1   Some files are left out; the reasons are printed.
+      1   Some files are left out.
       2   ADDRESS is not an address.
-      3   Wrong settings or wallet, or no such source.
+      3   Wrong settings, wallet or source.
       6   The database failed.
       7   The store failed.
       8   The staging folder failed.
@@ -122,7 +120,6 @@ def _rebuild(
     dry_run: bool,
     json: bool,
 ) -> Counter[FileKind]:
-    """Rebuild one source; return the number of its files by kind."""
     objects = UnavailableSource("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0

@@ -1,8 +1,6 @@
 """Generates docs/reference/cli.md from the help of the commands.
 
-Usage: `python -m caf_pipeline.cli.reference FILE`.
-
-A test compares the page with the help.
+Usage: `python -m caf_pipeline.cli.reference FILE`. A test compares both.
 """
 
 import sys
@@ -53,7 +51,6 @@ hint, and an exit status:
 
 
 def _commands(app: Typer) -> Iterator[list[str]]:
-    """Yield the words of each command; a group comes before its commands."""
     for command in app.registered_commands:
         yield [command.name or ""]
     for group in app.registered_groups:

@@ -20,17 +20,15 @@ def remove(
 ) -> int:
     r"""Remove a source that has no stored chunk.
 
-    After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name for the right
-    address. The command shows what it removes, and asks for a confirmation. It removes plans,
-    chunks that were not posted, snapshots, staged files, and the partitions in Dagster. It changes
-    nothing in the bucket and nothing in the store. It refuses to remove a source if one of the
-    source's chunks is or may be stored.
+    After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name. The command
+    shows what it removes, and asks first. It removes plans, chunks that were not posted, snapshots,
+    staged files, and the partitions in Dagster, but nothing in the bucket or the store. It refuses
+    if a chunk is or may be stored.
 
-    If the command is interrupted, repeat it: it removes the rest.
+    If it is interrupted, repeat it.
 
     \b
-    Examples:
-      caf remove demo
+    Example:
       caf remove demo --yes
 
     \b
@@ -38,7 +36,7 @@ def remove(
       0   Success.
       1   You did not confirm.
       2   There is no terminal to ask on; use --yes.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
       8   A file cannot be removed.
       10  A run works on the source.

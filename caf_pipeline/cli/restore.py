@@ -30,7 +30,7 @@ from caf_pipeline.waits import Announcer, Waits
 
 
 class RestoredVersions(StrEnum):
-    """Versions of a key to restore."""
+    """Which versions to restore."""
 
     CURRENT = "current"
     ALL = "all"
@@ -70,37 +70,33 @@ def restore(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Write archived objects to a folder or a bucket.
 
-    Restores the objects that `caf ls --recursive` lists. Each file or object appears when it is
-    complete and its SHA-256 is verified. Equal ones are kept, so you can repeat an interrupted
-    restore. Different ones are replaced only with --force. A note counts the objects below PREFIX
-    that are not archived.
+    Restores the objects that `caf ls --recursive` lists, and counts those below PREFIX that are not
+    archived. Each appears when it is complete and its SHA-256 is verified. Equal ones are kept, so
+    you can repeat an interrupted restore. Different ones are replaced only with --force.
 
     In a folder, the key is the path, and LastModified is the file's time. Nothing is written
     outside of the folder, and no symbolic link in it is followed. A part of a key that cannot be a
-    file name is written as a name that begins with .caf~ or .caf+ (docs/how-to/restore.md). Content
-    type and user metadata are not kept in files.
+    file name gets a name that begins with .caf~ or .caf+ (docs/how-to/restore.md). Files keep no
+    content type and user metadata.
 
     --versions all writes the version that `caf get` returns to KEY, and older versions to
-    KEY~caf-v-VERSION, or with the ETag for VERSION. A further ~ is added if an archived key has
-    that name. --as-of restores the versions that were current at TIME.
+    KEY~caf-v-VERSION, or with the ETag for VERSION. If an archived key has that name, a further ~
+    is added.
 
-    In a bucket, the key is PREFIX/ and the archived key. Content type, other headers and user
-    metadata are restored, and compared, too; LastModified is the time of the restore. Objects of
-    adopted files have no headers; a note counts them. Credentials, region and server are configured
-    as for the AWS tools.
+    In a bucket, the key is PREFIX/ and the archived key. Headers and user metadata are restored and
+    compared, too, except of adopted files, which have none; a note counts these. LastModified is
+    the time of the restore. Credentials, region and server are those of the AWS tools.
 
     \b
     Examples:
-      caf restore demo packages/ /srv/restored
-      caf restore demo /srv/restored --dry-run
       caf restore demo /srv/restored --versions all
       caf restore demo packages/ s3://other-bucket/restored --endpoint-url https://s3.example.com
 
     \b
     Exit status:
       0   Success.
-      1   Some files or objects are different, or cannot be written.
-      3   Wrong settings, or no such source.
+      1   Some are different, or cannot be written.
+      3   Wrong settings or source.
       5   The bucket is missing, refuses access or cannot be reached.
       6   The database failed.
       7   Some object could not be read.
@@ -172,7 +168,6 @@ def restore(  # noqa: PLR0917 - the command line's options
 
 
 def _destination(lookup: LocationLookups, source: str, where: list[str]) -> str:
-    """Return DEST; raise UsageError if it is more likely a PREFIX without DEST."""
     only = where[0] if len(where) == 1 else ""
     if (
         only.endswith("/")

@@ -46,26 +46,24 @@ def run(  # noqa: PLR0917 - the command line's options
 ) -> int:
     r"""Take an inventory, plan what is new, and archive it.
 
-    Runs Dagster jobs in this process; the UI shows them. The command also finishes what an earlier
-    run left unfinished. It reports what it waits for, and its progress. If a chunk fails, the
-    others continue; after the same permanent error on three chunks, no more chunks are tried. After
-    Ctrl-C, repeat the command to continue.
+    Runs Dagster jobs in this process; the UI shows them. Also finishes what earlier runs left
+    unfinished. If a chunk fails, the others continue; after the same permanent error on three
+    chunks, no more are tried. After Ctrl-C, repeat the command to continue.
 
-    If the ledger has nothing of a source, the store is searched first. If it lists files that may
-    hold the source's objects, nothing is planned: `caf rebuild` restores them to the ledger. With
-    --new-archive, these files count as other archives, and all of SOURCE is archived.
+    If the ledger has nothing of a source, the store is searched first. If it may hold the source's
+    objects, nothing is planned: `caf rebuild` restores them to the ledger. With --new-archive, all
+    of SOURCE is archived anyway.
 
     With N workers, N - 1 chunks are packed while another is uploaded. Each has a process and its
     space in staging; without space for two, chunks are archived one by one. The default is 2, or 1
-    if the chunks are small.
+    for small chunks.
 
-    A source with the setting `inventory` is not listed: its newest complete S3 Inventory report is
-    used. --report selects the report of another day; --list lists the bucket.
+    For a source with the setting `inventory`, the newest complete S3 Inventory report replaces the
+    listing.
 
     \b
     Examples:
       caf run demo
-      caf run demo --new-archive
       caf run --json | jq '.sources[] | select(.exit_status != 0)'
 
     \b
@@ -74,17 +72,17 @@ def run(  # noqa: PLR0917 - the command line's options
       12  Chunks failed.
       13  Other live runs hold the missing chunks.
       14  Objects must be tried again: skipped for now, claimed or not planned.
-      15  Some objects wait for min_chunk_size or max_wait; all others are located.
-      18  All objects are located, but chunks are damaged: run `caf repair`.
+      15  Objects wait for min_chunk_size or max_wait; all others are located.
+      18  All are located, but chunks are damaged: run `caf repair`.
       19  The inventory is empty, and the source never had an object.
 
     \b
     Before any chunk is tried, or if nothing can continue:
       1   An inventory or a plan failed.
-      3   Wrong settings, or no such source.
+      3   Wrong settings or source.
       5   The source failed.
       6   The database failed.
-      7   The store failed, or it may have the source already.
+      7   The store failed, or may have the source already.
       8   The disk of `home` failed.
       9   A plan or an inventory is damaged.
     """

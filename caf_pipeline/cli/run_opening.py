@@ -1,4 +1,4 @@
-"""Opens what a command on chunks needs: the run context of a source, or the store."""
+"""Opens the run context of a source, or the store."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +17,7 @@ from caf_pipeline.waits import Announcer, Waits
 
 @contextmanager
 def opened_store(settings: Settings, ledger: Ledger) -> Iterator[ChunkStore]:
-    """Open the configured store; close it with the context."""
+    """Yield the configured store."""
     holder = this_process(RUN)
     with closing(open_store(settings, ledger, holder, Waits(Announcer(note)))) as store:
         yield store
@@ -32,7 +32,7 @@ def opened_run_context(
     *,
     register: bool = True,
 ) -> Iterator[RunContext]:
-    """Open the run context of a source; close it with the context.
+    """Yield the run context of a source.
 
     `objects` are by default those in S3. With `register`, the ledger records the source.
     """

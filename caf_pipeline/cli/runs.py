@@ -22,18 +22,15 @@ def runs(
 ) -> int:
     r"""Show current runs and how the last ones ended.
 
-    A line has the run's id, chunk or job, status and time. It also has the chunk's state in the
-    ledger, and the result of the run or what it waits for. Runs whose process is dead are marked;
-    the daemon ends them. Newest runs come first, whether started by the UI, by `caf run` or by a
-    backfill.
+    A line has the run's id, chunk or job, status and time, the chunk's state in the ledger, and the
+    result of the run or what it waits for. Runs whose process is dead are marked; the daemon ends
+    them. Newest come first.
 
-    Shows at most 1,000 current runs. For SOURCE, searches the latest 20,000 runs. Needs Dagster's
+    Shows at most 1,000 current runs. For SOURCE, searches the latest 20,000. Needs Dagster's
     storage and the ledger, but no daemon.
 
     \b
-    Examples:
-      caf runs
-      caf runs demo --last 5
+    Example:
       caf runs --json | jq 'select(.status == "failure") | .result'
 
     \b

@@ -101,53 +101,51 @@ def safe_to_delete(
     - One of these copies returned all bytes of the chunk once.
       The Merkle root and each object's SHA-256 were right.
     - The chunk's manifest and the ledger agree on the object.
-    - A fresh inventory still lists it with the same version id, or the same ETag,
-      size and LastModified.
+    - A fresh inventory lists it with the same version id, or ETag, size and LastModified.
 
     The first run downloads every chunk once. You can stop it; the next run continues.
 
-    If only LastModified is newer, a HEAD request compares S3's full-object checksum, the headers
-    and the user metadata with the archive. The object is not safe if anything differs or S3 has no
-    comparable checksum. The headers are Content-Type, -Encoding, -Language, -Disposition,
-    Cache-Control and Expires. Tags, ACLs and object lock are not archived.
+    If only LastModified is newer, a HEAD request compares S3's full-object checksum, Content-Type,
+    -Encoding, -Language, -Disposition, Cache-Control, Expires and the user metadata with the
+    archive. The object is safe only if S3 has this checksum and all are equal. Tags, ACLs and
+    object lock are not archived.
 
     A window counts if the chain shows a verified proof of the provider. Unless the proof watch
     checks each chunk in each window, run this command in two consecutive windows; it prints when
-    the next one begins. The chain shows no proofs of files of up to 20,480 bytes: each copy is read
+    the next one begins. Files of up to 20,480 bytes have no proofs on the chain: each copy is read
     in two windows instead.
 
-    Safe objects may be lost later. Anybody can post a chunk's Merkle root, let a provider claim it
-    and delete the post: the provider then removes the bytes. Our post stays listed until its next
-    missed proof. The proof watch finds this, and a repair restores the chunk from staging, another
-    copy or S3. After the deletion in S3, other copies are all that is left.
+    Safe objects may be lost later: a stranger can make a provider remove its bytes
+    (docs/explanation/jackal.md). The proof watch finds this at the next missed proof, and a repair
+    restores the chunk from staging, another copy or S3. After the deletion in S3, other copies are
+    all that is left.
 
     FILE is a manifest for S3 Batch Operations: lines of bucket,key or bucket,key,version id with
-    percent-encoded keys. It appears when it is complete. If nothing is safe, an older FILE is
-    removed; after an error it is unchanged.
+    percent-encoded keys. If nothing is safe, an older FILE is removed; after an error it is
+    unchanged.
 
-    S3 Batch Operations cannot delete. Let it invoke a Lambda function that decodes each key and
-    deletes the object by its version id, or let it tag objects for a lifecycle rule. Run this
-    command right before: without a version id, or with "null", a key that was written again would
-    be deleted with its new bytes. In a bucket with versions, deleting a current version by its id
-    restores the one before it, and deleting without an id frees nothing.
+    To delete what is listed, follow docs/how-to/delete-from-s3.md.
+    Run this command right before:
+    without a version id, or with "null", a key that was written again would be deleted with its new
+    bytes. In a bucket with versions, deleting a current version by its id restores the one before
+    it, and deleting without an id frees nothing.
 
-    Older versions are listed only with versions = "all", each by its id. Delete markers are never
-    listed. The command counts both.
+    Older versions are listed only with versions = "all", each by its id; delete markers never. The
+    command counts both.
 
     \b
     Examples:
-      caf safe-to-delete demo
       caf safe-to-delete demo -o list.csv --report not-yet.parquet
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
     \b
     Exit status:
-      0   All objects of the source in S3 are safe and listed, or it has none.
+      0   All objects in S3 are safe and listed, or there are none.
       1   Some are not safe yet; the others are listed.
       2   FILE is not a regular file, or is also the report.
       3   Wrong settings, no such source, or the store has no proofs.
       5   The source failed.
-      6   The database failed, or a chunk changed meanwhile.
+      6   The database failed, or a chunk changed.
       7   The store failed.
       8   There is no room.
       9   The numbers of objects do not add up.

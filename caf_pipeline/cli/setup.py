@@ -20,18 +20,15 @@ def setup(
 ) -> int:
     r"""Prepare DAGSTER_HOME and the limits of Dagster's pools.
 
-    Makes DAGSTER_HOME with links to the dagster.yaml and workspace.yaml of this software. Limits
-    how many steps pack (pool s3) and upload (pool jackal_uploads) at a time. Prints the reasons:
-    cores, memory, staging and bandwidth. Existing limits and a dagster.yaml of your own stay. The
-    last line is the command that opens the Dagster UI.
+    Makes DAGSTER_HOME with links to this software's dagster.yaml and workspace.yaml. Limits how
+    many steps pack (pool s3) and upload (pool jackal_uploads) at a time, and prints why. Existing
+    limits and your own dagster.yaml stay. The last line is the command that opens the Dagster UI.
 
-    The command is optional: without it, four steps share each pool. It can be repeated; current
-    runs use new limits immediately.
+    Optional: without it, four steps share each pool. It can be repeated; current runs use new
+    limits immediately.
 
     \b
-    Examples:
-      caf setup --dry-run
-      caf setup
+    Example:
       caf setup --reset          # after memory, cores or staging changed
 
     \b

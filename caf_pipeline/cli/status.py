@@ -46,24 +46,23 @@ def status(
     r"""Show sources and chunks as the ledger has them.
 
     Located objects are current, gone from S3, or older than the content in S3, by the last complete
-    inventory that was planned. Also shows what this inventory left out by filters, its older
-    versions and delete markers, and what live runs wait for. Works without S3 and the store. --json
-    prints lines {"source": …} and {"chunk": …}.
+    inventory that was planned. Also shows what it left out by filters, its older versions and
+    delete markers, and what live runs wait for. Needs neither S3 nor the store. --json prints lines
+    {"source": …} and {"chunk": …}.
 
-    --watch shows how many chunks, bytes and objects are located, the rate, and the remaining time.
-    The rate covers the chunks located in the last hour; it needs two of them. On a terminal, lines
-    are replaced; otherwise each update prints a line, or a JSON object, for each source.
+    --watch shows located chunks, bytes and objects, the rate, and the remaining time. The rate
+    covers the last hour, and needs two located chunks. Without a terminal, each update prints a
+    line, or a JSON object, for each source.
 
     \b
     Examples:
-      caf status
       caf status demo --json | jq 'select(.state == "parked")'
       caf status demo --watch --interval 60 >> progress.log
 
     \b
     Exit status:
       0  Success.
-      3  Wrong settings, or no such source.
+      3  Wrong settings or source.
       6  The database failed.
       130, 143, 129: --watch was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
@@ -235,7 +234,6 @@ def _print_status(
 
 
 def _objects(chunk: Chunk) -> int:
-    """Return the number of archived objects, or of planned objects if the chunk is not sealed."""
     return chunk.member_count if chunk.was_sealed else chunk.object_count
 
 

@@ -1,4 +1,4 @@
-"""Helpers of all commands: options, parsing, formatting, notes, JSON lines and progress bars."""
+"""Options, parsing, formatting, notes, JSON lines and progress bars."""
 
 import inspect
 import json
@@ -43,14 +43,14 @@ _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 
 
 def parse_path(text: str | Path) -> Path:
-    """Parse a path; raise UsageError if it is empty, as from an unset shell variable."""
+    """Parse a path. Raises UsageError if it is empty, as from an unset variable."""
     if text == "":
         raise UsageError("A path is empty.", hint="'.' is the working folder.")
     return Path(text)
 
 
 def parse_report(text: str) -> str:
-    """Return the date of a report; raise UsageError if it is empty."""
+    """Return a report's date. Raises UsageError if it is empty."""
     if not text:
         raise UsageError("--report is empty.", hint="Leave it out for the newest report.")
     return text
@@ -68,9 +68,9 @@ ReportOption = Annotated[
 
 
 def parse_size(text: str, *, decimal: bool = False) -> int:
-    """Return the bytes of `30GiB`, `64MiB` or `1000000`; raise UsageError for anything else.
+    """Return the bytes of `30GiB`, `64MiB` or `1000000`, or raise UsageError.
 
-    With `decimal`, `1GB` (10⁹ bytes) is a size, too: storage is sold in such units.
+    With `decimal`, also of `1GB` (10⁹ bytes): storage is sold in such units.
     """
     units = _UNITS | _DECIMAL_UNITS if decimal else _UNITS
     match = _SIZE.fullmatch(text.strip())
@@ -84,7 +84,7 @@ def parse_size(text: str, *, decimal: bool = False) -> int:
 
 
 def parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 date or time; UTC unless it names a zone."""
+    """Parse an ISO 8601 date or time, in UTC unless it names a zone."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -115,7 +115,7 @@ def printable(text: str) -> str:
 
 
 def help_of(command: Callable[..., object]) -> str:
-    r"""Return a command's docstring; a line of `\b` keeps the line breaks of the next paragraph."""
+    r"""Return a docstring; `\b` keeps the next paragraph's line breaks."""
     return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
 
 
@@ -137,10 +137,10 @@ def note(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool, otherwise: str) -> None:
-    """Ask a question on the terminal, unless `yes`; if the answer is no, exit with status 1.
+    """Ask on the terminal, unless `yes`; "no" exits with status 1.
 
     Raises:
-        UsageError: There is no terminal to ask on.
+        UsageError: There is no terminal.
     """
     if yes:
         return
@@ -156,9 +156,9 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
 
 @contextmanager
 def object_progress(title: str) -> Iterator[Callable[[int], None]]:
-    """Show progress over objects: a bar on a terminal, otherwise a line on stderr every minute.
+    """Show a bar on a terminal, otherwise a line on stderr every minute.
 
-    Yields a function to call with the bytes of each finished object.
+    Yields a function to call with each finished object's bytes.
     """
     if sys.stderr.isatty():
         with progress(title, None) as advance_bar:
@@ -185,7 +185,7 @@ def object_progress(title: str) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar if stderr is a terminal and the work is large or of unknown size (None).
+    """Show a bar if stderr is a terminal and the work is large or of unknown size (None).
 
     Yields a function to call with the number of bytes done.
     """

@@ -19,15 +19,13 @@ from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import Settings
 
 _SHOWN: Final = frozenset({*UNDER_WAY, *IN_GOOD_STANDING, ChunkState.PARKED})
-"""States of chunks that count. The objects of abandoned chunks are in other chunks."""
+"""The objects of abandoned chunks are in other chunks."""
 
 _NOTHING: Final = "nothing is planned yet"
 
 
 def watch(settings: Settings, source: str | None, *, interval: float, json: bool) -> NoReturn:
-    """Print the progress of one source, or of all, every `interval` seconds, until interrupted.
-
-    A database that fails after it was opened is reported and asked again.
+    """Print progress every `interval` seconds until interrupted, even if the database fails later.
 
     Raises:
         SettingsError: There is no such source.
@@ -47,7 +45,6 @@ def watch(settings: Settings, source: str | None, *, interval: float, json: bool
 
 @contextmanager
 def _printer(json: bool) -> Iterator[Callable[[Sequence[SourceProgress]], None]]:
-    """Yield a function that prints JSON lines, replaces lines on a terminal, or prints lines."""
     if json:
         yield _print_json
     elif not sys.stdout.isatty():

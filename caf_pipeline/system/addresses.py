@@ -1,8 +1,8 @@
 """Which IP addresses are public.
 
-A host name from a stranger may resolve to any address. Servers on this machine or its network often
-trust their clients. Source: IANA's IPv4 and IPv6 Special-Purpose Address Registries; RFC 6890, 6052
-(NAT64), 3056 (6to4).
+A stranger's host name may resolve to any address, and local servers often trust their clients.
+Source: IANA's IPv4 and IPv6 Special-Purpose Address Registries; RFC 6890, 6052 (NAT64), 3056
+(6to4).
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ _NOT_PUBLIC_4: Final = tuple(
     )
 )
 _GLOBAL_6: Final = IPv6Network("2000::/3")
-"""All allocated global unicast. Loopback, link-local, unique-local and multicast are outside."""
+"""All allocated global unicast; nothing local or multicast."""
 
 _NOT_PUBLIC_6: Final = tuple(
     IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20")
@@ -42,8 +42,8 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 def is_public(address: str) -> bool:
     """Return whether a numeric address is public.
 
-    An IPv6 address that represents an IPv4 address (mapped, NAT64, 6to4) is judged by the IPv4
-    address. Host names and addresses with a zone (`fe80::1%eth0`) are not public.
+    An IPv6 address that represents an IPv4 address (mapped, NAT64, 6to4) is judged by the latter.
+    Host names and addresses with a zone (`fe80::1%eth0`) are not public.
     """
     try:
         parsed = ipaddress.ip_address(address)

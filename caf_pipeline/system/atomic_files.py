@@ -23,8 +23,7 @@ from typing_extensions import Buffer
 WRITE_BYTES: Final = 128 * 1024
 """Bytes of one write.
 
-For a write of 1 MiB, Linux allocates large folios, which took two to three times as long (6.18,
-ext4).
+Linux allocates large folios for 1 MiB, which took two to three times as long (6.18, ext4).
 """
 
 
@@ -33,7 +32,6 @@ BEGIN_BYTES: Final = 32 << 20  # 0.1 s of a fast disk
 BLOCK_BYTES: Final = 2 << 20  # 1 MiB and 4 MiB were as fast
 
 PRIVATE: Final = 0o600
-"""Mode of a temporary file that will replace another file."""
 
 
 class PiecewiseFile(io.FileIO):
@@ -43,16 +41,12 @@ class PiecewiseFile(io.FileIO):
     _begun_byte = 0
 
     def write(self, data: Buffer) -> int:
-        """Write at most WRITE_BYTES. Returns the number of bytes."""
         written = super().write(memoryview(data)[:WRITE_BYTES])
         self.begin_writing_back(self.tell())
         return written
 
     def begin_writing_back(self, end_byte: int) -> None:
-        """Let the kernel start to write bytes before `end_byte`, if there are enough of them.
-
-        Otherwise the final fsync would wait for all of them.
-        """
+        """Start to write what is before `end_byte`: the final fsync would wait for all of it."""
         size_bytes = end_byte - self._begun_byte
         can_advise = hasattr(os, "posix_fadvise")  # not on macOS
         if self.begins_early and size_bytes >= BEGIN_BYTES and can_advise:
@@ -62,11 +56,10 @@ class PiecewiseFile(io.FileIO):
 
 
 class DirectFile(PiecewiseFile):
-    """A file that bypasses the page cache, for large data that is not read soon.
+    """A file that bypasses the page cache, if possible, for large data that is not read soon.
 
     Copying through the cache takes more CPU time than SHA-256. Up to BLOCK_BYTES stay in memory
-    until more data follows or the file is flushed. If the file system does not support direct
-    writes, the usual ones are used. Source: open(2) on O_DIRECT, which needs aligned memory and
+    until more data follows or a flush. Source: open(2) on O_DIRECT, which needs aligned memory and
     offsets.
     """
 
@@ -90,31 +83,24 @@ class DirectFile(PiecewiseFile):
         return taken
 
     def flush(self) -> None:
-        """Write the bytes in memory."""
         held, self._held = memoryview(self._block)[: self._held], 0
         written = self._write_directly(held) if len(held) == BLOCK_BYTES else 0
         while written < len(held):
             written += super().write(held[written:])
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Flush, then move."""
         self.flush()
         return super().seek(offset, whence)
 
     def tell(self) -> int:
-        """Return the position, including the bytes in memory."""
         return super().tell() + self._held
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Flush, then cut the file."""
         self.flush()
         return super().truncate(size)
 
     def _write_directly(self, block: memoryview) -> int:
-        """Return the number of bytes written directly.
-
-        0 if the file system refuses, or the offset is not aligned.
-        """
+        """Return 0 if the file system refuses, or the offset is not aligned."""
         flags = fcntl.fcntl(self, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))  # macOS has none
@@ -131,9 +117,8 @@ class WholeFile:
     """A file under a temporary name, which appears at `path` complete and durable, or not at all.
 
     If it is not `durable`, this holds for a crash of the process, but not of the machine. A file
-    that replaces another gets its permissions; until then only the owner can access it. `direct`
-    selects DirectFile. As a context manager, it publishes the file unless there is an error. The
-    temporary file is always removed.
+    that replaces another gets its permissions; until then only the owner can access it. The context
+    manager publishes it unless there is an error.
     """
 
     def __init__(
@@ -144,11 +129,6 @@ class WholeFile:
         durable: bool = True,
         direct: bool = False,
     ) -> None:
-        """Open the temporary file.
-
-        Raises:
-            OSError: The folder is not writable, or `path` is a special file.
-        """
         if path.exists() and not (path.is_file() or path.is_dir()):  # root may replace /dev/null
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         self.path = path
@@ -176,7 +156,7 @@ class WholeFile:
             self.file.close()
 
     def publish(self) -> None:
-        """Seal the file and move it to `path`, replacing an older file."""
+        """Seal the file and move it to `path`, replacing an older one."""
         self.seal()
         if self._is_durable:
             rename_durably(self.temporary, self.path)
@@ -185,7 +165,7 @@ class WholeFile:
         self._removal.detach()
 
     def abort(self) -> None:
-        """Remove the temporary file. No effect after `publish`."""
+        """No effect after `publish`."""
         # The last flush fails on a full disk, too; its bytes are removed anyway.
         with contextlib.suppress(OSError):
             self.file.close()
@@ -216,8 +196,8 @@ def _remove(path: Path) -> None:
 def give_rights(old: os.stat_result, file: int | str, folder: int | None = None) -> None:
     """Give a new file the owner, group and mode of the file that it replaces.
 
-    If the owner or group cannot be set, the new file is accessible to fewer users. `folder` is the
-    open folder that `file` is relative to.
+    If the owner or group cannot be set, fewer users can access the file. `file` is relative to the
+    open `folder`.
     """
     with contextlib.suppress(OSError):
         os.chown(file, old.st_uid, old.st_gid, dir_fd=folder)
@@ -248,7 +228,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[int]:
-    """Return a descriptor of a folder while the context lasts."""
+    """Return a folder's descriptor while the context lasts."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor

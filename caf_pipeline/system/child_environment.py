@@ -1,7 +1,6 @@
-"""The environment of child processes: listed variables, and only the secrets that a child needs.
+"""The environment of child processes, with only the secrets that a child needs.
 
-By default a child inherits its parent's whole environment, which its user can read while it runs.
-Postgres, for example, does not need the wallet's words.
+By default a child inherits its parent's whole environment, which its user can read.
 """
 
 import os
@@ -17,12 +16,12 @@ class Need(Flag):
     Attributes:
         NOTHING: Programs that know nothing about this archive, e.g. Postgres.
         SETTINGS: Our settings and Dagster's, without secrets.
-        NETWORK: Proxies, whose URLs may contain passwords, and certificates.
+        NETWORK: Certificates, and proxies, whose URLs may contain passwords.
         S3: Keys, regions and endpoints of AWS's tools, and the sources' keys.
         WALLET: The wallet's words.
-        LEDGER: The URL of the ledger.
+        LEDGER: The ledger's URL.
         STORAGE: The URL of Dagster's storage.
-        POSTGRES: Variables of libpq with its password, for the ledger or Dagster's storage.
+        POSTGRES: Variables of libpq with its password.
         ALERTS: Where alerts are sent, with credentials.
     """
 
@@ -70,7 +69,7 @@ _SECRETS: Final = {
 
 
 def child_environment(needs: Need = Need.NOTHING) -> dict[str, str]:
-    """Return the variables that a child needs. Unlisted variables are never included."""
+    """Return the variables that a child needs, and no others."""
     needed = {name: _need_of(name, value) for name, value in os.environ.items()}
     return {
         name: os.environ[name]

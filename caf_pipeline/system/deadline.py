@@ -1,8 +1,8 @@
 """One deadline for several requests, whose own timeouts may add up to hours.
 
-A thread that waits for a server cannot be stopped. So each request runs in its own thread, which is
-abandoned at the deadline, and ends at the request's own timeout. Until then that server gets no
-further request. Otherwise a silent server would fill the process with threads.
+Each request runs in its own thread, which is abandoned at the deadline and ends at the request's
+own timeout. Until then that server gets no further request: a silent server would fill the process
+with threads.
 """
 
 import threading
@@ -18,7 +18,7 @@ class Overdue(Exception):
 
 
 class Deadline:
-    """A number of seconds from now, for all requests together."""
+    """A time limit for all requests together."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -31,15 +31,12 @@ class Deadline:
     def ask(
         self, whom: str, question: Callable[[], T], *, late: Callable[[], None] = lambda: None
     ) -> T:
-        """Return or raise the outcome of a request.
+        """Return or raise the outcome of `question`. Errors name the server `whom`.
 
-        Args:
-            whom: The server, as errors name it.
-            question: The request. It runs in another thread, and is abandoned at the deadline.
-            late: Called in that thread if the request ends after the deadline, to free resources.
+        If the request ends after the deadline, its thread calls `late` to free resources.
 
         Raises:
-            Overdue: There is no answer in time, or an earlier request is still waiting.
+            Overdue: There is no answer in time, or an earlier request still waits.
         """
         overdue = f"overdue: {whom}"
         if any(thread.name == overdue for thread in threading.enumerate()):
@@ -66,7 +63,7 @@ class Deadline:
 
 
 def _answer(question: Callable[[], T]) -> Callable[[], T]:
-    """Run a request. Returns a function that returns or raises its outcome."""
+    """Return a function that returns or raises a request's outcome."""
     try:
         result = question()
     except BaseException as error:  # noqa: BLE001 - raised in the caller's thread

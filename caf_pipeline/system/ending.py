@@ -1,7 +1,4 @@
-"""SIGTERM and SIGHUP end a command like Ctrl-C does.
-
-For example, the embedded Postgres is stopped if no other process uses it.
-"""
+"""SIGTERM and SIGHUP end a command like Ctrl-C does, so that an unused embedded Postgres stops."""
 
 import contextlib
 import os
@@ -16,7 +13,7 @@ _received: list[int] = []
 
 
 def end_in_order() -> None:
-    """Make these signals interrupt the process. Ignored signals (as by nohup) stay ignored."""
+    """Interrupt the process at these signals. Ignored ones (as by nohup) stay ignored."""
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
@@ -33,7 +30,7 @@ def interrupted_status() -> int:
 
 
 def ignore_further() -> None:
-    """Ignore these signals from now on, so that they do not interrupt the shutdown."""
+    """Ignore these signals, so that they do not interrupt the shutdown."""
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,7 +1,6 @@
 """Writes members below a folder, and never outside of it.
 
-Each part of a path is opened relative to its parent without following links. So neither a key nor a
-link in the folder can lead outside.
+Each part of a path is opened relative to its parent without following links.
 """
 
 import contextlib
@@ -36,10 +35,9 @@ _PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe does not block
 _SWEPT_KEPT: Final = 65_536
-"""Searched folders that are remembered. Beyond that, folders are searched again."""
 
 _AT_ONCE_BYTES: Final = 4 << 20
-"""Bytes of small members in memory that are written in one call: 256 of 16 KiB take 10 ms."""
+"""Bytes of small members in memory that one call writes: 256 of 16 KiB take 10 ms."""
 
 # Another name may work.
 _REASONS: Final = {
@@ -53,7 +51,7 @@ _REASONS: Final = {
 
 
 Body = tuple[Buffer] | Iterator[Buffer]
-"""The bytes of a member: complete in one piece, or an iterator of pieces."""
+"""A member's bytes: complete in one piece, or an iterator of pieces."""
 
 
 class NotRestored(CafError):
@@ -65,16 +63,13 @@ class NameRefused(NotRestored):
 
 
 class UnfinishedFile:
-    """A file under a temporary name. As a context manager, it removes the temporary name."""
+    """A file under a temporary name, which the context manager removes."""
 
     def __init__(self, folder: int, *, may_replace: bool = False, direct: bool = False) -> None:
         """Create the file in an open folder, which must stay open.
 
         With `may_replace`, only the owner can access it until `give_mode`. `direct` selects
         DirectFile.
-
-        Raises:
-            OSError: The file cannot be created.
         """
         self.folder = folder
         self.name = f".caf-{secrets.token_hex(8)}.partial"
@@ -95,19 +90,13 @@ class UnfinishedFile:
         self._error: CafError | OSError | None = None
 
     def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
-        """Call `fill` with the file, in any thread. `seal` raises its error."""
         try:
             fill(self.file)
         except (CafError, OSError) as error:
             self._error = error
 
     def seal(self, modified_ns: int | None) -> os.stat_result:
-        """Close the file and return its status.
-
-        Raises:
-            CafError: From `fill`.
-            OSError: From `fill`, or the file cannot be closed.
-        """
+        """Close the file and return its status, or raise the error of `fill`."""
         if self._error:
             raise self._error
         self.file.flush()
@@ -118,14 +107,14 @@ class UnfinishedFile:
         return status
 
     def give_mode(self, old: os.stat_result | None) -> None:
-        """Set the permissions of the replaced file, or those of a new file if `old` is None."""
+        """`old` is the status of the replaced file; None sets the mode of a new file."""
         if old:
             give_rights(old, self.name, self.folder)
         elif self._mode is not None:
             os.chmod(self.name, self._mode, dir_fd=self.folder)
 
     def remove(self) -> None:
-        """Remove the temporary name. A thread that still fills the file gets a ValueError."""
+        """A thread that still fills the file gets a ValueError."""
         # The last flush fails on a full disk, too; its bytes are removed anyway.
         with contextlib.suppress(OSError):
             self.file.close()
@@ -140,17 +129,13 @@ class UnfinishedFile:
 
 
 class FilesBelow:
-    """A folder below which members are written, each under a temporary name until it is complete.
-
-    A context manager.
-    """
+    """A folder to write members below, each under a temporary name until it is complete."""
 
     def __init__(self, path: Path, *, force: bool) -> None:
         """Open the folder, or create it. It may be a symbolic link.
 
-        With `force`, existing files are replaced, except files written by this object; that takes
-        memory for a number for each file. After `own`, it does so only if two names may be the same
-        file.
+        `force` replaces existing files, but none written by this object, which remembers a number
+        for each file (after `own`, only if two names may be the same file).
 
         Raises:
             StagingError: The folder cannot be opened or created.
@@ -187,7 +172,7 @@ class FilesBelow:
         exhausted.
 
         Raises:
-            StagingError: The folder accepts no more files. The named member leaves no file.
+            StagingError: The folder accepts no more files.
         """
         for group in _small_neighbours(members):
             for (key, body), is_written in zip(group, self._write_at_once(group), strict=True):
@@ -202,10 +187,7 @@ class FilesBelow:
                     yield key, None
 
     def _write_at_once(self, members: Sequence[tuple[str, Body]]) -> Sequence[bool]:
-        """Write small members of one folder in one call, and return which were written.
-
-        `_write` writes the others, and raises their errors.
-        """
+        """`_write` writes the others."""
         if len(members) > 1 and not self._is_tracked and self._takes_many:
             with contextlib.suppress(NotRestored, OSError):
                 names = [_parts(key)[-1] for key, _ in members]
@@ -232,10 +214,7 @@ class FilesBelow:
         fill: Callable[[IO[bytes]], object],
         modified_ns: int | None = None,
     ) -> None:
-        """Write a file at `parts`, calling `fill` with the open file. Raises like `write`.
-
-        `modified_ns` is the file's mtime in ns of the epoch.
-        """
+        """`modified_ns` is the file's mtime in ns of the epoch. Raises like `write`."""
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
             old = self._check_free(parent, parts[-1], key)
@@ -246,11 +225,7 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a file for a large member. `finish` moves it to its name.
-
-        Raises:
-            StagingError: The folder is not writable.
-        """
+        """Return a large member's file, to be passed to `finish`."""
         try:
             return UnfinishedFile(self._root, may_replace=self._force, direct=True)
         except OSError as error:
@@ -263,7 +238,6 @@ class FilesBelow:
         parts: Sequence[bytes],
         modified_ns: int | None = None,
     ) -> None:
-        """Move a filled file to its name. Raises like `fill`, and the errors of filling it."""
         with self._translated(key):
             status = unfinished.seal(modified_ns)
             parent = self._open_parent(parts[:-1])
@@ -276,13 +250,7 @@ class FilesBelow:
             self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
-        """Return the file at `parts`, or None if there is none.
-
-        Raises:
-            NameRefused: No regular file is possible there.
-            NotRestored: The file cannot be read.
-            StagingError: The folder failed.
-        """
+        """Return the file at `parts`, or None. Raises NameRefused if no file is possible there."""
         with self._translated(key):
             try:
                 descriptor = os.open(
@@ -296,10 +264,6 @@ class FilesBelow:
             return open(descriptor, "rb")
 
     def may_be_folder(self, key: str, parts: Sequence[bytes]) -> bool:
-        """Return whether a folder is at `parts`, or can be created there.
-
-        Raises like `open`, except NameRefused.
-        """
         try:
             with self._translated(key), contextlib.suppress(FileNotFoundError):
                 self._open_parent(parts, make=False)
@@ -308,11 +272,7 @@ class FilesBelow:
         return True
 
     def take(self, key: str, file: IO[bytes]) -> None:
-        """Count an existing file as written for this member.
-
-        Raises:
-            NotRestored: The file belongs to another member, whose name is the same here.
-        """
+        """Count an existing file as written. Raises NotRestored if it belongs to another member."""
         status = os.fstat(file.fileno())
         # A file with several links has several names, which cannot be told apart by its status.
         if self._is_tracked and status.st_nlink == 1:
@@ -323,9 +283,7 @@ class FilesBelow:
         """Lock the folder, and remove leftovers of killed processes from each folder written to.
 
         Raises:
-            HeldByOther: Another process has locked this folder, one of its parents, or one of its
-                subfolders.
-            StagingError: The folder is not writable.
+            HeldByOther: Another process has locked this folder, a parent, or a subfolder.
         """
         for folder in Path(os.path.realpath(self._path)).parents:
             # The folder may be unreadable, or its file system may have no locks.
@@ -339,7 +297,7 @@ class FilesBelow:
         self._is_tracked = self._has_one_file_for_two_names()
 
     def _has_one_file_for_two_names(self) -> bool:
-        """Test whether the file system ignores case or Unicode normalization of names."""
+        """Whether the file system ignores case or Unicode normalization."""
         name = f".caf-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for mark, created, similar in (
@@ -359,7 +317,6 @@ class FilesBelow:
         return False
 
     def _sweep(self, folder: int) -> None:
-        """Remove leftovers of killed processes. Each folder is searched once."""
         if not self._is_own or (number := _number(os.fstat(folder))) in self._swept:
             return
         if len(self._swept) >= _SWEPT_KEPT:
@@ -385,10 +342,7 @@ class FilesBelow:
             raise kind(f"{key!r} was not written: {reason or error.strerror}.") from error
 
     def _open_parent(self, parts: Sequence[bytes], *, make: bool = True) -> int:
-        """Return the folder at `parts`, created if `make`.
-
-        The last folder stays open, since neighbours share it.
-        """
+        """The last folder stays open, since neighbours share it."""
         if parts == self._parent_parts:
             return self._parent
         folder = os.dup(self._root)
@@ -409,7 +363,6 @@ class FilesBelow:
         return folder
 
     def _check_free(self, parent: int, name: bytes, key: str) -> os.stat_result | None:
-        """Return the status of the file that may be replaced, or None if there is none."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -437,10 +390,7 @@ class FilesBelow:
             self._taken.add(_number(status))
 
     def _rename(self, unfinished: UnfinishedFile, parent: int, name: bytes, key: str) -> None:
-        """Move a complete file to its name.
-
-        Without `force`, a file that appeared meanwhile is not replaced.
-        """
+        """Without `force`, replaces no file that appeared meanwhile."""
         folder, temporary = unfinished.folder, unfinished.name
         if not self._force:
             try:
@@ -461,7 +411,7 @@ def is_folder(path: Path) -> bool:
     """Return whether the folder exists. Creates nothing.
 
     Raises:
-        StagingError: It does not exist, and FilesBelow could not create it.
+        StagingError: FilesBelow could not create it.
     """
     missing: list[str] = []
     try:
@@ -485,10 +435,7 @@ def _not_writable(path: Path, error: OSError) -> StagingError:
 
 
 def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:
-    """Group members to write in one call: consecutive small members of one folder.
-
-    Other members form groups of one.
-    """
+    """Group consecutive small members of one folder; any other is a group of its own."""
     group: list[tuple[str, Body]] = []
     group_folder, group_bytes = "", 0
     for key, body in members:
@@ -524,12 +471,11 @@ def _lock(folder: int, kind: int, path: Path) -> None:
 
 
 def _number(status: os.stat_result) -> int:
-    """Return a file's identity. One number takes a third of the memory of two."""
+    """Return a file's identity: one number takes a third of the memory of two."""
     return status.st_dev << 64 | status.st_ino
 
 
 def _parts(key: str) -> list[bytes]:
-    """Split a key into names. Raises NotRestored if the key is not a safe path."""
     parts = key.encode().split(b"/")
     if "\0" in key:
         reason = "its key holds a NUL"

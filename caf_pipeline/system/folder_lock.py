@@ -1,7 +1,7 @@
 """Locks that show whether a process writes into a folder or reads a file.
 
-They end with the process. Writers of temporary files share a lock on the folder, readers share a
-lock on the file. A process that removes leftovers locks exclusively. Source: flock(2).
+They end with the process. Writers share a lock on the folder, readers on the file; a process that
+removes leftovers locks exclusively. Source: flock(2).
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from caf_pipeline.system.atomic_files import opened_folder
 
 @contextlib.contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Protect a file from `remove_unread` while the context lasts. The file may be missing."""
+    """Protect a file from `remove_unread` while the context lasts. It may be missing."""
     with contextlib.ExitStack() as opened:
         # Some file systems have no locks; there the file may be removed.
         with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def remove_unread(file: Path) -> None:
 
 @contextlib.contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Mark temporary files in `folder` as used while the context lasts. Locks are shared."""
+    """Mark temporary files in `folder` as used while the context lasts."""
     with opened_folder(folder) as descriptor:
         # Without locks, `alone_in` yields False, and leftovers stay.
         with contextlib.suppress(OSError):

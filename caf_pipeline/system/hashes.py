@@ -8,17 +8,11 @@ from typing_extensions import Buffer
 class RunningHash(Protocol):
     """A hash that accepts bytes in pieces, like `hashlib.sha256()`."""
 
-    def update(self, data: Buffer, /) -> None:
-        """Add bytes."""
-        ...
+    def update(self, data: Buffer, /) -> None: ...
 
-    def digest(self) -> bytes:
-        """Return the hash of the bytes added so far."""
-        ...
+    def digest(self) -> bytes: ...
 
-    def hexdigest(self) -> str:
-        """Return the hash of the bytes added so far, in hex."""
-        ...
+    def hexdigest(self) -> str: ...
 
     def copy(self) -> Self:
         """Return a copy that continues from the same bytes."""

@@ -1,11 +1,10 @@
 """HTTP with untrusted servers: addresses are checked, and a whole exchange has a timeout.
 
-The timeouts of HTTP clients are for each read. A server that sends a byte now and then, endless
-interim answers, or slow headers keeps a client waiting. So the sockets, which httpcore lets its
-user supply, enforce the timeout. A host is resolved once for each connection, and the connection
-uses an address that was checked.
+HTTP clients limit each read, so slow headers, endless interim answers, or a byte now and then keep
+them waiting. The sockets, which httpcore lets its user supply, enforce the timeout. Each connection
+resolves its host once, and uses the checked address.
 
-The caller interprets and limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
+The caller limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
 """
 
 import math
@@ -27,13 +26,10 @@ STEP_SECONDS: Final = 0.5
 
 CONNECT_SECONDS: Final = 10.0
 READ_BYTES: Final = 256 << 10
-"""Bytes of one read from a socket.
-
-With httpcore's 64 KiB, a download took two thirds more CPU time.
-"""
+"""With httpcore's 64 KiB, a download took two thirds more CPU time."""
 
 MAX_ADDRESSES: Final = 4
-"""Addresses of a host that are tried. A name may resolve to any number of dead addresses."""
+"""Addresses of a host that are tried. A name may resolve to any number of dead ones."""
 
 ERRORS: Final = (
     httpcore.TimeoutException,
@@ -42,10 +38,9 @@ ERRORS: Final = (
     httpcore.ProxyError,
     httpcore.UnsupportedProtocol,
 )
-"""Exceptions of httpcore if there is no answer."""
 
 Permit = Callable[[str, Sequence[str]], Sequence[str]]
-"""Returns the addresses of a host that are allowed, or raises if there are none."""
+"""Returns the allowed addresses of a host, or raises if there are none."""
 
 
 def no_check() -> None:
@@ -76,21 +71,18 @@ class Limit(float):
     check: Callable[[], None]
 
     def renew(self, seconds: float) -> None:
-        """Restart the timeout with this number of seconds."""
         self._ends = time.monotonic() + seconds
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
         return time.monotonic() >= self._ends
 
     @property
     def extensions(self) -> dict[str, Any]:
-        """The request extensions that apply this limit."""
         return {"timeout": {"connect": self, "read": self, "write": self}}
 
     def step(self, begun: float, most: float = STEP_SECONDS) -> float:
-        """Return how many seconds a wait that began at `begun` may take until the next check.
+        """Return the seconds that a wait since `begun` may take until the next check.
 
         Raises:
             httpcore.ReadTimeout: The time is up.
@@ -104,7 +96,7 @@ class Limit(float):
 
 
 class _Sockets(httpcore.NetworkBackend):
-    """Opens sockets to allowed addresses. Every request must have a Limit."""
+    """Every request must have a Limit."""
 
     def __init__(self, permit: Permit) -> None:
         self._permit = permit
@@ -144,7 +136,7 @@ class _Stream(httpcore.NetworkStream):
         self._tls = tls
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return available bytes, at most READ_BYTES. TLS has at most 16 KiB at a time."""
+        """Return at most READ_BYTES. TLS has at most 16 KiB at a time."""
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
         if not self._tls:
@@ -155,10 +147,7 @@ class _Stream(httpcore.NetworkStream):
                 return self._stream.read(max_bytes, seconds)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send all bytes.
-
-        Raises WriteError if an answer has arrived already. httpcore reads the answer then.
-        """
+        """Raises WriteError if an answer has arrived already. httpcore reads it then."""
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
         if self._tls > 1:
@@ -230,7 +219,7 @@ class _Body(httpx.SyncByteStream):
 class GuardedTransport(httpx.BaseTransport):
     """Transport of `httpx.Client` with guarded connections, or through the environment's proxy.
 
-    The proxy chooses the address it connects to. Its own address is not checked.
+    The proxy's own address is not checked, and it chooses the address it connects to.
     """
 
     def __init__(self, permit: Permit = _permit_all) -> None:
@@ -238,7 +227,6 @@ class GuardedTransport(httpx.BaseTransport):
         self._pools = {"": guarded_pool(permit)}
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request. Raises httpx's exceptions."""
         url = request.url
         proxy = self._proxy_of(url)
         pool = self._pools.get(proxy) or self._pools.setdefault(proxy, guarded_pool(proxy=proxy))
@@ -263,7 +251,6 @@ class GuardedTransport(httpx.BaseTransport):
         )
 
     def close(self) -> None:
-        """Close all connections."""
         for pool in self._pools.values():
             pool.close()
 
@@ -278,7 +265,6 @@ class GuardedTransport(httpx.BaseTransport):
 
 @contextmanager
 def _as_httpx() -> Iterator[None]:
-    """Raise httpcore's exceptions as httpx's, which have the same names."""
     try:
         yield
     except ERRORS as error:

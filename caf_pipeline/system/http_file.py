@@ -23,20 +23,18 @@ from caf_pipeline.system.ranges import (
 _EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d{1,18})")
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 MAX_REDIRECTS: Final = 5
-"""Redirects that a public file service needs: a moved name, https, a signed address."""
+"""A public file service needs a few: a moved name, https, a signed address."""
 
 
 class HttpFile(RemoteFile):
-    """A file behind an http(s) URL.
+    """A file behind an http(s) URL, which may name any host, including private ones.
 
-    The URL may name any host, including private ones. Redirects may lead to public addresses and to
-    the addresses that the URL's host had first. Otherwise a web server could redirect to a service
-    that only this machine reaches, and a public name could resolve to another address a moment
-    later.
+    Redirects may lead to public addresses and to those that the URL's host had first. Otherwise a
+    web server could redirect to a service that only this machine reaches, or resolve to another
+    address later.
     """
 
     def __init__(self, url: str) -> None:
-        """Prepare a client. Raises UsageError if the URL is invalid."""
         try:
             self._url = httpx.URL(url)
         except httpx.InvalidURL as error:
@@ -54,7 +52,6 @@ class HttpFile(RemoteFile):
         self._etag = ""
 
     def close(self) -> None:
-        """See `FileRanges`."""
         self._client.close()
 
     @contextlib.contextmanager
@@ -77,10 +74,7 @@ class HttpFile(RemoteFile):
     def _follow_redirects(
         self, headers: Mapping[str, str], stack: contextlib.ExitStack
     ) -> httpx.Response:
-        """Follow redirects and return the answer.
-
-        httpx's own code would read the body of a redirect, which may be endless.
-        """
+        """httpx's own code would read the body of a redirect, which may be endless."""
         request = self._client.build_request(
             "GET", self._url, headers=headers, extensions=self._limit
         )

@@ -1,4 +1,4 @@
-"""Sends an alert: as JSON to a webhook, or as e-mail. One attempt each, with a timeout."""
+"""Sends an alert as JSON to a webhook, or as e-mail. One attempt each, with a timeout."""
 
 import logging
 import smtplib
@@ -17,14 +17,9 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
-    """Post a JSON object.
+    """Post a JSON object. No error contains the URL's path, which may be a secret.
 
-    No error contains the URL's path, which may be a secret.
-
-    Args:
-        url: The webhook.
-        body: The object.
-        seconds: Timeout of each read and write.
+    `seconds` limits each read and write.
 
     Raises:
         AlertNotSent: The status is not 2xx, or there is no answer.
@@ -63,16 +58,8 @@ def send_mail(
 ) -> Sequence[str]:
     """Send an e-mail. Returns the recipients that the server refused.
 
-    Args:
-        subject: Subject line.
-        text: Body.
-        sender: The sender's address.
-        to: The recipients' addresses.
-        host: SMTP server.
-        port: Port of the server.
-        security: `starttls`, `tls` or `none`.
-        login: User and password.
-        seconds: Timeout of each read and write.
+    `security` is `starttls`, `tls` or `none`; `login` is user and password. `seconds` limits each
+    read and write.
 
     Raises:
         AlertNotSent: The server accepted no recipient, or failed.

@@ -1,4 +1,4 @@
-"""Parquet files that are complete or missing, and DuckDB queries over them in bounded memory."""
+"""Parquet files that are complete or missing, and DuckDB queries in bounded memory."""
 
 import contextlib
 import hashlib
@@ -20,12 +20,12 @@ from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import writing_into
 
 ROWS_PER_GROUP: Final = 65_536
-"""Rows of a row group, which are in memory together: 10 MB with keys of 100 bytes."""
+"""Rows in memory together: 10 MB with keys of 100 bytes."""
 
 _DISTINCT: Final = frozenset({"key", "etag", "object_version", "size_bytes"})
 """Columns with mostly distinct values, which get no dictionary.
 
-Dictionaries took a quarter of the time to write a snapshot and half of the time to read it.
+Dictionaries took a quarter of the time to write a snapshot, and half to read it.
 """
 
 
@@ -53,7 +53,7 @@ def translate_errors(path: Path) -> Iterator[None]:
 
     Raises:
         StagingError: The disk is full, or a file cannot be written.
-        IntegrityError: An input file is damaged or missing.
+        IntegrityError: An input is damaged or missing.
     """
     try:
         yield
@@ -100,7 +100,7 @@ class WholeParquet:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows. Keeps up to a row group in memory."""
+        """Keeps up to a row group in memory."""
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self.row_count += batch.num_rows
@@ -113,7 +113,7 @@ class WholeParquet:
         self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """Close the temporary file, with metadata and its checksums. Pages have their own."""
+        """Adds metadata with checksums. Pages have their own."""
         self._flush()
         sums = {
             f"{name}{_SUM}": hashlib.sha256(text.encode()).hexdigest()
@@ -124,11 +124,9 @@ class WholeParquet:
         self.whole.seal()
 
     def publish(self) -> None:
-        """Move the closed file to its name."""
         self.whole.publish()
 
     def abort(self) -> None:
-        """Remove the temporary file. No effect after `publish`."""
         # The last flush fails on a full disk, too; its bytes are removed anyway.
         with contextlib.suppress(OSError, ValueError):
             self._writer.close()
@@ -139,8 +137,8 @@ def stated(file: pq.FileMetaData, name: str) -> bytes:
     """Return metadata that was passed to `WholeParquet.close`.
 
     Raises:
-        KeyError: The metadata or its checksum is missing.
-        ValueError: The metadata is damaged.
+        KeyError: It or its checksum is missing.
+        ValueError: It is damaged.
     """
     metadata: dict[bytes, bytes] = file.metadata or {}
     text = metadata[name.encode()]
@@ -155,8 +153,8 @@ def write_whole(
 ) -> WholeParquet:
     """Write batches as one file, or leave nothing.
 
-    Columns may have any order; columns outside of `schema` are dropped. A file that is not
-    `durable` is for the current step, which restarts after a crash of the machine.
+    Columns outside of `schema` are dropped; their order is free. A file that is not `durable` may
+    be lost with a crash of the machine.
     """
     file = WholeParquet(path, schema, durable=durable)
     try:
@@ -170,12 +168,12 @@ def write_whole(
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a Parquet file, or the Parquet files of a folder by name."""
+    """Return a Parquet file, or a folder's Parquet files by name."""
     return sorted(path.glob("*.parquet")) if path.is_dir() else [path]
 
 
 def sum_of(batch: pa.RecordBatch, column: str) -> int:
-    """Return the sum of an integer column."""
+    """Sum an integer column."""
     return int(pc.sum(batch.column(column)).as_py() or 0)
 
 
@@ -239,24 +237,21 @@ class Query:
         self.view(name, f"SELECT * FROM read_parquet([{literals}])")
 
     def view(self, name: str, sql: str) -> None:
-        """Define or replace a view."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def hold(self, name: str, sql: str) -> int:
-        """Create or replace a table with the rows of a query. Returns the number of rows."""
+        """Create or replace a table with a query's rows. Returns their number."""
         self.connection.execute(f"CREATE OR REPLACE TABLE {name} AS {sql}")
         return int(self.rows(f"SELECT count(*) FROM {name}")[0][0])
 
     def rows_of(self, name: str, rows: pa.Table) -> None:
-        """Define or replace a view over rows in memory."""
         self.connection.register(name, rows)
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the order of the query, as a stream."""
+        """Yield the rows in order, as a stream."""
         # In DuckDB 2.0, `execute(…).to_arrow_reader` copies all rows first; `sql` streams. Without
         # the setting `preserve_insertion_order`, sorted rows came in another order.
         yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return all rows of a small result."""
         return self.connection.execute(sql).fetchall()

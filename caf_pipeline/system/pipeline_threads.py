@@ -1,4 +1,4 @@
-"""Threads that prepare the next piece while the last piece is used. Native code uses both cores."""
+"""Threads that prepare the next piece while the last one is used."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ _Piece = TypeVar("_Piece")
 
 
 def prefetch_next(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Yield pieces. A thread prepares the next piece while the caller uses the last one."""
+    """Yield pieces while a thread prepares the next one."""
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         following = thread.submit(next, pieces, None)
         while (piece := following.result()) is not None:
@@ -24,11 +24,8 @@ def prefetch_next(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 def consume_concurrently(pieces: Iterable[_Piece], *consumers: Callable[[_Piece], object]) -> None:
     """Pass each piece to all consumers, in a thread for each, while the next pieces are made.
 
-    Each consumer has a backlog of up to BACKLOG_PIECES pieces.
-
-    Raises:
-        Exception: The first error of `pieces` or of a consumer. All consumers stop then. After an
-            interrupt, waiting pieces are dropped.
+    Each consumer has a backlog of up to BACKLOG_PIECES pieces. The first error of `pieces` or of a
+    consumer stops all and is raised. After an interrupt, waiting pieces are dropped.
     """
     queues = [Queue[_Piece | None](BACKLOG_PIECES) for _ in consumers]
     failed: list[BaseException] = []

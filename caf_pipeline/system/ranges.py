@@ -1,8 +1,7 @@
-"""Ranges of a file from the command line: a local path, an http(s) URL, or an s3:// URL.
+"""Ranges of a local path, an http(s) URL, or an s3:// URL.
 
-All reads are from one version of the file. A remote file that changes between two reads is refused
-by its ETag. Broken connections are resumed. No message contains a URL's user, password or query,
-which may be secrets.
+All reads are from one version of the file: a remote change is refused by the ETag. Broken
+connections are resumed. No message contains a URL's user, password or query, which may be secrets.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ PIECE_BYTES: Final = 1 << 20
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
 MAX_WHOLE_BYTES: Final = 64 << 20
-"""Largest file that is kept in memory if a web server does not support ranges."""
+"""Largest file kept in memory if a web server does not support ranges."""
 
 _BACK_OFF_SECONDS: Final = (0.25, 1.0, 3.0)
 """Seconds before each retry of a read without progress."""
@@ -50,11 +49,11 @@ class FileRanges(ABC):
 
     @abstractmethod
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file, or all of it, and the file's size."""
+        """Return up to `size_bytes` from the end, and the file's size."""
 
     @abstractmethod
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the first `size_bytes` of the file, or all of it, and the file's size."""
+        """Return up to `size_bytes` from the start, and the file's size."""
 
     @abstractmethod
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
@@ -66,7 +65,7 @@ class FileRanges(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the file or the connections."""
+        """Close it."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,8 +77,7 @@ class FileRanges(ABC):
 def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRanges:
     """Open a path, `http://`, `https://` or `s3://bucket/key`. A local file of that name wins.
 
-    `open_s3` opens s3:// addresses, since this package knows no source. The first request to a
-    remote file is its first read.
+    `open_s3` opens s3:// addresses. The first request to a remote file is its first read.
 
     Raises:
         UsageError: The address has another scheme.
@@ -108,7 +106,6 @@ class LocalFile(FileRanges):
     """An open regular file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises ArchiveError."""
         self.name = str(path)
         try:
             # O_NONBLOCK: opening a pipe must not block.
@@ -127,22 +124,18 @@ class LocalFile(FileRanges):
         self._size_bytes = status.st_size
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return self.read(max(0, self._size_bytes - size_bytes), self._size_bytes), self._size_bytes
 
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return self.read(0, min(size_bytes, self._size_bytes)), self._size_bytes
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         while start_byte < end_byte:
             piece = self._pread(min(piece_bytes, end_byte - start_byte), start_byte)
             start_byte += len(piece)
             yield piece
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """See `FileRanges`."""
         piece = self._pread(end_byte - start_byte, start_byte) if end_byte > start_byte else b""
         if len(piece) == end_byte - start_byte:
             return piece
@@ -150,7 +143,6 @@ class LocalFile(FileRanges):
         return piece + super().read(start_byte + len(piece), end_byte)
 
     def close(self) -> None:
-        """See `FileRanges`."""
         os.close(self.descriptor)
 
     def _pread(self, size_bytes: int, start_byte: int) -> bytes:
@@ -169,7 +161,7 @@ class LocalFile(FileRanges):
 
 @dataclass(frozen=True, slots=True)
 class LocalRange:
-    """`[start_byte, end_byte)` of a local file, which the kernel can copy into another file."""
+    """A range of a local file, which the kernel can copy into another file."""
 
     source: LocalFile
     start_byte: int
@@ -177,16 +169,9 @@ class LocalRange:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, as of a memoryview."""
         return self.end_byte - self.start_byte
 
     def write_to(self, file: IO[bytes]) -> None:
-        """Append the range to an open file.
-
-        Raises:
-            ArchiveError: The source was truncated.
-            OSError: The file cannot be written.
-        """
         file.flush()
         position, at = self.start_byte, file.tell()
         while position < self.end_byte:
@@ -196,7 +181,6 @@ class LocalRange:
 
 
 def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: int) -> int:
-    """Copy up to `count` bytes to position `at`. Returns the number of copied bytes."""
     if hasattr(os, "copy_file_range"):  # Linux
         # File systems may refuse this. Reading the file then raises its errors.
         with contextlib.suppress(OSError):
@@ -206,7 +190,7 @@ def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: i
 
 
 def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
-    """Append a piece to an open file. Returns its size in bytes."""
+    """Append a piece to an open file. Returns its bytes."""
     if isinstance(piece, LocalRange):
         piece.write_to(file)
         return piece.nbytes
@@ -221,7 +205,7 @@ def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
 class RangeAnswer:
     """A server's answer: `[first_byte, …)` of the file, its size, and whether this is all of it.
 
-    If the range begins at or past the end of the file, there are no pieces.
+    A range beyond the end of the file has no pieces.
     """
 
     first_byte: int
@@ -239,18 +223,15 @@ class RemoteFile(FileRanges):
 
     @abstractmethod
     def _request(self, byte_range: str) -> AbstractContextManager[RangeAnswer]:
-        """Request a range in the syntax of the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
+        """Request a range as in the Range header, e.g. `bytes=-100`."""
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return _retried(lambda: self._suffix(size_bytes))
 
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return _retried(lambda: self._prefix(size_bytes))
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         if self._whole is not None:
             yield from (
                 self._whole[at : min(at + piece_bytes, end_byte)]
@@ -336,10 +317,7 @@ def _other_length(size_bytes: int, expected_bytes: int) -> str:
 
 
 def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
-    """Return all pieces, or slightly more than `size_bytes`.
-
-    An answer may be longer than announced, or endless.
-    """
+    """Return all pieces, or slightly more than `size_bytes`."""
     received = bytearray()
     for piece in pieces:
         received += piece

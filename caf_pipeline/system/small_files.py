@@ -19,7 +19,7 @@ __all__ = [
 
 
 def list_folder(path: str) -> list[tuple[str, int, int]]:
-    """List a folder. See `list_folder_reference`, which raises the error of a failure."""
+    """List a folder. `list_folder_reference` raises the error of a failure."""
     entries = _list_folder(path)
     return list_folder_reference(path) if entries is None else entries
 
@@ -27,9 +27,9 @@ def list_folder(path: str) -> list[tuple[str, int, int]]:
 def list_folder_reference(path: str) -> list[tuple[str, int, int]]:
     """Return name, size in bytes, and mtime in ns of all entries of a folder.
 
-    The size is -1 if the entry is not a plain file and must be examined: a folder, link or pipe, a
-    removed file, a name that is not UTF-8, or an mtime after 2262, which exceeds 64 bits. The order
-    is the byte order of the paths below: `a.b` comes before the files in the folder `a`.
+    The size is -1 if the entry must be examined: a folder, link, pipe or removed file, a name that
+    is not UTF-8, or an mtime after 2262, which exceeds 64 bits. The order is the byte order of the
+    paths below: `a.b` comes before the files in the folder `a`.
 
     Raises:
         OSError: The folder cannot be listed.
@@ -68,12 +68,11 @@ def read_files_reference(
     modified_ns: Sequence[int],
     hashed: bool,
 ) -> tuple[int, list[bytes]]:
-    """Read files back to back into a buffer.
+    """Read files back to back into a buffer, which no other thread may use meanwhile.
 
     Returns the number of files, and the SHA-256 of each if `hashed`. Stops before the first file
-    that cannot be read, or has another size or mtime. The caller reads that file alone to learn the
-    reason. The buffer must be 1 byte larger than all files. No other thread may use it during the
-    call.
+    that is unreadable, or has another size or mtime; the caller reads it alone to learn the reason.
+    The buffer must be 1 byte larger than all files.
     """
     count = end = 0
     digests = []
@@ -89,7 +88,7 @@ def read_files_reference(
 
 
 def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
-    """Read a file. Returns whether its size is 1 less than `room`, and its mtime is unchanged."""
+    """The size must be 1 less than `room`, and the mtime unchanged."""
     size_bytes, taken = len(room) - 1, 0
     try:
         # The file may have become a pipe, which must not block.
@@ -112,9 +111,8 @@ def write_files_reference(
 ) -> list[bool]:
     """Write files into an open folder. Returns which of them were written, in order.
 
-    Each file appears complete, and replaces nothing. A failed file leaves nothing behind; the
-    caller writes it alone to learn the reason. Temporary names are `.caf-<16 hex digits>.partial`,
-    numbered from `first` modulo 2**64.
+    Each file appears complete, and replaces nothing. The caller writes a failed file alone to learn
+    the reason. Temporary names are `.caf-<16 hex digits>.partial`, from `first` on, modulo 2**64.
     """
     temporaries = (
         f".caf-{(first + number) % (1 << 64):016x}.partial" for number in range(len(names))

@@ -1,4 +1,4 @@
-"""Classifies why a server cannot be reached, for S3 and for chain nodes.
+"""Classifies why S3 or a chain node cannot be reached.
 
 Clients wrap the system's errors; the reason is in an inner error.
 """
@@ -27,7 +27,7 @@ _NO_TLS: Final = (
 
 
 class Reason(StrEnum):
-    """Why a server cannot be reached. The value follows the server's name in a sentence."""
+    """Why a server cannot be reached, as words that follow its name."""
 
     NAME = "cannot be reached: its host name does not resolve"
     REFUSED = "cannot be reached: connection refused"
@@ -47,7 +47,7 @@ class Reason(StrEnum):
 
     @property
     def lasts(self) -> bool:
-        """Whether a retry fails the same way until a setting or the server changes."""
+        """Whether it lasts until a setting or the server changes."""
         return self in (Reason.NOT_TLS, Reason.ONLY_TLS, Reason.CERTIFICATE)
 
 
@@ -90,7 +90,7 @@ _OF_CRT: Final = {
 def reason_of(error: BaseException, url: str = "") -> Reason:
     """Return why a server could not be reached.
 
-    If the server closed the connection and `url` is passed, TLS is tried.
+    If it closed the connection and `url` is passed, TLS is tried.
     """
     for inner in _inside(error):
         if reason := _reason(inner):
@@ -100,10 +100,7 @@ def reason_of(error: BaseException, url: str = "") -> Reason:
 
 
 def hint_for(reason: Reason, setting: str) -> str:
-    """Return a hint.
-
-    A certificate has none here, since each client has its own setting for trusted certificates.
-    """
+    """Return a hint, except for a certificate: each client has its own setting for these."""
     return _HINTS.get(reason, "").format(setting=setting)
 
 
@@ -127,7 +124,7 @@ def speaks_only_tls(url: str) -> bool:
 
 
 def _inside(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors that an error wraps, innermost first."""
+    """Yield the wrapped errors, innermost first."""
     errors: list[BaseException] = []
     queue: list[object] = [error]
     while queue:
