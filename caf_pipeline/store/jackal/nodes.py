@@ -388,7 +388,13 @@ class Nodes:
             )
         height_header = response.headers.get(_HEIGHT_HEADER, "")
         height = int(height_header) if _HEIGHT.fullmatch(height_header) else None
-        return ChainAnswer(value, query_name or query), height, _answered_at(response.headers)
+        # This machine's clock may be wrong. Caches send the original Date, and the answer's age in
+        # seconds as Age (RFC 9111, 5.1).
+        answered_at = datetime.now(UTC)
+        with suppress(KeyError, ValueError, OverflowError):
+            sent_at = parsedate_to_datetime(response.headers["Date"]).astimezone(UTC)
+            answered_at = sent_at + timedelta(seconds=int(response.headers.get("Age", "0")))
+        return ChainAnswer(value, query_name or query), height, answered_at
 
 
 def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
@@ -397,18 +403,6 @@ def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
         f"{node.url} {reason}",
         hint=hint_for(reason, "jackal.lcd") or "set a node with a certificate that is valid here",
     )
-
-
-def _answered_at(headers: httpx.Headers) -> datetime:
-    """Return an answer's time by the node's clock, or by this machine's without a Date header.
-
-    Caches send the original Date, and the answer's age in seconds as Age (RFC 9111, 5.1).
-    """
-    with suppress(KeyError, ValueError, OverflowError):
-        return parsedate_to_datetime(headers["Date"]).astimezone(UTC) + timedelta(
-            seconds=int(headers.get("Age", "0"))
-        )
-    return datetime.now(UTC)
 
 
 def _body(response: httpx.Response, query: str) -> bytes:

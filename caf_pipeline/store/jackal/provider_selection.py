@@ -151,20 +151,20 @@ class ProviderSelection:
         rates = {address: getattr(records.get(address), rate, None) for address in addresses}
         best = max((value for value in rates.values() if value is not None), default=1.0)
         now = datetime.now(UTC)
-
-        def rank(address: str) -> tuple[bool, float]:
-            record, value = records.get(address), rates[address]
+        ranks = {}
+        for address, value in rates.items():
+            record = records.get(address)
             failed_recently = bool(
                 record
                 and record.failures
                 and record.failed_at
                 and abs(now - record.failed_at) < REST_AFTER_FAILURE
             )
-            if value is None:
-                value = self._chance.uniform(0, UNMEASURED_UP_TO) * best
-            return failed_recently, -value
-
-        return {address: rank(address) for address in rates}
+            likely_rate = (
+                self._chance.uniform(0, UNMEASURED_UP_TO) * best if value is None else value
+            )
+            ranks[address] = failed_recently, -likely_rate
+        return ranks
 
 
 def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:
