@@ -139,4 +139,4 @@ def _mnemonic_fault(text: str) -> str:
     unknown = [str(number) for number, word in enumerate(words, 1) if word not in english]
     if unknown:
         return f"word {', '.join(unknown)} is not in the English list"
-    return "its checksum is wrong: a word is range_fault or replaced by another"
+    return "its checksum is wrong: a word is misplaced or replaced by another"
