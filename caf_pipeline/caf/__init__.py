@@ -1,5 +1,4 @@
-"""The CAF file format: its index, reading and writing, and the Merkle root of a file on Jackal.
+"""The CAF file format: its index, reading and writing, and Jackal's Merkle root of a file.
 
-Pure: no clock, no environment, no network, no chunks and no objects. `inventory.manifest` handles
-the members that describe S3's objects.
+Pure: no clock, no environment, no network. `inventory.manifest` handles S3's objects.
 """

@@ -1,6 +1,4 @@
-"""CAF 1.0 files: contiguous bodies, the index, a footer of four bytes.
-
-Has a writer, and a reader over any source of ranges.
+"""CAF 1.0 files: a writer, and a reader over any source of ranges.
 
     0 … D        bodies in the order of adding, without gaps
     D … D+N      the index, JSON (`index`)
@@ -39,13 +37,10 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalRange, write_piece
 
 SUFFIX_BYTES: Final = 64 * 1024
-"""The first read of an archive. It holds the index of about a thousand members."""
+"""The first read. It holds the index of about a thousand members."""
 
 MAX_READ_INDEX_BYTES: Final = 1 << 30
-"""Longer indexes are refused.
-
-Four times the writer's limit, and fits into a usual machine's memory.
-"""
+"""Longer indexes are refused: four times the writer's limit."""
 
 PIECE_BYTES: Final = 1 << 20
 WINDOW_BYTES: Final = 8 << 20  # the largest read that several members share
@@ -77,9 +72,7 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 class CafWriter:
-    """Writes one archive under a temporary name next to `path`.
-
-    It appears complete, or not at all.
+    """Writes one archive under a temporary name next to `path`. It appears complete, or not at all.
 
     A context manager: without `publish()`, or on an exception, it removes the temporary file. After
     an OSError (a full disk), the writer is unusable. After any CafError, the archive is as before
@@ -87,7 +80,6 @@ class CafWriter:
     """
 
     def __init__(self, path: Path, *, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Create the temporary file. Raises OSError."""
         self.path = path
         self._limits = limits
         self._index = IndexBuilder()
@@ -97,32 +89,27 @@ class CafWriter:
 
     @property
     def temporary(self) -> Path:
-        """The archive's path before `publish`."""
         return self._whole.temporary
 
     @property
     def member_count(self) -> int:
-        """The number of members."""
         return self._index.member_count
 
     @property
     def size_bytes(self) -> int:
-        """The exact size that the archive would have if it were sealed now."""
+        """The exact size if the archive were sealed now."""
         return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
 
     def add(
         self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]
     ) -> tuple[int, int]:
-        """Append a member and return its range as (start_byte, end_byte exclusive).
+        """Append a member and return its range, with an exclusive end.
 
-        Args:
-            key: valid UTF-8, new to this archive.
-            size_bytes: the body's exact length.
-            chunks: the body's bytes in order; each is written before the next is requested.
+        Each chunk of the body is written before the next is requested.
 
         Raises:
-            MemberRefused: the key exists or is not UTF-8, or the body is not `size_bytes` long. A
-                refused key requests no chunk.
+            MemberRefused: the key exists or is not UTF-8 (no chunk was requested); the size is
+                wrong.
             ArchiveLimitReached: the member does not fit; no chunk was requested.
         """
         if key in self._index:
@@ -155,17 +142,9 @@ class CafWriter:
     def add_neighbours(
         self, keys: Sequence[str], sizes: Sequence[int], bodies: "memoryview[int]"
     ) -> None:
-        """Append members with contiguous bodies.
+        """Append at least one member with contiguous bodies, like repeated `add`.
 
-        Like repeated `add`, but checked and written together.
-
-        Args:
-            keys: as for `add`; at least one.
-            sizes: the sizes of the bodies in bytes.
-            bodies: exactly these bytes.
-
-        Raises:
-            The errors of `add`. The members before the refused one are in the archive.
+        On an error of `add`, the members before the refused one are in the archive.
         """
         bounds = [*accumulate(sizes, initial=self._position)]
         members = self._index.with_neighbours(keys, bounds)
@@ -186,7 +165,7 @@ class CafWriter:
         self._position = bounds[-1]
 
     def seal(self) -> None:
-        """Write index and footer durably, still under the temporary name. Ends adding."""
+        """Write index and footer durably, without the final name. Ends adding."""
         for piece in self._index.iter_index():
             self._file.write(piece)
         self._file.write(self._index.footer())
@@ -197,7 +176,7 @@ class CafWriter:
         self._whole.publish()
 
     def abort(self) -> None:
-        """Remove the temporary file. Does nothing after `publish`."""
+        """Remove the temporary file, if there is one."""
         self._whole.abort()
 
     def __enter__(self) -> Self:
@@ -219,7 +198,6 @@ class CafWriter:
 
     @contextlib.contextmanager
     def _rollback_on_error(self) -> Iterator[None]:
-        """Truncate the file to its last complete member if an exception leaves the context."""
         try:
             yield
         except BaseException:
@@ -229,19 +207,13 @@ class CafWriter:
 
 
 class RangeSource(Protocol):
-    """A file that can be read by ranges: local, HTTP, S3, a chunk store.
-
-    It must not change between reads.
-    """
+    """A file that can be read by ranges. It must not change between reads."""
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return exactly `[start_byte, end_byte)`, or raise."""
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file and its size.
-
-        A shorter file is returned whole.
-        """
+        """Return at most the last `size_bytes` of the file, and its size."""
 
 
 @runtime_checkable
@@ -262,7 +234,6 @@ class Member:
 
     @property
     def size_bytes(self) -> int:
-        """The body's length."""
         return self.end_byte - self.start_byte
 
 
@@ -270,8 +241,7 @@ class CafReader:
     """An open archive: its index in memory, each body one range read away.
 
     Attributes:
-        size_bytes: the size of the whole file.
-        data_size_bytes: the size of the bodies, unused bytes included; the index begins there.
+        data_size_bytes: the bodies, unused bytes included; the index begins there.
         warnings: one sentence for each kind of tolerated fault.
     """
 
@@ -297,10 +267,10 @@ class CafReader:
     def open(cls, source: RangeSource, *, name: str = "the archive", lenient: bool = False) -> Self:
         """Read the index, with one read if the last 64 KiB hold it, otherwise with two.
 
-        Members in those 64 KiB need no other read. For `lenient` see `index.decode_index`.
+        Members in those 64 KiB need no other read. Allocations never exceed the file's size.
 
         Raises:
-            MalformedArchive: it breaks a rule of CAF 1.0. Allocations never exceed the file's size.
+            MalformedArchive: it breaks a rule of CAF 1.0.
             ArchiveLimitReached: the index is longer than `MAX_READ_INDEX_BYTES`.
         """
         tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
@@ -330,7 +300,7 @@ class CafReader:
         return key in self._ranges
 
     def __getitem__(self, key: str) -> Member:
-        """Return the member. Raises MemberNotFound."""
+        """Raises MemberNotFound."""
         byte_range = self._ranges.get(key)
         if byte_range is None:
             raise MemberNotFound(
@@ -340,26 +310,23 @@ class CafReader:
 
     @property
     def members(self) -> Iterator[Member]:
-        """All members, in the order of the index."""
+        """In the order of the index."""
         return (Member(key, item.start_byte, item.end_byte) for key, item in self._ranges.items())
 
     def read(self, key: str) -> bytes:
-        """Return a member's bytes with at most one read, all in memory."""
+        """Return a member with at most one read, all in memory."""
         member = self[key]
         return self._read_range(member.start_byte, member.end_byte)
 
     def stream(self, key: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Yield a member's bytes in pieces, in constant memory."""
+        """Yield a member in pieces, in constant memory."""
         member = self[key]
         return self.stream_range(member.start_byte, member.end_byte, piece_bytes)
 
     def stream_range(
         self, start_byte: int, end_byte: int, piece_bytes: int = PIECE_BYTES
     ) -> Iterator[bytes]:
-        """Yield `[start_byte, end_byte)` of the bodies in pieces.
-
-        Uses one request if the source can stream.
-        """
+        """Yield a range of the bodies, with one request if the source can stream."""
         if self._cached_from <= start_byte or not isinstance(self._source, StreamingSource):
             for piece_start in range(start_byte, end_byte, piece_bytes):
                 yield self._read_range(piece_start, min(piece_start + piece_bytes, end_byte))
@@ -371,8 +338,8 @@ class CafReader:
     ) -> Iterator[tuple[Member, tuple[Buffer] | Iterator[Buffer]]]:
         """Yield each member with its body, in the order of the bytes.
 
-        Neighbouring small members share a read of up to 8 MiB. An iterator must be exhausted before
-        the next member is requested.
+        Neighbouring small members share a read of up to 8 MiB. Exhaust an iterator before the next
+        member.
         """
         for group in _neighbours(
             sorted(members, key=lambda member: (member.start_byte, member.end_byte))
@@ -452,7 +419,7 @@ def _read_exactly(source: RangeSource, start_byte: int, end_byte: int, name: str
 
 
 def _neighbours(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Group sorted members that a read of at most `WINDOW_BYTES` covers with few unused bytes."""
+    """Group sorted members that a read of `WINDOW_BYTES` covers with few unused bytes."""
     group: list[Member] = []
     first_byte = last_byte = 0
     for member in members:

@@ -31,10 +31,7 @@ _ENTRY: Final = b'"%b":{"start_byte":%d,"end_byte":%d}'
 
 EMPTY_INDEX_SIZE_BYTES: Final = len(_HEAD + _TAIL)
 FOOTER_SIZE_BYTES: Final = 4
-"""The footer is the index's length as an unsigned 32-bit little-endian number.
-
-It does not count itself.
-"""
+"""The footer: the index's length, without itself, as unsigned 32-bit little-endian."""
 
 _FOOTER: Final = struct.Struct("<I")
 _ENTRY_PUNCTUATION_BYTES: Final = len(_ENTRY.replace(b"%b", b"").replace(b"%d", b""))
@@ -59,11 +56,7 @@ _ESCAPED_BYTES: Final = bytes(range(0x20)) + b'"\\<>&'
 
 
 def encode_key(key: str | bytes) -> bytes:
-    """Return the key's UTF-8 bytes.
-
-    Raises:
-        MemberRefused: the key is not valid UTF-8, or has a lone surrogate.
-    """
+    """Return the key's UTF-8 bytes. Raises MemberRefused, e.g. for a lone surrogate."""
     try:
         if isinstance(key, str):
             return key.encode()
@@ -77,14 +70,14 @@ def encode_key(key: str | bytes) -> bytes:
 
 
 def escape_key(key: bytes) -> bytes:
-    """Return a valid UTF-8 key as it appears inside a JSON string."""
+    """Return a UTF-8 key as it appears inside a JSON string."""
     if len(key.translate(None, _ESCAPED_BYTES)) == len(key) and b"\xe2\x80" not in key:
         return key  # the usual case, five times as fast as the pattern
     return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], key)
 
 
 def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> int:
-    """Return the length of a member's index entry without the separating comma."""
+    """Return the length of an index entry without the separating comma."""
     return (
         len(escape_key(encode_key(key))) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
     )
@@ -93,7 +86,7 @@ def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> 
 class Neighbours(NamedTuple):
     """Contiguous members, and the exact length of the index with them.
 
-    Member n covers `bounds[n]` to `bounds[n + 1]`, exclusive. There is one more bound than keys.
+    Member n covers `bounds[n]` to `bounds[n + 1]`, exclusive.
     """
 
     keys: Mapping[bytes, None]
@@ -104,7 +97,7 @@ class Neighbours(NamedTuple):
 class IndexBuilder:
     """Collects the ranges of members and writes the index.
 
-    Memory is about 100 bytes per member plus its key. Members added in byte order need no sort.
+    Memory is about 100 bytes per member plus its key. Members in byte order need no sort.
     """
 
     def __init__(self) -> None:
@@ -117,30 +110,24 @@ class IndexBuilder:
 
     @property
     def member_count(self) -> int:
-        """The number of members."""
         return len(self._keys)
 
     @property
     def index_size_bytes(self) -> int:
-        """The exact length of the index now, without the footer."""
+        """The exact length now, without the footer."""
         return self._size_bytes
 
     def __contains__(self, key: str | bytes) -> bool:
         return encode_key(key) in self._keys
 
     def size_with(self, key: str | bytes, start_byte: int, end_byte: int) -> int:
-        """Return the index's exact length with this additional member, without the footer."""
+        """Return `index_size_bytes` with this additional member."""
         return (
             self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
         )
 
     def add(self, key: str | bytes, start_byte: int, end_byte: int) -> None:
-        """Add a member at `[start_byte, end_byte)`.
-
-        Raises:
-            MemberRefused: the key exists or is not UTF-8, or the range is invalid; nothing was
-                added.
-        """
+        """Add a member. On MemberRefused nothing was added."""
         encoded = encode_key(key)
         if encoded in self._keys:
             raise MemberRefused(f"The key {encoded.decode()!r} is in the archive already.")
@@ -156,10 +143,7 @@ class IndexBuilder:
         self._ends.append(end_byte)
 
     def with_neighbours(self, keys: Sequence[str], bounds: Sequence[int]) -> Neighbours | None:
-        """Check contiguous members together, several times as fast as one by one. Adds nothing.
-
-        Returns what `add_neighbours` takes. None if `add` refuses one of the members.
-        """
+        """Check contiguous members fast. Adds nothing. None if `add` refuses one."""
         try:
             encoded = dict.fromkeys(map(str.encode, keys))
         except UnicodeEncodeError:
@@ -174,7 +158,7 @@ class IndexBuilder:
         return Neighbours(encoded, bounds, self._size_bytes + size_bytes)
 
     def add_neighbours(self, members: Neighbours) -> None:
-        """Add the result of `with_neighbours`. Nothing may have been added in between."""
+        """Nothing may have been added since `with_neighbours`."""
         in_order = [self._last_key, *members.keys]
         self._ascending = self._ascending and in_order == sorted(in_order)
         self._last_key = in_order[-1]
@@ -184,7 +168,7 @@ class IndexBuilder:
         self._size_bytes = members.index_size_bytes
 
     def iter_index(self) -> Iterator[bytes]:
-        """Yield the index in pieces, `index_size_bytes` in all. Nothing may be added meanwhile."""
+        """Yield the index in pieces. Nothing may be added meanwhile."""
         keys = list(self._keys)
         order = (
             range(len(keys)) if self._ascending else sorted(range(len(keys)), key=keys.__getitem__)
@@ -204,11 +188,7 @@ class IndexBuilder:
         yield _TAIL
 
     def footer(self) -> bytes:
-        """Return the four bytes after the index.
-
-        Raises:
-            ArchiveLimitReached: the index is too long for them.
-        """
+        """Return the four bytes after the index. Raises ArchiveLimitReached."""
         if self._size_bytes >= 1 << 32:
             raise ArchiveLimitReached(
                 f"An index of {self._size_bytes} bytes is too long for a CAF footer."
@@ -217,15 +197,12 @@ class IndexBuilder:
 
 
 def parse_footer(footer: bytes) -> int:
-    """Return the index's length from the last four bytes of a CAF file."""
+    """Return the index's length from a CAF file's last four bytes."""
     return int(_FOOTER.unpack(footer)[0])
 
 
 class ByteRange(msgspec.Struct, frozen=True, gc=False):
-    """`[start_byte, end_byte)` of the file.
-
-    A Struct, because a million instances must not take half a gigabyte.
-    """
+    """`[start_byte, end_byte)` of the file. A Struct: a million would otherwise need half a GB."""
 
     start_byte: int
     end_byte: int
@@ -238,7 +215,7 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class DecodedIndex:
-    """The ranges of an index in its own order, and a warning for each kind of tolerated fault."""
+    """The ranges in the index's own order, and a warning for each kind of tolerated fault."""
 
     ranges: Mapping[str, ByteRange]
     warnings: tuple[str, ...]
@@ -249,13 +226,8 @@ def decode_index(
 ) -> DecodedIndex:
     """Parse an index strictly. Every range lies in `[0, data_size_bytes]`.
 
-    Args:
-        index: exactly the index's bytes.
-        data_size_bytes: the position of the index in the file.
-        name: the archive's name in messages.
-        lenient: accept any version, the last of equal keys, and U+FFFD for invalid UTF-8. Each adds
-            a
-            warning.
+    `name` is for messages. `lenient` accepts any version, the last of equal keys, and U+FFFD for
+    invalid UTF-8, each with a warning.
 
     Raises:
         MalformedArchive: the index breaks a rule. Ambiguous indexes are refused even if lenient.
@@ -278,13 +250,10 @@ _ONCE_A_MEMBER: Final = (b'"start_byte"', b'"end_byte"')
 
 
 def _decode_canonical(index: bytes) -> DecodedIndex | None:
-    """Parse an index without duplicate names, fast and in little memory.
-
-    None if there may be some.
+    """Parse an index fast and in little memory. None if there may be duplicate names.
 
     msgspec silently takes the last of equal names. Every entry must have both field names, as plain
-    bytes if no letter is escaped. If each name occurs as often as there are members, msgspec
-    dropped none.
+    bytes if no letter is escaped. If each name occurs once per member, none was dropped.
     """
     try:
         decoded = _decoder.decode(index)
@@ -304,10 +273,10 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object's pairs in the order of the text, duplicates included."""
+    """Pairs in order, duplicates included."""
 
     def only(self, name: str) -> object:
-        """Return the value of `name`. Raises ValueError if it is missing or a duplicate."""
+        """Return a value. Raises ValueError if it is missing or a duplicate."""
         values = [value for key, value in self if key == name]
         if len(values) != 1:
             raise ValueError(f"the field {name!r} {'occurs twice' if values else 'is missing'}")
@@ -315,7 +284,6 @@ class _Object(list[tuple[str, Any]]):
 
 
 def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
-    """Turn a plain entry into a small record immediately. Users check other objects."""
     if len(pairs) == 2:
         (first, start), (second, end) = pairs
         if (
@@ -339,7 +307,7 @@ codecs.register_error("caf-each-byte", _replace_each_byte)
 
 
 def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
-    """Parse any legal index with the standard library, which keeps duplicate names. Slow."""
+    """Parse any legal index with the standard library, which keeps duplicates. Slow."""
     warnings: list[str] = []
     text = _decode_text(index, name, lenient, warnings.append)
 

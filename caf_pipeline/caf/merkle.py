@@ -5,9 +5,8 @@ the block's decimal number followed by the block's bytes in lower-case hex. Leav
 zero hashes to a power of two. A node hashes its two children. Proof type 0 uses SHA-256 for blocks
 and SHA3-512 for the tree, type 3 BLAKE3-256 for both.
 
-The compiled module (`native/`) hashes full subtrees of up to 64 blocks. `merkle_reference` replaces
-it if it is not installed. This module combines the subtrees. Source: the trees of canine-chain v5;
-the tests have vectors.
+The compiled module (`native/`), or else `merkle_reference`, hashes full subtrees of up to 64
+blocks. Source: canine-chain v5.
 """
 
 import os
@@ -59,7 +58,7 @@ class MerkleTree:
     """
 
     def __init__(self, proof_type: int) -> None:
-        """Start an empty tree. Raises UsageError for a proof type other than 0 and 3."""
+        """Raises UsageError for a proof type other than 0 and 3."""
         if proof_type not in HASHES:
             raise UsageError(f"There is no proof type {proof_type}.", hint="Jackal has 0 and 3.")
         self.proof_type = proof_type
@@ -72,11 +71,9 @@ class MerkleTree:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes added."""
         return self._leaf_count * BLOCK_BYTES + len(self._pending)
 
     def update(self, data: Buffer) -> None:
-        """Add the file's next bytes."""
         view = memoryview(data).cast("B")
         position = 0
         # A batch that begins at a multiple of 64 blocks is one subtree.
@@ -92,13 +89,7 @@ class MerkleTree:
         self._pending += view[end:]
 
     def root(self) -> bytes:
-        """Return the root of the bytes added so far: 64 bytes for type 0, 32 for type 3.
-
-        More bytes may be added afterwards.
-
-        Raises:
-            ArchiveError: no bytes were added. An empty file has no root.
-        """
+        """Return the root so far. More bytes may follow. Raises ArchiveError if there are none."""
         if not self.size_bytes:
             raise ArchiveError(
                 "An empty file has no Merkle root.", hint="Jackal cannot store empty files."
@@ -124,14 +115,12 @@ class MerkleTree:
         return root
 
     def copy(self) -> Self:
-        """Return an independent copy."""
         return self.from_state(self.state())
 
     def state(self, *, open_block: bool = True) -> bytes:
-        """Return the state for `from_state`, in this or another process. At most about 15 KB.
+        """Return at most about 15 KB for `from_state`, in this or another process.
 
-        A state without its open block is at most 4 KB. The restored tree then needs the bytes after
-        the last whole block again.
+        At most 4 KB without its open block, whose bytes the restored tree then needs again.
         """
         self._hash_pending()
         present = sum(1 << level for level, node in enumerate(self._levels) if node is not None)
@@ -141,7 +130,7 @@ class MerkleTree:
 
     @classmethod
     def from_state(cls, state: bytes) -> Self:
-        """Restore a tree from its `state()`. Raises ArchiveError for other bytes."""
+        """Restore a tree. Raises ArchiveError for an invalid state."""
         if len(state) < _STATE.size or not state.startswith(_STATE_MAGIC):
             raise ArchiveError("This is not the state of a Merkle tree.")
         _, proof_type, leaf_count, open_bytes, present = _STATE.unpack_from(state)
@@ -166,10 +155,6 @@ class MerkleTree:
             del self._pending[:end]
 
     def _add_blocks(self, blocks: memoryview) -> None:
-        """Add whole blocks, or the file's short last block alone.
-
-        They are added as the largest full subtrees that may begin at their position.
-        """
         position = 0
         while position < len(blocks):
             number = self._leaf_count
@@ -182,7 +167,7 @@ class MerkleTree:
             position = end
 
     def _push(self, node: bytes, level: int) -> None:
-        """Add the root of a full subtree of `2**level` leaves, and carry it up like in addition."""
+        """Add the root of `2**level` leaves, and carry it up like in addition."""
         self._leaf_count += 1 << level
         self._levels += [None] * (level - len(self._levels))
         for above in range(level, len(self._levels)):
@@ -201,32 +186,23 @@ def merkle_root(path: Path, proof_type: int) -> bytes:
 
 
 def merkle_roots(path: Path, *proof_types: int) -> list[bytes]:
-    """Return the roots of a file for several proof types, reading it once in constant memory.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return a root for each proof type, reading once in constant memory. Raises OSError."""
     with FileRoots(path, *proof_types) as roots:
         return roots.finish()
 
 
 class FileRoots:
-    """Computes the roots of a file for several proof types on all cores, even while the file grows.
-
-    A context manager that closes the file and ends the threads.
-    """
+    """Computes a file's roots on all cores, even while it grows. Raises OSError."""
 
     def __init__(self, path: Path, *proof_types: int) -> None:
-        """Raises OSError."""
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by __exit__
         self._roots = _Roots(self._read, *proof_types)
 
     def follow(self) -> None:
-        """Hash the whole parts that the file has by now. They may not change afterwards."""
+        """Hash the whole parts so far. They may not change afterwards."""
         self._roots.take(self._size_bytes())
 
     def finish(self) -> list[bytes]:
-        """Return the roots of the present content. Raises OSError."""
         return self._roots.finish(self._size_bytes())
 
     def __enter__(self) -> Self:
@@ -262,11 +238,10 @@ def roots_of(
     *proof_types: int,
     done: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[bytes]:
-    """Return the roots of a file for several proof types, computed on all cores.
+    """Return a file's roots for several proof types, computed on all cores.
 
-    `stream` yields a file's bytes from a start to an end, in pieces of at most the third number.
-    Several threads call it; each needs a MiB of memory. `done` is called by this thread with the
-    number of newly hashed bytes, in order.
+    Several threads call `stream` with a start, an end and the largest piece; each needs a MiB. This
+    thread calls `done` with the number of newly hashed bytes, in order.
     """
     roots = _Roots(stream, *proof_types, done=done)
     try:
@@ -293,12 +268,11 @@ class _Roots:
         self._pool = ThreadPoolExecutor(cores, thread_name_prefix="merkle")
 
     def take(self, size_bytes: int) -> None:
-        """Submit the whole parts before `size_bytes`. Waits while too many are unfinished."""
+        """Submit the whole parts. Waits while too many are unfinished."""
         while self._end_byte + _PART_BYTES <= size_bytes:
             self._submit(self._end_byte + _PART_BYTES)
 
     def finish(self, size_bytes: int) -> list[bytes]:
-        """Return the roots of the first `size_bytes` bytes."""
         self.take(size_bytes)
         if self._end_byte < size_bytes:
             self._submit(size_bytes)
@@ -307,7 +281,6 @@ class _Roots:
         return [tree.root() for tree in self._trees]
 
     def close(self) -> None:
-        """Cancel the waiting parts."""
         self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, end_byte: int) -> None:
@@ -337,7 +310,7 @@ class _Roots:
 
 
 def type_of_root(root: bytes) -> int:
-    """Return the proof type of a root by its size. Raises UsageError for other sizes."""
+    """Return a root's proof type by its size. Raises UsageError for other sizes."""
     for proof_type, hashes in HASHES.items():
         if hashes.size_bytes == len(root):
             return proof_type

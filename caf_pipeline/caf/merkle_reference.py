@@ -1,7 +1,4 @@
-"""Full subtrees of the Jackal Merkle tree in Python: reference and fallback of the compiled module.
-
-`caf.merkle` describes the tree. The compiled module is in `native/`.
-"""
+"""Full subtrees of `caf.merkle` in Python: reference and fallback of the compiled module."""
 
 import sys
 import threading
@@ -20,8 +17,7 @@ _THREAD: Final = threading.local()
 def subtree_root(blocks: memoryview, first_number: int, proof_type: int) -> bytes:
     """Return the root of a power of two of whole blocks, or of the file's short last block.
 
-    `first_number` is the first block's number in the file. Most of the time is spent without the
-    interpreter's lock.
+    Mostly runs without the interpreter's lock.
     """
     if not hasattr(_THREAD, "texts"):
         _THREAD.texts = _HexText()  # kept: some 2.6 MB for batches of 64 blocks
@@ -36,9 +32,8 @@ def subtree_root(blocks: memoryview, first_number: int, proof_type: int) -> byte
 class _HexText:
     """The input of the leaf hashes: a block's decimal number and its lower-case hex.
 
-    Computed on 16-bit lanes in numpy. This is nearly twice as fast as binascii.hexlify, which holds
-    the interpreter's lock. Number and hex are adjacent, because one BLAKE3 call takes half the time
-    of two.
+    numpy is nearly twice as fast as binascii.hexlify, which holds the interpreter's lock. Number
+    and hex are adjacent: one BLAKE3 call takes half the time of two.
     """
 
     def __init__(self) -> None:
@@ -46,9 +41,9 @@ class _HexText:
         self._scratch: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
 
     def of(self, blocks: memoryview, first_number: int) -> Iterator[memoryview]:
-        """Yield the text of each block. The next call overwrites it.
+        """Yield the text of each block, all whole or a single short one.
 
-        The blocks are all whole, or a single short one.
+        The next call overwrites it.
         """
         count = max(1, len(blocks) // BLOCK_BYTES)
         width = min(len(blocks), BLOCK_BYTES)
@@ -72,10 +67,7 @@ class _HexText:
 def _to_hex(
     blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]
 ) -> None:
-    """Write two digits for each byte. The high digit goes into a lane's low byte.
-
-    On little-endian machines the low byte is first in memory.
-    """
+    """Write two digits for each byte, the high one into a lane's low byte."""
     np.copyto(lanes, blocks)
     np.left_shift(lanes, 8, out=scratch)
     np.right_shift(lanes, 4, out=lanes)

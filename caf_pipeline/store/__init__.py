@@ -1,6 +1,5 @@
 """Stores of chunks: a folder, or Jackal.
 
-A store knows stored bytes and their Merkle root, but no objects. `ledger` records what the copies
-are, and `steps` decides when a chunk is posted, uploaded and read back. Only `wiring` opens a
-store. Each implementation passes the contract suite.
+A store knows stored bytes and their Merkle root, but no objects. `ledger` records the copies,
+`steps` posts and reads them. Only `wiring` opens a store.
 """

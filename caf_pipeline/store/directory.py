@@ -2,12 +2,11 @@
 
     store-id                     a random id, recorded in the ledger
     chunks/<merkle root>.caf     the stored bytes
-    posts/<merkle root>.json     owner, start, size, archive, proof type: what a chain would list
+    posts/<merkle root>.json     what a chain would list
 
-A copy counts as proven if its length is right. The read-back compares its bytes, as in every store.
-
-The first post writes the id into the folder, and then into the ledger. From then on, a folder
-without the id, e.g. of an unmounted disk, is away: the store judges and writes nothing.
+A copy counts as proven if its length is right. The first post writes the id into the folder, then
+into the ledger. From then on, a folder without the id (an unmounted disk) is away: the store judges
+and writes nothing.
 """
 
 import contextlib
@@ -50,7 +49,7 @@ PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
 
 MARKER: Final = "store-id"
-"""The file with the store's id. A folder that you copy it to becomes the store."""
+"""Holds the store's id. A folder that you copy it to becomes the store."""
 
 _PART: Final = ".part-"
 _ROOT_BYTES: Final = 32  # proof type 3; roots of type 0 have 64
@@ -63,27 +62,22 @@ class FolderLedger(Protocol):
     """The part of the ledger that the store needs. See `ledger.folder_store`."""
 
     def folder_store(self) -> str | None:
-        """Return the id of the folder with the chunks. None before `mark_folder_store`."""
+        """Return the id of the folder with the chunks."""
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Record the id of the folder with the chunks.
-
-        Returns the recorded id, which may be older.
-        """
+        """Record the folder's id. Returns the recorded one, which may be older."""
 
 
 class NoLedger:
-    """Stands in for the ledger."""
+    """Stands in for the ledger until the process ends."""
 
     def __init__(self) -> None:
         self._id: str | None = None
 
     def folder_store(self) -> str | None:
-        """Return the recorded id."""
         return self._id
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Record the id until the process ends."""
         self._id = folder_id
         return folder_id
 
@@ -95,7 +89,6 @@ class DirectoryReader(ChunkReader):
     required_copies = 1
 
     def __init__(self, folder: Path, recorded_id: Callable[[], str | None] = lambda: None) -> None:
-        """`recorded_id` returns the ledger's id of the folder with the chunks, or None."""
         self.folder = folder
         self._recorded_id = recorded_id
         self._id = ""  # set once the folder was seen with the ledger's id
@@ -103,10 +96,7 @@ class DirectoryReader(ChunkReader):
         self._posts = folder / "posts"
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder lacks the ledger's id.
-
-        Any folder passes while there is none.
-        """
+        """Raise StoreAway if the folder lacks the ledger's id."""
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
@@ -118,7 +108,6 @@ class DirectoryReader(ChunkReader):
         self._id = recorded
 
     def _read_marker(self) -> str:
-        """Return the id in the folder, or "". Raises StoreAway if the marker has no id."""
         path = self.folder / MARKER
         try:
             with path.open("rb") as file:
@@ -153,7 +142,7 @@ class DirectoryReader(ChunkReader):
         )
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return the copy if its file has the posted length."""
+        """The copy exists if its file has the posted length."""
         self.require_here()
         try:
             size_bytes = self._chunk_path(posting).stat().st_size
@@ -172,11 +161,10 @@ class DirectoryReader(ChunkReader):
         return []
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the folder if it has the chunk."""
         return [copy.provider for copy in self.copies(posting)]
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return the file's URL on this machine, without percent-encoding, as fsspec expects."""
+        """Return the local file's URL, without percent-encoding, as fsspec expects."""
         return {
             holder: f"file://{self._chunk_path(posting).resolve()}"
             for holder in self.holders(posting)
@@ -185,7 +173,6 @@ class DirectoryReader(ChunkReader):
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """See `ChunkReader.read`."""
         self.require_here()
         try:
             with self._chunk_path(posting).open("rb") as file:
@@ -218,26 +205,19 @@ class DirectoryReader(ChunkReader):
 
 
 class DirectoryStore(DirectoryReader, ChunkStore):
-    """Keeps each chunk as one file.
+    """Keeps each chunk as one file. Nothing is written before the first post.
 
-    Safe for several processes: files get their names only when they are complete. Nothing is
-    written before the first post.
+    Safe for several processes: files get their names only when they are complete.
     """
 
     proof_type = 3  # its root is shorter and faster to compute
 
     def __init__(self, folder: Path, ledger: FolderLedger | None = None) -> None:
-        """Open the folder. `ledger` knows which folder has the chunks."""
         self._ledger = ledger or NoLedger()
         super().__init__(folder, self._ledger.folder_store)
 
     def bind(self) -> None:
-        """Write an id into the folder if it has none, and record the id in the ledger.
-
-        Raises:
-            StoreAway: the ledger has another folder's id.
-            StoreError: the folder cannot be written.
-        """
+        """Write a missing id into the folder, and record it. StoreAway: another one is recorded."""
         self.require_here()
         if self._id:
             return
@@ -252,10 +232,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         self._id = marker
 
     def _write_marker(self, folder_id: str) -> str:
-        """Write a complete and durable marker.
-
-        Returns the folder's id: another process may be first.
-        """
         path = self.folder / MARKER
         temporary = path.with_name(f".{MARKER}-{secrets.token_hex(8)}")
         try:
@@ -280,10 +256,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         )
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """Raise StoreError if the disk has no room.
-
-        `public` is ignored: nothing leaves the folder.
-        """
+        """Raise StoreError if the disk has no room."""
         self.require_here()
         try:
             # The folder, or the nearest parent in which it can be created.
@@ -309,7 +282,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             )
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """Record that the chunk will come. Nothing is signed, so `log` stays empty."""
+        """Record that the chunk will come. Nothing is signed."""
         self.bind()
         path = self._post_path(chunk.merkle_root)
         if not path.exists():
@@ -325,7 +298,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return self._posting(chunk.merkle_root)
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """See `ChunkStore.posted_already`."""
         self.require_here()
         return (
             self._posting(chunk.merkle_root)
@@ -334,7 +306,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         )
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """See `ChunkStore.unknown_posts`. Reads only the posts that the ledger does not know."""
+        """Reads only the posts that the ledger does not know."""
         self.require_here()
         listed = {
             path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)
@@ -355,8 +327,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     ) -> None:
         """Copy the staged file. An identical copy stays, so `wrong` changes nothing.
 
-        Raises:
-            RootRefused: the bytes do not have the posted Merkle root; none of them were kept.
+        Raises RootRefused if the bytes do not have the posted Merkle root. None are kept.
         """
         try:
             file = staged.open("rb")
@@ -393,25 +364,21 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         self.require_here()  # the disk may have gone while the chunk was written
 
     def owner(self) -> str:
-        """Return the only owner."""
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """See `ChunkStore.posted`. An invalid file among the posts raises StoreError."""
+        """An invalid file among the posts raises StoreError."""
         for listed, archive in self._listed():
             if archive == archive_id:
                 yield listed
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
-        """See `ChunkStore.posted_as`. Raises like `posted`."""
         return [listed for listed, _ in self._listed() if listed.posting.merkle_root == merkle_root]
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
-        """See `ChunkStore.posted_by`. Raises like `posted`."""
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """See `ChunkStore.archives`. Raises like `posted`."""
         times = defaultdict[str | None, list[float]](list)
         for listed, archive in self._listed():
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
@@ -445,10 +412,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             ) from error
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return unfinished files with the root of their chunk.
-
-        They belong to running or killed uploads.
-        """
+        """Return the files of running or killed uploads with their chunks' roots."""
         self.require_here()
         paths = sorted([*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")])
         roots = [path.name.removeprefix(_PART).partition(".")[0] for path in paths]
@@ -486,7 +450,6 @@ def _write_new(path: Path, folder_id: str) -> None:
 
 
 def _unreadable(posting: PostRecord, error: OSError) -> StoreUnreachable:
-    """Return the error for a file that cannot be read now. Its bytes may be right."""
     return StoreUnreachable(
         f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}",
         hint="check that the store's folder exists and that this user may read it",

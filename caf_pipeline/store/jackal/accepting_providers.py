@@ -1,9 +1,4 @@
-"""Checks that enough providers would accept a chunk, before its post is paid for.
-
-A provider must be allowed by the settings, online, have room, and be fast enough. An answer is
-valid for a minute, so that thousands of chunks do not query every provider. Chunks that are posted
-already are not checked.
-"""
+"""Checks that enough providers would accept a chunk, before its post is paid for."""
 
 import threading
 import time
@@ -21,7 +16,7 @@ from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.system.quantities import counted
 
 ANSWER_VALID_SECONDS: Final = 60.0
-"""How long a provider's answer is valid. Its free space may be this old."""
+"""A provider's answer is valid so long, so that thousands of chunks share a query."""
 
 PARALLEL_QUERIES: Final = 8
 LISTED_REFUSALS: Final = 5
@@ -30,7 +25,7 @@ LISTED_REFUSALS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The reason why a provider would not take a chunk. `by_settings`: the settings exclude it."""
+    """`by_settings`: the settings exclude the provider."""
 
     provider: str
     why: str
@@ -51,11 +46,11 @@ class AcceptingProviders:
     def require(self, size_bytes: int) -> None:
         """Return if the required number of providers would take a file of this size.
 
+        A provider must be allowed by the settings, online, have room, and be fast enough.
+
         Raises:
-            UploadsRefused: the settings or the bandwidth limit exclude too many; waiting does not
-                help.
-            NoProvider: too few providers are online, have room and are fast enough now.
-            StoreUnreachable: the chain does not list the providers.
+            UploadsRefused: settings or the bandwidth limit exclude too many; waiting does not help.
+            NoProvider: too few would take it now.
         """
         self.uploads.parallel_uploads(size_bytes)
         required = self.settings.copies_required
@@ -93,10 +88,7 @@ class AcceptingProviders:
     def _query(
         self, order: Sequence[str], size_bytes: int, required: int
     ) -> tuple[int, Sequence[_Refusal]]:
-        """Query providers in parallel until enough would take the file.
-
-        Returns how many would take it, and the refusals of the others.
-        """
+        """Return how many would take the file, and the refusals of the others."""
         waiting, running = deque(order), dict[Future[_Refusal | None], str]()
         takers, refusals = 0, list[_Refusal]()
         pool = ThreadPoolExecutor(PARALLEL_QUERIES, thread_name_prefix="taker")

@@ -1,6 +1,6 @@
 """The answers of chain nodes as records, with every field checked. No I/O.
 
-Source: the table "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
+Source: "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
 
 import base64
@@ -16,24 +16,21 @@ from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.store.jackal.names import DENOM
 
 NOT_FOUND: Final = 5
-"""The gRPC code for an unknown object. Over REST it comes with status 404."""
+"""The gRPC code for an unknown object. REST sends it with status 404."""
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _COIN: Final = re.compile(r"([0-9]{1,20})([a-zA-Z][a-zA-Z0-9/:._-]*)")
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 TYPE_3: Final = 3
 TYPE_3_SINCE: Final = (5, 1, 0)
-"""The first version of the chain that verifies proofs of type 3.
-
-Earlier versions list such proofs, but all of them fail.
-"""
+"""The first version that verifies proofs of type 3. Before, all of them fail."""
 
 _VERSION: Final = re.compile(
     r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?"
     r"(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
 )
 _LARGEST: Final = 2**63 - 1
-"""The largest int64. The few uint64 fields are heights and counts, far below it."""
+"""int64. The few uint64 fields are heights and counts, far below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account's number, and the sequence of its next transaction. Both are signed."""
+    """An account's number, and its next sequence."""
 
     number: int
     sequence: int
@@ -71,13 +68,13 @@ class StoragePlan:
 
     @property
     def free_bytes(self) -> int:
-        """Unused space, at least 0."""
+        """At least 0."""
         return max(0, self.space_bytes - self.used_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider's registration. `total_bytes` is its whole space, 0 if unreadable."""
+    """A provider's registration. `total_bytes` is 0 if unreadable."""
 
     address: str
     url: str
@@ -108,7 +105,7 @@ class ChainFile:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The addresses that claim a copy, in the order of `proofs`."""
+        """In the order of `proofs`."""
         return tuple(proof.split("/", 1)[0] for proof in self.proofs)
 
 
@@ -117,12 +114,9 @@ class FileProof:
     """The chain's record of one copy's proofs.
 
     Attributes:
-        provider: the copy's provider; "" if the answer lacks it.
-        last_proven: block height of the last verified proof, or of the provider's joining, which
-            verifies nothing.
-        next_leaf: the leaf of the next proof. A verified proof draws it at random. Joining writes
-            0,
-            which may also be drawn.
+        provider: "" if the answer lacks it.
+        last_proven: block height of the last verified proof, or of the provider's joining.
+        next_leaf: drawn at random by a verified proof, 0 after joining.
     """
 
     merkle_root: bytes
@@ -134,18 +128,17 @@ class FileProof:
 
     @property
     def verified(self) -> bool:
-        """Whether `last_proven` is certainly a verified proof. Only those draw a leaf above 0."""
+        """Whether `last_proven` is certainly a verified proof: only those draw a leaf above 0."""
         return self.next_leaf > 0
 
 
 @dataclass(frozen=True, slots=True)
 class IncludedTransaction:
-    """A transaction in a block.
+    """A transaction in a block. `code` is 0 if all messages took effect.
 
     Attributes:
-        code: 0 if all messages took effect.
         data: hex; see `post_starts`.
-        moved: the net ujkl that its messages gave each account, fee excluded. None if unknown.
+        moved: the net ujkl that its messages gave each account, fee excluded.
     """
 
     height: int
@@ -158,7 +151,7 @@ class IncludedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """A node's answer to a broadcast. `code` 0: the transaction is in the mempool."""
+    """A node's answer. `code` 0: the transaction is in the mempool."""
 
     code: int
     codespace: str
@@ -166,10 +159,7 @@ class Broadcast:
 
 
 class ChainAnswer:
-    """One JSON object of an answer.
-
-    A field of a wrong type raises ChainUnreachable with the query.
-    """
+    """A JSON object. A field of a wrong type raises ChainUnreachable with the query."""
 
     def __init__(self, value: object, query: str) -> None:
         if not isinstance(value, dict):
@@ -178,7 +168,7 @@ class ChainAnswer:
         self.query = query
 
     def has(self, name: str) -> bool:
-        """Return whether the member exists and is not null."""
+        """Whether the member exists and is not null."""
         return self._value.get(name) is not None
 
     def _member(self, name: str, kind: type, kind_name: str) -> Any:  # noqa: ANN401 - of `kind`
@@ -188,19 +178,15 @@ class ChainAnswer:
         return value
 
     def object(self, name: str) -> "ChainAnswer":
-        """Return an object."""
         return ChainAnswer(self._member(name, dict, "an object"), self.query)
 
     def objects(self, name: str) -> "list[ChainAnswer]":
-        """Return a list of objects. Raises if it is missing."""
         return [ChainAnswer(item, self.query) for item in self._member(name, list, "a list")]
 
     def text(self, name: str) -> str:
-        """Return a string."""
         return self._plain(name, str(self._member(name, str, "text")))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of strings."""
         texts = self._member(name, list, "a list")
         if not all(isinstance(text, str) for text in texts):
             raise _invalid(self.query, f"'{name}' should hold texts only")
@@ -213,7 +199,7 @@ class ChainAnswer:
         return text
 
     def number(self, name: str) -> int:
-        """Return a 32-bit integer, which is sent as a JSON number."""
+        """32 bits, sent as a JSON number."""
         number = int(self._member(name, int, "a number"))
         if not 0 <= number < 1 << 32:
             raise _invalid(
@@ -222,14 +208,14 @@ class ChainAnswer:
         return number
 
     def integer(self, name: str) -> int:
-        """Return a 64-bit integer, which is sent as a string."""
+        """64 bits, sent as a string."""
         text = self.text(name)
         if not _INTEGER.fullmatch(text) or abs(int(text)) > _LARGEST:
             raise _invalid(self.query, f"'{name}' should be an integer, not {_shown(text)}")
         return int(text)
 
     def data(self, name: str) -> bytes:
-        """Return bytes, which are sent in ordinary base64."""
+        """Sent in ordinary base64."""
         text = self.text(name)
         try:
             return base64.b64decode(text, validate=True)
@@ -237,7 +223,7 @@ class ChainAnswer:
             raise _invalid(self.query, f"'{name}' should be base64, not {_shown(text)}") from error
 
     def time(self, name: str) -> datetime:
-        """Return a time, which is sent in RFC 3339 with up to nine decimals."""
+        """Sent in RFC 3339 with up to nine decimals."""
         text = self.text(name)
         try:
             time = datetime.fromisoformat(text)
@@ -247,7 +233,7 @@ class ChainAnswer:
 
 
 def quoted(text: str, most: int = 200) -> str:
-    """Return an untrusted server's text, cut to `most` characters, on one line."""
+    """Return an untrusted text, cut to `most` characters, on one line."""
     return "".join(character if character.isprintable() else " " for character in text[:most])
 
 
@@ -263,7 +249,7 @@ def _shown(value: object) -> str:
 
 
 def parse_refusal(value: object) -> Refusal | None:
-    """Return the error in an answer, or None if it has another shape."""
+    """Return the error in an answer. None for another shape."""
     if not isinstance(value, dict):
         return None
     code, message = value.get("code"), value.get("message")
@@ -273,7 +259,7 @@ def parse_refusal(value: object) -> Refusal | None:
 
 
 def parse_version(answer: ChainAnswer) -> str:
-    """Return the version of the chain's software from `node_info`, or ""."""
+    """Return the software's version from `node_info`, or ""."""
     if not answer.has("application_version"):
         return ""
     software = answer.object("application_version")
@@ -330,7 +316,7 @@ def parse_file(answer: ChainAnswer) -> ChainFile:
 
 
 def parse_provider(answer: ChainAnswer) -> Provider:
-    """Parse a provider. It registers its space as free text, which may not be a number."""
+    """Parse a provider. Its space is free text, which may not be a number."""
     space = answer.text("totalspace")
     return Provider(
         answer.text("address"), answer.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0
@@ -350,7 +336,7 @@ def parse_proof(answer: ChainAnswer) -> FileProof:
 
 
 def parse_next_key(answer: ChainAnswer) -> str | None:
-    """Parse the key of the next page, as the query takes it. None after the last page."""
+    """Parse the key of the next page. None after the last page."""
     if not answer.has("pagination"):
         return None
     pagination = answer.object("pagination")
@@ -364,7 +350,7 @@ def parse_broadcast(answer: ChainAnswer) -> Broadcast:
 
 
 def parse_transaction(answer: ChainAnswer) -> IncludedTransaction:
-    """Parse a transaction that is in a block."""
+    """Parse an included transaction."""
     response = answer.object("tx_response")
     height = response.integer("height")
     if height < 1:
@@ -380,17 +366,11 @@ def parse_transaction(answer: ChainAnswer) -> IncludedTransaction:
 
 
 _MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)}
-"""Events of the bank module: the attribute that names the account, and the amount's sign.
-
-The amount follows the account.
-"""
+"""The bank module's events: the attribute that names the account, and the amount's sign."""
 
 
 def _moved(response: ChainAnswer) -> Mapping[str, int] | None:
-    """Return the ujkl that messages moved, from their logs. None if a log cannot be read.
-
-    The list of all events is no use: it includes the fee.
-    """
+    """Return what messages moved, from their logs. The list of all events includes the fee."""
     moved: dict[str, int] = {}
     try:
         for log in response.objects("logs"):

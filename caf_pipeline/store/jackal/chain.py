@@ -1,7 +1,6 @@
 """Queries to the chain: the wallet, files, providers and their proofs, transactions.
 
-`nodes` sends them. Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of
-Cosmos SDK 0.45.
+Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
 
 import base64
@@ -61,18 +60,14 @@ _SHRINK_FACTOR: Final = 8  # reduces a page to one file in three steps
 
 MAX_PAGES: Final = 50_000
 LIST_SECONDS: Final = 6 * 3600.0
-"""Limits of a list.
+"""Limits of a list. A chain that cannot search notes must list all files.
 
-A chain that cannot search notes must list all files. A page takes about 50 ms. 25 million files are
-more than twice the number of full chunks that fill the network.
+A page takes about 50 ms. 25 million files are twice the full chunks that fill the network.
 """
 
 MAX_LIST_ENTRIES: Final = 20_000
 MAX_LIST_PAGES: Final = 16
-"""Limits of a list that is held in memory: providers, and the posts of one root.
-
-There are hundreds of providers and a few posts.
-"""
+"""Limits in memory: hundreds of providers, or the few posts of a root."""
 
 _MAX_KEY: Final = 4096  # characters of a page key; the chain's are a root, an address and a height
 _STORAGE: Final = "/jackal/canine-chain/storage"
@@ -86,7 +81,6 @@ class Chain:
     def __init__(
         self, nodes: Nodes, *, list_seconds: float = LIST_SECONDS, max_pages: int = MAX_PAGES
     ) -> None:
-        """`list_seconds` and `max_pages` limit a list. `close` closes the nodes."""
         self.chain_id = nodes.chain_id
         self._nodes = nodes
         self._list_seconds = list_seconds
@@ -100,7 +94,6 @@ class Chain:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._nodes.close()
 
     def height(self) -> int:
@@ -108,15 +101,14 @@ class Chain:
         return self._nodes.query_first(lambda _, block: block.height)
 
     def now(self) -> datetime:
-        """Return the time of the newest block. The chain compares the ends of plans with it."""
+        """Return the newest block's time, which the chain compares the ends of plans with."""
         return self._nodes.query_first(lambda _, block: block.time)
 
     def block_seconds(self) -> float:
-        """See `Nodes.block_seconds`."""
         return self._nodes.block_seconds()
 
     def proof_window(self) -> int:
-        """Return the length of a proof window in blocks. A copy is proven once in each window."""
+        """Return the blocks of a window. A copy is proven once in each."""
         return self._get(
             f"{_STORAGE}/params", lambda answer: answer.object("params").integer("proof_window")
         )
@@ -124,13 +116,12 @@ class Chain:
     def require_verified(self, proof_type: int) -> None:
         """Raise if the chain may not verify proofs of this type. Called before anything is paid.
 
-        Type 0 needs no query. For type 3 every node that answers must be new enough: the nodes of
-        one chain run one version, and if two differ, either may be wrong. Trusting the older
-        version costs a setting. Wrongly trusting the newer one costs a post that is never proven.
+        For type 3 every node that answers must be new enough. Nodes of one chain run one version,
+        so if two differ, either may be wrong. Wrongly trusting the newer one costs a post that is
+        never proven.
 
         Raises:
             SettingsError: a node reports an older or unreadable version.
-            ChainUnreachable: no node answers.
         """
         for url, version in self._nodes.versions() if proof_type == TYPE_3 else ():
             if not verifies_type_3(version):
@@ -143,11 +134,7 @@ class Chain:
                 )
 
     def account(self, address: str) -> Account:
-        """Return an account's number and next sequence.
-
-        Raises:
-            EmptyWallet: the chain does not know the account, because it never received anything.
-        """
+        """Return an account. Raises EmptyWallet if it never received anything."""
         path = f"/cosmos/auth/v1beta1/accounts/{_part(address)}"
         account = self._get_or_none(path, parse_account)
         if account is None:
@@ -159,7 +146,7 @@ class Chain:
         return account
 
     def balance(self, address: str) -> int:
-        """Return an account's balance in ujkl, 0 for an unknown account."""
+        """In ujkl, 0 for an unknown account."""
         path = f"/cosmos/bank/v1beta1/balances/{_part(address)}/by_denom"
         return (
             self._get_or_none(
@@ -169,15 +156,13 @@ class Chain:
         )
 
     def plan(self, address: str) -> StoragePlan | None:
-        """Return the space that an account bought, or None. The plan may have ended."""
+        """Return the bought space. The plan may have ended."""
         return self._get_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
 
     def confirmed_plan(self, address: str) -> tuple[StoragePlan | None, datetime]:
-        """Return the plan with the end that most nodes report, and the chain's time.
+        """Return the plan with the end that most nodes report, and the earliest time of all nodes.
 
-        If two ends have equally many nodes, the earlier end wins: a false alarm harms less than a
-        hidden end. The time is the earliest of the nodes' newest blocks. Nodes that are behind do
-        not count.
+        Among equals the earlier end wins: a false alarm harms less than a hidden end.
         """
         plan_of = self._query(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
         answers = self._nodes.query_all(lambda node, block: (plan_of(node, block), block.time))
@@ -193,11 +178,7 @@ class Chain:
         return min((plan for plan, _ in answers), key=rank), min(time for _, time in answers)
 
     def price(self, days: int, size_bytes: int) -> int:
-        """Return the current price of space in ujkl.
-
-        Raises:
-            StoreError: the chain does not sell so little.
-        """
+        """Return the current price in ujkl. Raises StoreError for too little space."""
         if days < LEAST_DAYS or size_bytes < LEAST_BYTES:
             raise StoreError(
                 f"{size_bytes} bytes for {days} days are less than the chain sells",
@@ -208,10 +189,10 @@ class Chain:
         )
 
     def file(self, merkle_root: bytes, owner: str, start: int) -> ChainFile | None:
-        """Return the current state of a file, or None.
+        """Return the current state of a file.
 
-        "Not found" counts only if the list of the root confirms it: several nodes may share one
-        address, and a lagging node answers 404 without its height.
+        "Not found" counts only if the list of the root confirms it: nodes may share an address, and
+        a lagging one answers 404 without its height.
         """
         path = f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}"
         file = self._get_or_none(path, lambda answer: parse_file(answer.object("file")))
@@ -221,10 +202,7 @@ class Chain:
         return next((file for file in files if (file.owner, file.start) == (owner, start)), None)
 
     def files_of_root(self, merkle_root: bytes, owner: str | None = None) -> Sequence[ChainFile]:
-        """Return all files of a root, optionally of one owner.
-
-        Any wallet may post a root repeatedly.
-        """
+        """Any wallet may post a root repeatedly."""
         pages = self._pages_of_root(merkle_root)
         return self._collect(
             [file for file in page if owner in (None, file.owner)] for page in pages
@@ -240,28 +218,19 @@ class Chain:
                 raise
 
     def files_of_archive(self, owner: str | None, archive_id: str) -> Iterator[ChainFile]:
-        """Yield an archive's files, optionally of one owner.
-
-        Reads the list of all files if the chain cannot search notes.
-        """
+        """Reads the list of all files if the chain cannot search notes."""
         for page in self.file_pages(archive_id):
             for file in page:
                 if owner in (None, file.owner) and archive_of(file.note) == archive_id:
                     yield file
 
     def files_of_owner(self, owner: str) -> Iterator[ChainFile]:
-        """Yield all files of an owner.
-
-        The chain has no such query, so this reads the list of all files.
-        """
+        """Reads the list of all files."""
         for page in self.file_pages(None):
             yield from (file for file in page if file.owner == owner)
 
     def file_pages(self, archive_id: str | None) -> Iterator[list[ChainFile]]:
-        """Yield the pages of an archive's files.
-
-        Yields the pages of all files if `archive_id` is None, or if the chain cannot search notes.
-        """
+        """Yields all files if `archive_id` is None or the chain cannot search notes."""
         if archive_id is not None:
             pages = self._pages(
                 f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}", parse_file, "files"
@@ -283,11 +252,10 @@ class Chain:
         yield from self._pages(f"{_STORAGE}/files", parse_file, "files")
 
     def providers(self) -> Sequence[Provider]:
-        """Return all registered providers."""
         return self._collect(self._pages(f"{_STORAGE}/providers", parse_provider, "providers"))
 
     def active_providers(self) -> Sequence[Provider]:
-        """Return the providers that hold a proof. Empty on a young chain."""
+        """Return the providers with a proof. Empty on a young chain."""
         pages = self._pages(
             f"{_STORAGE}/active_providers", lambda answer: answer.text("address"), "providers"
         )
@@ -297,10 +265,7 @@ class Chain:
         return [provider for provider in self.providers() if provider.address in active]
 
     def proof(self, provider: str, merkle_root: bytes, owner: str, start: int) -> FileProof | None:
-        """Return the chain's record of a copy's proofs, or None.
-
-        Its fields come from the same answer.
-        """
+        """Return the record of a copy's proofs, all from one answer."""
 
         def matches(proof: FileProof) -> bool:
             same_file = (proof.merkle_root, proof.owner, proof.start) == (merkle_root, owner, start)
@@ -321,17 +286,14 @@ class Chain:
         return next(filter(matches, proofs), None)
 
     def proof_pages(self, provider: str) -> Iterator[list[FileProof]]:
-        """Yield the pages of a provider's proofs, one for each listed file of any owner."""
+        """One proof for each listed file of any owner."""
         # Version 4 of the chain names the list in the singular.
         yield from self._pages(
             f"{_STORAGE}/proofs/{_part(provider)}", parse_proof, "proofs", "proof"
         )
 
     def broadcast(self, body: bytes) -> Broadcast:
-        """Send a transaction. Sending the same bytes again is harmless.
-
-        If this raises, the transaction may have been sent.
-        """
+        """Send a transaction; repeats are harmless. If this raises, it may have been sent."""
         message = json.dumps(
             {"tx_bytes": base64.b64encode(body).decode(), "mode": "BROADCAST_MODE_SYNC"}
         ).encode()
@@ -349,11 +311,7 @@ class Chain:
         )
 
     def transaction(self, hash: str) -> IncludedTransaction | None:
-        """Return a transaction that is in a block.
-
-        None if the node does not know it, or keeps no index of transactions. If there is no index,
-        only the transaction's effect shows that it is in a block.
-        """
+        """None if the node does not know it or keeps no index. Then only its effect shows it."""
         try:
             included = self._get_or_none(f"/cosmos/tx/v1beta1/txs/{_part(hash)}", parse_transaction)
         except Refused as refused:
@@ -392,7 +350,6 @@ class Chain:
     def _pages(
         self, path: str, parse: Callable[[ChainAnswer], T], *names: str
     ) -> Iterator[list[T]]:
-        """Yield the pages of a list, whose member has one of these names. Any page may be empty."""
 
         def read(answer: ChainAnswer) -> tuple[list[T], str | None]:
             name = next(filter(answer.has, names), names[-1])

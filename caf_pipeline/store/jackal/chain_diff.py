@@ -1,6 +1,6 @@
-"""The difference between the chain's list of an archive and the ledger's chunks. Pure.
+"""The difference between the chain's files of an archive and the ledger's chunks. Pure.
 
-A file on the chain is (root, owner, start). A posted chunk has the same three.
+(root, owner, start) identifies both.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -28,11 +28,11 @@ class ChainDiff:
     """The difference between the chain and the ledger.
 
     Attributes:
-        listed: chunks that the chain has, each with its file.
+        listed: chunks on the chain, with their files.
         missing: posted chunks that the chain does not list.
-        foreign: the wallet's files in this archive without a chunk, e.g. of an abandoned chunk.
+        foreign: the wallet's files without a chunk, e.g. of an abandoned chunk.
         expiring: names of listed chunks whose file ends by the requested height.
-        short: names of located chunks whose file has fewer providers than required copies.
+        short: names of located chunks whose file has too few providers.
     """
 
     listed: Sequence[tuple[Chunk, ChainFile]]
@@ -51,15 +51,10 @@ def compare(
     expiring_at: int,
     plan_ends: bool = False,
 ) -> ChainDiff:
-    """Compare the chain's files with the ledger's chunks.
+    """Compare the archive's files, of any owner, with the ledger's chunks in any state.
 
-    Args:
-        files: the archive's files on the chain, of the wallet and of other owners of its chunks.
-        chunks: the ledger's chunks in any state.
-        owner: the wallet's address.
-        required_copies: how many providers a located chunk needs.
-        expiring_at: a block height. Files with their own end at or before it are expiring.
-        plan_ends: True if the wallet's space ends by then. Files without their own end end with it.
+    Files that end at or before `expiring_at` are expiring; those without their own end, if
+    `plan_ends`.
     """
     files_by_post = {(file.merkle_root, file.owner, file.start): file for file in files}
     listed: list[tuple[Chunk, ChainFile]] = []

@@ -13,7 +13,7 @@ from caf_pipeline.store.protocol import PostRecord, ProviderRecords
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 HOLDERS_SECONDS: Final = 60.0
-"""Maximum age of a file's cached holders. Thousands of objects are read from one chunk in a row."""
+"""Maximum age of cached holders. Thousands of objects are read from one chunk in a row."""
 
 MAX_CACHED: Final = 4096
 
@@ -66,7 +66,6 @@ class Downloads:
         return self._selection.to_read(holders)
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """See `ChunkReader.urls`."""
         clients = {address: self._selection.client(address) for address in self.holders(posting)}
         return {
             address: client.download_url(posting) for address, client in clients.items() if client
@@ -75,7 +74,6 @@ class Downloads:
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """See `ChunkReader.read`."""
         root = posting.merkle_root.hex()
         if end_byte > posting.stored_size_bytes:
             raise IntegrityError(
@@ -116,7 +114,6 @@ class Downloads:
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
     ) -> bool:
-        """See `ChunkReader.has_lost`."""
         try:
             client = self._selection.client(provider)
         except StoreUnreachable:

@@ -1,7 +1,6 @@
-"""The chain's messages and signed transactions as bytes. No I/O.
+"""The chain's messages and signed transactions as bytes. No I/O, no generated code.
 
-The protobuf types are described here by field number, so no generated code is needed. Source: the
-tables "Messages" and "Transactions" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK
+Source: "Messages" and "Transactions" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK
 0.45.
 """
 
@@ -113,11 +112,7 @@ def encode(type_name: str, **fields: Any) -> bytes:  # noqa: ANN401 - as above
 
 
 def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes are made at run time
-    """Parse a message.
-
-    Raises:
-        StoreError: these are not the bytes of such a message.
-    """
+    """Parse a message. Raises StoreError if these are not its bytes."""
     message = _message(type_name)
     try:
         message.ParseFromString(data)
@@ -136,10 +131,7 @@ class ChainMessage:
 
 @dataclass(frozen=True, slots=True)
 class TransactionTerms:
-    """The terms that a transaction signs.
-
-    `fee` is in ujkl. `timeout_height` is the last block that may include the transaction.
-    """
+    """Signed terms. `fee` is in ujkl; `timeout_height` is the last possible block."""
 
     chain_id: str
     account_number: int
@@ -152,10 +144,7 @@ class TransactionTerms:
 def post_file(
     creator: str, merkle_root: bytes, size_bytes: int, *, copies: int, proof_type: int, note: str
 ) -> ChainMessage:
-    """Return the message that posts a file, for as long as the plan lasts.
-
-    All copies take space.
-    """
+    """Return the message that posts a file, for as long as the plan lasts."""
     value = encode(
         "PostFile",
         creator=creator,
@@ -219,17 +208,14 @@ def sign_transaction(
 
 
 def transaction_messages(body: bytes) -> list[ChainMessage]:
-    """Return the messages of a transaction in their order."""
+    """Return a transaction's messages in order."""
     raw = decode("TxRaw", body)
     messages = decode("TxBody", raw.body_bytes).messages
     return [ChainMessage(message.type_url, message.value) for message in messages]
 
 
 def transaction_fee(body: bytes) -> int:
-    """Return a transaction's fee in ujkl.
-
-    The fee is paid even if the transaction fails in its block.
-    """
+    """Return the fee in ujkl. It is paid even if the transaction fails in its block."""
     raw = decode("TxRaw", body)
     return sum(
         int(coin.amount)
@@ -239,13 +225,7 @@ def transaction_fee(body: bytes) -> int:
 
 
 def post_starts(data: str) -> list[int]:
-    """Return the start of each post from the `data` (hex TxMsgData) of an included transaction.
-
-    The order is that of the posts.
-
-    Raises:
-        StoreError: the data has another format.
-    """
+    """Return the start of each post, in order, from an included transaction's hex TxMsgData."""
     try:
         results = decode("TxMsgData", bytes.fromhex(data)).data
     except ValueError as error:

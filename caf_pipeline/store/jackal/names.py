@@ -11,12 +11,12 @@ NOTE_MEMBER: Final = "caf_pipeline"
 
 
 def transaction_hash(body: bytes) -> str:
-    """Return the chain's name of these transaction bytes."""
+    """Return the chain's name of a transaction."""
     return hashlib.sha256(body).hexdigest().upper()
 
 
 def root_in_path(merkle_root: bytes) -> str:
-    """Return a root in URL-safe base64 with padding, as the chain's paths need it.
+    """Return a root in URL-safe base64 with padding.
 
     The chain refuses hex and percent-encoded ordinary base64.
     """
@@ -34,7 +34,7 @@ def archive_note(archive_id: str) -> str:
 
 
 def archive_of(note: str) -> str | None:
-    """Return the archive that a note names, or None. The inverse of `archive_note`."""
+    """Return the archive that a note names."""
     try:
         value = json.loads(note)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """REST servers of chain nodes ("LCD"), with failover.
 
-A request goes to the next node if a node fails, lags, or no longer makes blocks. A "not found"
-proves something only if the node is as far as any node was ever seen. So each query first reads the
-node's height, and ignores nodes below the greatest height seen.
+A request goes to the next node if a node fails, lags, or no longer makes blocks. A lagging node's
+"not found" proves nothing. So each query first reads the node's height, and ignores nodes below the
+greatest height ever seen.
 
 Source: "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
@@ -45,29 +45,25 @@ FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 8.0
 """Attempts of a call, and the random, doubling waits between them.
 
-Together they outlast a block of six seconds, the usual difference between nodes.
+Together they outlast a block.
 """
 
 SILENCE_SECONDS: Final = 10.0
-"""Timeout for a node that sends nothing. Nodes answer from their own state within milliseconds."""
+"""Timeout for a silent node. Nodes answer within milliseconds."""
 
 ANSWER_SECONDS: Final = 60.0
 ANSWER_BYTES: Final = 4 * 2**20
-"""Limits of a whole exchange.
-
-A page of files is below 1 MiB. JSON of 4 MiB may need 100 MB of memory.
-"""
+"""Limits of an exchange. A page is below 1 MiB; JSON of 4 MiB may need 100 MB of memory."""
 
 HALTED_SECONDS: Final = 300.0
 HALTED_BLOCKS: Final = 50
 """If the newest block is older than both, the chain has stopped or the node is far behind.
 
-Blocks take about six seconds. Network upgrades stop the chain for more than five minutes, ordinary
-delays do not.
+Network upgrades take more than five minutes, ordinary delays do not.
 """
 
 BLOCK_SECONDS: Final = 6.0
-"""The target of Jackal's main network, used while the chain is too young to measure."""
+"""Jackal's target, used while the chain is too young to measure."""
 
 _MEASURED_BLOCKS: Final = 100
 _MEASURE_AGAIN_SECONDS: Final = 600.0
@@ -76,10 +72,7 @@ _AVOID_SECONDS: Final = 30.0  # a failed node comes last for so long
 _HEIGHT: Final = re.compile(r"[0-9]{1,18}")  # below 2^63
 
 _HEIGHT_HEADER: Final = "Grpc-Metadata-X-Cosmos-Block-Height"
-"""The height of the state that an answer was read from. Some answers lack it.
-
-Several nodes may share one address, so this height may differ from the one read before.
-"""
+"""The height that an answer was read from, which may differ behind a shared address."""
 
 _TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
 
@@ -87,7 +80,7 @@ T = TypeVar("T")
 
 
 class Refused(ChainUnreachable):
-    """A node answered with an error. The caller decides what the error means."""
+    """A node's error. The caller decides what it means."""
 
     def __init__(self, query: str, status: int, refusal: Refusal) -> None:
         foreign = status == httpx.codes.NOT_IMPLEMENTED
@@ -103,17 +96,16 @@ class Refused(ChainUnreachable):
 
     @property
     def not_found(self) -> bool:
-        """Whether the node reports that the object does not exist."""
         return self.status == httpx.codes.NOT_FOUND and self.refusal.code == NOT_FOUND
 
     @property
     def no_index(self) -> bool:
-        """Whether the node keeps no index of transactions."""
+        """The node keeps no index of transactions."""
         return "indexing is disabled" in self.refusal.message
 
     @property
     def final(self) -> bool:
-        """Whether a retry would get the same answer."""
+        """A retry would get the same answer."""
         at_fault = (
             httpx.codes.is_client_error(self.status)
             and self.status != httpx.codes.TOO_MANY_REQUESTS
@@ -159,20 +151,9 @@ class Nodes:
     ) -> None:
         """Configure the nodes, the best first. Sends no request.
 
-        Args:
-            urls: `http(s)://host[:port]`.
-            chain_id: nodes of other chains are refused.
-            seen_height: returns the greatest height that any process has seen of this chain.
-            see_height: stores a height.
-            attempts: how often a call tries all nodes.
-            first_wait_seconds: approximate wait after the first attempt; it doubles.
-            silence_seconds: timeout for a node that sends nothing.
-            answer_seconds: timeout for a whole exchange.
-            halted_seconds: age of the newest block from which the chain may have stopped.
-            waits: reports long waits.
-
-        Raises:
-            SettingsError: a URL is missing or invalid.
+        `urls` are `http(s)://host[:port]`. A call tries all nodes `attempts` times; the first wait
+        doubles. `halted_seconds` is the age of the newest block from which the chain may have
+        stopped.
         """
         if not urls:
             raise SettingsError(
@@ -209,7 +190,6 @@ class Nodes:
         )
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def query_first(self, ask: Callable[[Node, Block], T]) -> T:
@@ -235,7 +215,7 @@ class Nodes:
         return self._retrying(ask_once)
 
     def query_all(self, ask: Callable[[Node, Block], T]) -> list[T]:
-        """Return the answers of all good nodes. Raises like `query_first` if there is none."""
+        """Return the answers of all good nodes. Raises like `query_first`."""
         answers = []
         for node in self._nodes:
             with suppress(StoreUnreachable):
@@ -246,10 +226,6 @@ class Nodes:
         """Return the address and the version of each node that answers.
 
         Nodes that failed recently are asked only if no other node answers.
-
-        Raises:
-            StoreUnreachable: no node answers after all attempts.
-            SettingsError: a node belongs to another chain.
         """
 
         def ask_once() -> list[tuple[str, str]]:
@@ -271,10 +247,7 @@ class Nodes:
         return self._retrying(ask_once)
 
     def block_seconds(self) -> float:
-        """Return the time between two blocks, averaged over the last hundred.
-
-        Measured every ten minutes.
-        """
+        """Return the time between two of the last hundred blocks, measured every ten minutes."""
         seconds, until = self._block_seconds
         if time.monotonic() < until:
             return seconds
@@ -333,10 +306,7 @@ class Nodes:
         return block
 
     def saw(self, height: int, greatest: int | None = None) -> None:
-        """Store a height that a node reported.
-
-        `greatest` is the greatest height so far, if the caller has it. It saves a query.
-        """
+        """Store a reported height. `greatest`, the greatest so far, saves a query."""
         if height > (self._seen_height() if greatest is None else greatest):
             self._see_height(height)
 
@@ -365,7 +335,7 @@ class Nodes:
         parse: Callable[[ChainAnswer], T],
         params: Mapping[str, str] | None,
     ) -> T:
-        """Return a node's answer, read from a state that is not older than the block."""
+        """Return an answer from a state that is not older than the block."""
         answer, height, _ = self.answer("GET", node, path, params=params)
         if height is not None and height < block.height:
             raise _behind(node, height, block.height)
@@ -381,10 +351,7 @@ class Nodes:
         content: bytes | None = None,
         query_name: str = "",
     ) -> tuple[ChainAnswer, int | None, datetime]:
-        """Send a request and return the answer, the height of its state, and the node's time.
-
-        The height is None if the node does not report it. Errors call the query `query_name`.
-        """
+        """Return the answer, the height of its state if reported, and the node's time."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
         limit = Limit(self._answer_seconds, silence=self._silence_seconds)
@@ -421,7 +388,13 @@ class Nodes:
             )
         height_header = response.headers.get(_HEIGHT_HEADER, "")
         height = int(height_header) if _HEIGHT.fullmatch(height_header) else None
-        return ChainAnswer(value, query_name or query), height, _answered_at(response.headers)
+        # This machine's clock may be wrong. Caches send the original Date, and the answer's age in
+        # seconds as Age (RFC 9111, 5.1).
+        answered_at = datetime.now(UTC)
+        with suppress(KeyError, ValueError, OverflowError):
+            sent_at = parsedate_to_datetime(response.headers["Date"]).astimezone(UTC)
+            answered_at = sent_at + timedelta(seconds=int(response.headers.get("Age", "0")))
+        return ChainAnswer(value, query_name or query), height, answered_at
 
 
 def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
@@ -432,21 +405,8 @@ def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
     )
 
 
-def _answered_at(headers: httpx.Headers) -> datetime:
-    """Return the time of an answer by the node's clock. This machine's clock may be wrong.
-
-    It is this machine's time if there is no Date header. Caches send the original Date, and the
-    answer's age in seconds as Age (RFC 9111, 5.1).
-    """
-    with suppress(KeyError, ValueError, OverflowError):
-        return parsedate_to_datetime(headers["Date"]).astimezone(UTC) + timedelta(
-            seconds=int(headers.get("Age", "0"))
-        )
-    return datetime.now(UTC)
-
-
 def _body(response: httpx.Response, query: str) -> bytes:
-    """Return the answer's raw bytes. A decompressed body would have no size limit."""
+    """Return the raw bytes. A decompressed body would have no size limit."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise ChainUnreachable(

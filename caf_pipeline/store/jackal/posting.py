@@ -5,15 +5,12 @@
              eight queued messages in one transaction, and commits it to the log
     settle   the same bytes are sent until the transaction is in a block, or can no longer be
 
-A transaction is given up only in two cases. Either a node past its timeout height reports that its
-sequence is unused. Or the sequence is used and, some blocks later, the node knows neither the
-transaction nor its effect.
+A transaction is given up only if a node past its timeout height reports its sequence as unused, or
+if the sequence is used and, some blocks later, the node knows neither the transaction nor its
+effect. A new wallet first settles what the old one signed for a chunk.
 
-After a change of wallet, the new wallet settles what the old one signed for a chunk before it signs
-for that chunk.
-
-Source: promise 3 in docs/explanation/design.md; the codes in "Messages" of the notes on Jackal's
-protocol, and errors.go of Cosmos SDK 0.45.
+Source: promise 3 in docs/explanation/design.md; "Messages" of the notes on Jackal's protocol;
+errors.go of Cosmos SDK 0.45.
 """
 
 import time
@@ -72,44 +69,34 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
 MOST_POSTS: Final = 8
-"""Posts in one transaction; the largest batch that was measured.
-
-A larger one saves little and fails as a whole.
-"""
+"""Posts in one transaction: the largest measured batch, which fails as a whole."""
 
 GAS_BASE: Final = 55_500
 GAS_POST: Final = 49_600
 """Measured: 105,000 for one post and 452,000 for eight."""
 
 GAS_BUY: Final = 200_000
-"""Not measured. If it is not enough, the purchase is signed again with more."""
+"""Not measured. If it is too little, the purchase is signed again with more."""
 
 GAS_MARGIN: Final = Fraction(3, 2)
 """For longer notes and larger accounts. Unused gas is paid for, too."""
 
 TAKEN_BLOCKS: Final = 5
-"""Blocks after which an included transaction must be in a node's index.
-
-Nodes write the index after the block.
-"""
+"""Blocks until an included transaction must be in a node's index."""
 
 EXPIRY_BLOCKS: Final = 1  # past the timeout height
 
 SIGNINGS: Final = 10
-"""Transactions that one call may sign.
-
-Each new signing means that the last transaction was superseded, expired or failed. More would only
-cost fees.
-"""
+"""Transactions that one call may sign, each after one without effect. More would only cost fees."""
 
 _MOST_GAS_FACTOR: Final = 8  # after three doublings, something else is wrong
 
 LEAST_WAIT_SECONDS: Final = 0.05
 MOST_WAIT_SECONDS: Final = 2.0
-"""Bounds of the wait between two polls of a transaction or a log: a quarter of a block."""
+"""Bounds of the wait between two polls: a quarter of a block."""
 
 _CLOCK_SLACK: Final = timedelta(hours=1)
-"""The error of a block's time when it is estimated from its height."""
+"""The error of a block's time that is estimated from its height."""
 
 # Codes of the codespace "sdk", unless noted.
 _UNAUTHORIZED: Final = 4  # also from the storage module, if a plan is too small or has ended
@@ -125,10 +112,7 @@ _PAST_TIMEOUT: Final = 30
 _WRONG_SEQUENCE: Final = 32
 
 _WAITED_OUT: Final = frozenset({0, _IN_MEMPOOL, _MEMPOOL_FULL, _PAST_TIMEOUT, _WRONG_SEQUENCE})
-"""Broadcast answers that are not final.
-
-The transaction may be in a block now or later, or its timeout height decides.
-"""
+"""Broadcast answers that are not final: a block, or the timeout height, decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +120,10 @@ class Purchase:
     """Bought space.
 
     Attributes:
-        hash: the transaction's hash.
         cost: in ujkl, fee included.
         height: its block, or the height at which its effect was seen.
-        earlier: True if an earlier call sent it and did not see its end. This call bought nothing.
-        cost_told: True if `cost` was charged. Otherwise it is the list price, an upper bound.
+        earlier: an earlier call sent it. This call bought nothing.
+        cost_told: `cost` was charged. Otherwise it is an upper bound.
     """
 
     hash: str
@@ -157,8 +140,7 @@ class TransactionOutcome:
     Attributes:
         outcome: "included", "failed", "expired" or "superseded".
         height: its block, or the height at which the outcome was seen.
-        answer: the chain's record, if a node reported it.
-        cost: the amount charged in ujkl. None if unknown.
+        cost: the amount charged in ujkl, if known.
     """
 
     transaction: SignedTransaction
@@ -178,7 +160,7 @@ class _Attempts:
 class Poster:
     """Posts chunks and buys space for one wallet on one chain.
 
-    `wait_while_paused` blocks until the operator's pause ends. It is called before signing.
+    `wait_while_paused` is called before signing and blocks until the operator's pause ends.
     """
 
     def __init__(
@@ -205,7 +187,7 @@ class Poster:
 
     @property
     def account(self) -> str:
-        """The log's name of the account: "<chain id>/<address>"."""
+        """The log's name of the account: `<chain id>/<address>`."""
         return f"{self._chain.chain_id}/{self._address}"
 
     def post(
@@ -216,12 +198,11 @@ class Poster:
         `ready` is called before anything is signed. It raises if nothing should be paid now.
 
         Raises:
-            NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed.
-            SettingsError: the chain may not verify proofs of the chunk's type; nothing was signed.
+            NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached, SettingsError: nothing was
+            signed.
             StoredAlready: the ledger does not know a post of the archive; nothing was signed.
-            TransactionRefused: the chain refused it with a code that no other error covers.
+            TransactionRefused: no other error covers the code.
             StoreError: our post of this root has another size or too few copies.
-            StoreUnreachable, LeaseLost.
         """
         posting = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
         if posting is not None:
@@ -273,10 +254,7 @@ class Poster:
                     return posting
 
     def find(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post from the chain, once no pending transaction may post it.
-
-        Signs nothing. Raises the errors of `post` about the chain and unsuitable posts.
-        """
+        """Return the chunk's post once no pending transaction may post it. Signs nothing."""
         return self._post_of_other_wallet(chunk, log) or self._find_own(chunk, log)
 
     def unknown_posts(
@@ -284,8 +262,8 @@ class Poster:
     ) -> Sequence[bytes]:
         """Return the roots of the wallet's posts of an archive that the ledger does not know.
 
-        Reads the chain's list only if the log does not explain the account's sequence. `sequence`
-        is the account's sequence, if the caller knows it.
+        Reads the chain's list only if the log does not explain `sequence`, the account's current
+        one.
         """
         if sequence is None:
             try:
@@ -311,10 +289,6 @@ class Poster:
         return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
 
     def _post_of_other_wallet(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post by a wallet that was used before.
-
-        First settles that wallet's transactions. Sending and looking them up again needs no key.
-        """
         for account in log.other_accounts(chunk.name, self.account):
             chain_id, _, address = account.rpartition("/")
             if chain_id != self._chain.chain_id:
@@ -334,9 +308,8 @@ class Poster:
         returned and nothing is bought.
 
         Raises:
-            EmptyWallet, SpendCapReached: nothing was signed.
-            SettingsError: the chain may not verify proofs of the set type; nothing was signed.
-            TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
+            EmptyWallet, SpendCapReached, SettingsError: nothing was signed.
+            TransactionRefused.
         """
         attempts = _Attempts()
         message = buy_storage(self._address, size_bytes, days)
@@ -358,12 +331,7 @@ class Poster:
                     self._wait()
 
     def settle(self, log: TransactionLog) -> None:
-        """Wait for the outcome of every pending transaction of the account, and store it.
-
-        Raises:
-            HeldByOther: a live run does this already.
-            StoreUnreachable, LeaseLost.
-        """
+        """Store the outcome of every pending transaction. Raises HeldByOther if a live run does."""
         with log.lease(self.account) as lease:
             self._settle_pending(lease, log)
 
@@ -375,16 +343,11 @@ class Poster:
         )
 
     def _own_files(self, merkle_root: bytes) -> list[ChainFile]:
-        """Return our posts of a root that last as long as the plan, by start."""
+        """Files that last as long as the plan, by start."""
         files = self._chain.files_of_root(merkle_root, self._address)
         return sorted((file for file in files if not file.expires), key=lambda file: file.start)
 
     def _posted(self, merkle_root: bytes, size_bytes: int) -> PostRecord | None:
-        """Return our post of a root from the chain.
-
-        Raises:
-            StoreError: all our posts have another size or too few copies.
-        """
         files = self._own_files(merkle_root)
         required = self._settings.copies_required
         for file in files:
@@ -427,11 +390,6 @@ class Poster:
         self._learn(result, attempts, batch=len(posts) > 1)
 
     def _batch(self, own: WaitingPost, waiting: Iterable[WaitingPost]) -> list[WaitingPost]:
-        """Return our post and the queued posts that fit into the space and are not on the chain.
-
-        Raises:
-            NoStoragePlan, PlanExpired, PlanTooSmall: our post has no space.
-        """
         plan = self._chain.plan(self._address)
         if plan is None:
             raise NoStoragePlan(
@@ -475,8 +433,8 @@ class Poster:
     ) -> SignedTransaction:
         """Sign with the account's current sequence; nothing of the account is pending.
 
-        The transaction can only be included with this sequence. So no other post of the account
-        comes between the check of the archives' posts and this transaction.
+        Only this sequence can include it, so no post comes between the check of posts and this
+        transaction.
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
@@ -532,7 +490,6 @@ class Poster:
         size_bytes: int,
         days: int,
     ) -> Purchase | None:
-        """Sign and settle one purchase. None if it had no effect and may be tried again."""
         self._chain.require_verified(self._settings.proof_type)
         gas = ceil(GAS_BUY * GAS_MARGIN) * attempts.gas_factor
         price = self._chain.price(days, size_bytes)
@@ -571,8 +528,8 @@ class Poster:
     ) -> TransactionOutcome:
         """Send a committed transaction until its outcome is known, and store the outcome.
 
-        `ours` means that this call signed it, so that a refused broadcast is an error; it stays
-        pending. A refused transaction of an earlier call waits for its timeout height.
+        `ours`: this call signed it, so a refused broadcast is an error and the transaction stays
+        pending. A refused one of an earlier call waits for its timeout height.
         """
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
@@ -632,8 +589,8 @@ class Poster:
     ) -> TransactionOutcome | None:
         """Return the outcome of a transaction whose sequence is used, by itself or another one.
 
-        The node's index alone proves nothing: it may be written later, or not at all. `last` means
-        that the index had its time.
+        A node may write its index later, or never: it proves nothing until it had its time
+        (`last`).
         """
         if result := self._included(transaction):
             return result
@@ -651,7 +608,6 @@ class Poster:
         return TransactionOutcome(transaction, "superseded", height) if last else None
 
     def _bought(self, transaction: SignedTransaction, message: bytes, height: int) -> bool:
-        """Return whether this purchase can have made the wallet's plan, by its size and end."""
         purchase = decode("BuyStorage", message)
         plan = self._chain.plan(self._address)
         if plan is None or plan.space_bytes != purchase.bytes:
@@ -682,10 +638,6 @@ class Poster:
         return replace(result, cost=cost)
 
     def _starts(self, result: TransactionOutcome, posts: Sequence[bytes]) -> list[int]:
-        """Return the start of each post.
-
-        It comes from the transaction's data, or else from the chain's list of files.
-        """
         if result.answer is not None:
             starts = post_starts(result.answer.data)
             if len(starts) != len(posts):

@@ -1,7 +1,6 @@
 """The HTTP API of one provider: status, uploads and their jobs, ranged downloads.
 
-An upload is a multipart form of known length. Its file part comes last and is streamed from the
-staged file in constant memory. Source: "Provider HTTP API" in the notes on Jackal's protocol.
+Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 
 import contextlib
@@ -38,19 +37,15 @@ PROBE_SECONDS: Final = 10.0
 """Timeout of the first request to a provider, before anything is sent to it."""
 
 GATHERED_BYTES: Final = PIECE_BYTES - 2 * READ_BYTES
-"""Bytes of a download that are joined into a piece.
-
-One more read and the rest of the one before still fit into `PIECE_BYTES`.
-"""
+"""Bytes joined into a piece: one more read still fits into `PIECE_BYTES`."""
 
 LARGE_PIECE_BYTES: Final = READ_BYTES // 2
-"""Reads of this size are passed on unjoined, because joining copies each byte twice."""
+"""Such reads are passed on unjoined: joining copies each byte twice."""
 
 DIRECT_FROM_BYTES: Final = 8 << 20
 """Longer answers are read past httpcore, which copies each byte five times.
 
-This gives up the connection. A new one takes some milliseconds of a download that takes tenths of a
-second at 10 Gbit/s with TLS.
+This gives up the connection, which costs milliseconds.
 """
 
 DIRECT_READ_BYTES: Final = PIECE_BYTES // 2
@@ -63,27 +58,16 @@ STATUS_SECONDS: Final = 2.0
 
 MAX_RESUMED: Final = 3
 LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4
-"""After so many attempts in a row that each bring less than this, the download fails.
-
-Otherwise a provider that breaks off after each byte would never end.
-"""
+"""Attempts in a row that bring less end a download, which might never end otherwise."""
 
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _PAGES: Final = ("text/html", "application/json")
-"""Content types of proxies and APIs, even with status 200.
-
-Servers in Go send a chunk as text/plain.
-
-A chunk begins with JSON.
-"""
+"""Content types of proxies' pages. Go sends a chunk, which begins with JSON, as text/plain."""
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
 _NO_ROUTE: Final = "404 page not found"
-"""The answer of Go servers, such as a proxy whose provider is away, to an unknown path.
-
-Providers know the download path.
-"""
+"""The answer of Go proxies to an unknown path. Providers know the download path."""
 _MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
 _NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
 _NO_ROOM: Final = re.compile(r"no space left", re.IGNORECASE)  # from its operating system
@@ -95,31 +79,22 @@ _ERROR_PREFIX: Final = "Error"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A provider's report on an upload.
-
-    Only `done` and `error` are final: an error never raises `progress`.
-
-    Attributes:
-        progress: percent.
-        status: free text.
-    """
+    """A provider's report on an upload. `progress` is in percent; an error never raises it."""
 
     progress: float
     status: str
 
     @property
     def done(self) -> bool:
-        """The provider stored the file and queued its proof."""
+        """The file is stored and its proof queued. Only `done` and `error` are final."""
         return self.progress >= 100 and not self.error
 
     @property
     def error(self) -> str:
-        """The reported error, or ""."""
         return self.status if self.status.startswith(_ERROR_PREFIX) else ""
 
     @property
     def refuses_bytes(self) -> bool:
-        """The bytes do not match the root."""
         return bool(self.error and _MISMATCH.search(self.error))
 
     @property
@@ -129,7 +104,6 @@ class Job:
 
     @property
     def has_no_room(self) -> bool:
-        """The provider's disk is full."""
         return bool(self.error and _NO_ROOM.search(self.error))
 
     @property
@@ -161,9 +135,8 @@ class Sending:
 
     Attributes:
         staged: its first `posting.stored_size_bytes` bytes are sent.
-        control: called for each piece.
         answer_seconds: how long a provider may read, and then how long it may take to answer.
-        sent_before: the file was sent before, so a finished job may be an old one.
+        sent_before: a finished job may be an old one.
     """
 
     posting: PostRecord
@@ -184,7 +157,7 @@ class UploadForm:
 
 
 def upload_form(posting: PostRecord, *, proof_type: int | None = None) -> UploadForm:
-    """Return the form of an upload. None leaves out the field `type`."""
+    """Return the form of an upload, whose file part is the last. None leaves out `type`."""
     boundary = secrets.token_hex(24)
     fields = {
         "sender": posting.owner,
@@ -210,7 +183,6 @@ def upload_form(posting: PostRecord, *, proof_type: int | None = None) -> Upload
 
 
 def _join_pieces(pieces: Iterator[bytes], size_bytes: int) -> bytes:
-    """Return the next bytes, at least `size_bytes` unless the answer ends or breaks off."""
     first = next(pieces, b"")
     if len(first) >= LARGE_PIECE_BYTES:
         return first
@@ -259,11 +231,7 @@ def _json(answer: ProviderAnswer) -> dict[str, Any]:
 
 @dataclass
 class ProviderClient:
-    """A provider at an address. Safe for several threads.
-
-    Every method raises StoreUnreachable if the provider does not answer, or breaks the protocol.
-    `may_be_private` allows a host with a private address.
-    """
+    """A provider. Safe for several threads. Faults of the protocol raise StoreUnreachable."""
 
     url: str
     may_be_private: bool = False
@@ -273,15 +241,10 @@ class ProviderClient:
         self._pool = self.address.pool()
 
     def close(self) -> None:
-        """Close idle connections."""
         self._pool.close()
 
     def version(self, check: Callable[[], None] = no_check) -> str:
-        """Return the provider's version, or "" if it answers without one.
-
-        Raises:
-            StoreUnreachable: it does not answer, or a proxy reports that it is down.
-        """
+        """Return the version, or "" if the provider answers without one."""
         answer = ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)
         if answer.status >= 500:
             raise StoreUnreachable(f"provider {self.address} answers with {answer.status}")
@@ -289,10 +252,7 @@ class ProviderClient:
         return quoted(version) if isinstance(version, str) else ""
 
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
-        """Return the provider's free space.
-
-        None if it does not answer in time: a provider reads all its proofs to answer.
-        """
+        """None if it does not answer in time: a provider reads all its proofs to answer."""
         try:
             answer = ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)
         except StoreUnreachable:
@@ -303,10 +263,7 @@ class ProviderClient:
         )
 
     def job(self, posting: PostRecord, check: Callable[[], None] = no_check) -> Job | None:
-        """Return the status of this file's upload.
-
-        None if unknown, or if the body is incomplete.
-        """
+        """None if unknown, or if the answer's body is incomplete."""
         name = job_id(posting.merkle_root, posting.owner, posting.start)
         answer = ask(self.address, f"/v2/status/{name}", check=check)
         if answer.status in (404, 405):
@@ -326,11 +283,7 @@ class ProviderClient:
         return Job(float(progress), quoted(status, 300) if isinstance(status, str) else "")
 
     def upload(self, sending: Sending) -> Job:
-        """Send the file. Returns a final job, or an accepted one that `job` follows.
-
-        Raises:
-            StoreUnreachable: also if the connection broke; the file may be stored then.
-        """
+        """Send the file. `job` follows an accepted job. On StoreUnreachable it may be stored."""
         answer = self._send("/v2/upload", upload_form(sending.posting), sending)
         if isinstance(answer, ProviderAnswer) and answer.status in (404, 405):
             form = upload_form(sending.posting, proof_type=sending.proof_type)
@@ -419,7 +372,6 @@ class ProviderClient:
         limit.check = check_with_job
 
     def download_url(self, posting: PostRecord) -> str:
-        """Return the public URL of the file, which supports ranges."""
         return f"{self.address}{_download_path(posting)}"
 
     def download(
@@ -431,8 +383,8 @@ class ProviderClient:
     ) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
 
-        A broken download is resumed, even one that ended without an error. After a timeout without
-        progress it is not: another provider is faster.
+        A broken or short download is resumed, but not after a timeout without progress: another
+        provider is faster.
 
         Raises:
             StoredChunkMissing: the provider does not have the root.
@@ -463,10 +415,10 @@ class ProviderClient:
     ) -> bool:
         """Return whether the provider is online but again returns nothing of a range.
 
-        Requests the range once, between two requests of the version. `LEAST_RESUMED_BYTES` of the
-        range prove that its beginning is not lost. An error status other than 500, such as 503,
-        says nothing about the bytes. Takes up to `ANSWER_SECONDS` if the provider sends nothing,
-        `STALL_SECONDS` if it stops, and twice `PROBE_SECONDS`.
+        Requests the range once, between two requests of the version. `LEAST_RESUMED_BYTES` prove
+        that the beginning is not lost. An error status other than 500 says nothing about the bytes.
+        Takes up to `ANSWER_SECONDS` if nothing comes, `STALL_SECONDS` if it stops, and twice
+        `PROBE_SECONDS`.
         """
         try:
             self.version(check)
@@ -525,7 +477,6 @@ class ProviderClient:
     def _promised(
         self, response: httpcore.Response, posting: PostRecord, start_byte: int, end_byte: int
     ) -> tuple[int, int]:
-        """Return how many bytes of the range the answer has, and how many others precede them."""
         size_bytes: int | None = None
         coding = header(response, "content-encoding") or "identity"
         if coding != "identity" and response.status in (200, 206):

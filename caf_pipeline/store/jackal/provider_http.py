@@ -1,9 +1,7 @@
-"""HTTP with an untrusted provider: bounded waits and answers, no redirects.
+"""HTTP with an untrusted provider: bounded waits and answers, no redirects, no proxies.
 
-Connections go directly to the provider and ignore proxy variables. A provider chooses its own host
-name, so addresses of this machine and its network are refused unless the settings allow them.
-
-Source: RFC 9110, RFC 9112.
+A provider chooses its own host name, so addresses of this machine and its network are refused
+unless the settings allow them. Source: RFC 9110, RFC 9112.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,10 +24,7 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 """The limit of every answer but a download. A status has some 400 bytes."""
 
 MAX_IDLE: Final = 8
-"""Connections kept for later range reads. A handshake costs more than the read of an object.
-
-`retrieval.side_by_side` reads so many objects in parallel.
-"""
+"""Kept connections: as many as `retrieval.side_by_side` reads in parallel."""
 
 
 class PrivateAddress(StoreUnreachable):
@@ -37,10 +32,7 @@ class PrivateAddress(StoreUnreachable):
 
 
 class NoBytes(StoreUnreachable):
-    """A provider did not answer, broke off, or answered with 500.
-
-    Other statuses, such as 503, raise another error.
-    """
+    """A provider did not answer, broke off, or answered with 500. 503 raises another error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,6 @@ class ProviderAddress:
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def pool(self) -> httpcore.ConnectionPool:
-        """Return a connection pool that connects only to this provider."""
 
         def permitted(_: str, addresses: Sequence[str]) -> Sequence[str]:
             allowed = [
@@ -84,10 +75,10 @@ class ProviderAddress:
 
 
 def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
-    """Parse the URL that a provider registered on the chain. Does not resolve the host.
+    """Parse a provider's URL without resolving the host.
 
     Raises:
-        StoreError: it is not a plain http(s) URL. Credentials and control characters are refused.
+        StoreError: it is no plain http(s) URL, or has credentials or control characters.
     """
     try:
         parts = urlsplit(url.strip())
@@ -121,8 +112,8 @@ def exchange(
 ) -> Iterator[httpcore.Response]:
     """Send a request and yield the response with any status.
 
-    Network errors inside the context become StoreUnreachable. A connection whose response is not
-    read to the end is closed. If the provider answers early, the rest of the body is not sent.
+    Network errors inside the context become StoreUnreachable. An unread response closes the
+    connection. If the provider answers early, the rest of the body is not sent.
     """
     target = httpcore.URL(
         scheme=address.scheme, host=address.host, port=address.port, target=f"{address.path}{path}"
@@ -158,11 +149,7 @@ class ProviderAnswer:
 
 
 def read_answer(response: httpcore.Response, address: ProviderAddress) -> ProviderAnswer:
-    """Read an answer other than a download.
-
-    Raises:
-        StoreUnreachable: it exceeds `MAX_ANSWER_BYTES`.
-    """
+    """Read an answer. Raises StoreUnreachable if it exceeds `MAX_ANSWER_BYTES`."""
     body = bytearray()
     for piece in response.iter_stream():
         body += piece
@@ -180,13 +167,7 @@ def ask(
     seconds: float | None = None,
     check: Callable[[], None] = no_check,
 ) -> ProviderAnswer:
-    """Send a GET and return the answer with any status.
-
-    The timeout is `ANSWER_SECONDS` by default.
-
-    Raises:
-        StoreUnreachable: there is no complete answer in time.
-    """
+    """Send a GET and return a complete answer of any status. Otherwise raises StoreUnreachable."""
     limit = Limit(ANSWER_SECONDS if seconds is None else seconds, check=check)
     with (
         address.pool() as pool,

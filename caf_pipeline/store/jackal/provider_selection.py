@@ -23,10 +23,7 @@ REST_AFTER_FAILURE: Final = timedelta(hours=1)
 """How long a failed provider comes after the others."""
 
 UNMEASURED_UP_TO: Final = 1.2
-"""An unmeasured provider gets a random rate up to this multiple of the best rate.
-
-So it comes first from time to time, and is measured.
-"""
+"""Unmeasured providers get a random rate up to this multiple of the best, to be measured."""
 
 RATE_MARGIN: Final = 0.9
 """The usable part of a measured rate within a provider's time limit."""
@@ -43,14 +40,6 @@ class ProviderSelection:
         chance: random.Random | None = None,
         allow_private_addresses: bool = False,
     ) -> None:
-        """Sends no request yet.
-
-        Args:
-            chain: lists the providers.
-            records: measured rates and failures.
-            chance: the random source for unmeasured providers.
-            allow_private_addresses: see the setting.
-        """
         self._chain = chain
         self._allow_private_addresses = allow_private_addresses
         self._records = records
@@ -62,18 +51,13 @@ class ProviderSelection:
         self._listed_at = 0.0
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             client.close()
 
     def client(self, address: str) -> ProviderClient | None:
-        """Return a provider's client. None if the chain does not list it with a usable URL.
-
-        Raises:
-            StoreUnreachable: the chain does not answer, and the provider is not in the last list.
-        """
+        """Return a client. None if the chain lists no usable URL for the provider."""
         listed = self.listed()
         if address not in listed:
             listed = self.listed(fresh=True)
@@ -93,7 +77,7 @@ class ProviderSelection:
             return client
 
     def listed(self, *, fresh: bool = False) -> Mapping[str, Provider]:
-        """Return the chain's providers by address. Uses the last list while no node answers."""
+        """Return the providers by address. Uses the last list while no node answers."""
         with self._lock:
             if self._listed and not fresh and time.monotonic() - self._listed_at < LIST_SECONDS:
                 return self._listed
@@ -110,11 +94,8 @@ class ProviderSelection:
     def to_upload(self, size_bytes: int, *, after: Collection[str] = ()) -> Sequence[str]:
         """Return the providers to upload to: active and fast ones first, spread over hosts.
 
-        Args:
-            size_bytes: the file's size. Providers with less total space are left out, unless they
-                registered 0.
-            after: providers that have or will have the file. They are left out, and their hosts are
-                avoided.
+        Leaves out providers with less total space than `size_bytes`, unless they registered 0.
+        Leaves out the providers in `after`, and avoids their hosts.
         """
         try:
             self._active = frozenset(
@@ -161,7 +142,7 @@ class ProviderSelection:
         return int(rates[copies - 1] * seconds * RATE_MARGIN) if len(rates) >= copies else None
 
     def upload_rate(self, address: str) -> float | None:
-        """Return the measured rate in bytes a second, or None."""
+        """In bytes a second."""
         record = self._records.all().get(address)
         return record.upload_rate if record else None
 
@@ -170,24 +151,23 @@ class ProviderSelection:
         rates = {address: getattr(records.get(address), rate, None) for address in addresses}
         best = max((value for value in rates.values() if value is not None), default=1.0)
         now = datetime.now(UTC)
-
-        def rank(address: str) -> tuple[bool, float]:
-            record, value = records.get(address), rates[address]
+        ranks = {}
+        for address, value in rates.items():
+            record = records.get(address)
             failed_recently = bool(
                 record
                 and record.failures
                 and record.failed_at
                 and abs(now - record.failed_at) < REST_AFTER_FAILURE
             )
-            if value is None:
-                value = self._chance.uniform(0, UNMEASURED_UP_TO) * best
-            return failed_recently, -value
-
-        return {address: rank(address) for address in rates}
+            likely_rate = (
+                self._chance.uniform(0, UNMEASURED_UP_TO) * best if value is None else value
+            )
+            ranks[address] = failed_recently, -likely_rate
+        return ranks
 
 
 def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:
-    """Order addresses so that hosts, and then sites, repeat as late as possible."""
     hosts: Counter[str] = Counter()
     sites: Counter[str] = Counter()
 
@@ -212,7 +192,7 @@ def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:
 
 
 def _host_and_site(url: str) -> tuple[str, str]:
-    """Return a provider's host and site. A site is a domain or network of probably one operator."""
+    """A site is a domain or network of probably one operator."""
     try:
         host = parse_address(url).host
     except StoreError:

@@ -1,9 +1,4 @@
-"""The ChunkReader on Jackal: the chain's list of copies, and bytes from providers.
-
-Has no wallet.
-
-Source: docs/explanation/jackal.md.
-"""
+"""The ChunkReader on Jackal: the chain's list of copies, and bytes from providers. No wallet."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -43,12 +38,10 @@ class JackalReader(Downloads):
         super().__init__(chain, records, selection, waits)
 
     def close(self) -> None:
-        """Close all connections."""
         self._selection.close()
         self.chain.close()
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """See `ChunkReader.copies`."""
         merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
         file = self.chain.file(merkle_root, owner, start)
         if file is None:
@@ -64,11 +57,7 @@ class JackalReader(Downloads):
 def open_chain(
     settings: JackalSettings, heights: ChainHeights, waits: Waits | None = None
 ) -> Chain:
-    """Open the network's chain. Sends no request yet.
-
-    Raises:
-        SettingsError: no LCD is set.
-    """
+    """Open the network's chain. Sends no request. Raises SettingsError if no LCD is set."""
     return Chain(
         Nodes(
             settings.lcd,
@@ -86,13 +75,6 @@ def open_jackal_reader(
     recorded_providers: Callable[[], Mapping[str, ProviderRecord]],
     waits: Waits | None = None,
 ) -> JackalReader:
-    """Open a reader that writes neither heights nor records.
-
-    `recorded_height` returns the ledger's greatest height of a chain, 0 if there is none.
-    `recorded_providers` returns the ledger's records by provider.
-
-    Raises:
-        SettingsError: no LCD is set.
-    """
+    """Open a reader that writes neither heights nor records. Raises like `open_chain`."""
     chain = open_chain(settings, ReaderHeights(recorded_height), waits)
     return JackalReader(settings, chain, ReaderRecords(recorded_providers), waits)

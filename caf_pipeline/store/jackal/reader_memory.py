@@ -1,7 +1,6 @@
 """A reader's memory of nodes and providers.
 
-It starts with the ledger's records and writes nothing there, so reading archived objects needs no
-write permission. `run_wiring.open_jackal` opens a store that writes to the ledger.
+It starts with the ledger's records and writes nothing there.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,39 +14,31 @@ class ReaderHeights:
     """The greatest block heights seen by this process or recorded in the ledger."""
 
     def __init__(self, recorded: Callable[[str], int]) -> None:
-        """`recorded` returns the ledger's height of a chain, 0 if there is none."""
         self._recorded = recorded
         self._seen = dict[str, int]()
 
     def seen_height(self, chain_id: str) -> int:
-        """Return the greatest height ever seen of a chain, 0 if there is none."""
         return max(self._seen.get(chain_id, 0), self._recorded(chain_id))
 
     def see_height(self, chain_id: str, height: int) -> None:
-        """Store a height until the process ends."""
         self._seen[chain_id] = max(height, self._seen.get(chain_id, 0))
 
 
 class ReaderRecords:
-    """Rates and failures of providers: the ledger's, and this process's own downloads.
-
-    Safe for several threads.
-    """
+    """The ledger's records of providers and this process's downloads. Safe for several threads."""
 
     def __init__(self, recorded: Callable[[], Mapping[str, ProviderRecord]]) -> None:
-        """`recorded` returns the ledger's records by provider."""
         self._recorded = recorded
         self._measured = dict[str, ProviderRecord]()
 
     def all(self) -> Mapping[str, ProviderRecord]:
-        """Return the records by provider."""
         return {**self._recorded(), **self._measured}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Do nothing: a reader uploads nothing."""
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Record a finished download and reset the failures.
+        """Record a download and reset the failures.
 
         Its rate weighs as much as all earlier ones together.
         """
@@ -58,7 +49,6 @@ class ReaderRecords:
         self._measured[provider] = replace(record, download_rate=rate, failures=0)
 
     def failed(self, provider: str) -> None:
-        """Record a failure."""
         record = self._record(provider)
         self._measured[provider] = replace(
             record, failures=record.failures + 1, failed_at=datetime.now(UTC)

@@ -1,7 +1,4 @@
-"""Forecasts when the bought space ends or is full.
-
-Pure: no clock, no chain, no ledger.
-"""
+"""Forecasts when the bought space ends or is full. No clock, no chain, no ledger."""
 
 import math
 from collections.abc import Iterable
@@ -14,10 +11,7 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import StoragePlan
 
 RATE_PERIOD: Final = timedelta(days=7)
-"""The period that the archiving rate is measured over.
-
-A week includes quiet nights and weekends.
-"""
+"""The archiving rate is measured over a week, which includes quiet nights and weekends."""
 
 DAY: Final = timedelta(days=1)
 
@@ -27,11 +21,8 @@ class StorageForecast:
     """How long the plan lasts.
 
     Attributes:
-        days_left: days until it ends or is full, whichever is first. At least 0.
-        first: the first of both events.
-        ends_in_days: days until it ends.
-        fills_in_days: days until it is full at the recent rate. None if nothing was charged
-            recently.
+        days_left: days until the first of both events, at least 0.
+        fills_in_days: days at the recent rate. None if nothing was charged recently.
         charged_per_day: bytes per day; every copy counts.
     """
 
@@ -42,13 +33,7 @@ class StorageForecast:
     charged_per_day: float
 
     def warning(self, plan: StoragePlan, warn_days: int, waiting_bytes: int) -> str:
-        """Return a sentence about what is wrong with the plan, or "".
-
-        Args:
-            plan: the plan of this forecast.
-            warn_days: the plan should last longer than this.
-            waiting_bytes: planned but not posted bytes; every copy counts.
-        """
+        """Return what is wrong with the plan, or "". Every copy counts in `waiting_bytes`."""
         if self.ends_in_days <= 0:
             return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
         if waiting_bytes > plan.free_bytes:
@@ -68,11 +53,7 @@ def end_warning(
 ) -> str:
     """Return a sentence if the space ends soon or its end moved to an earlier time, otherwise "".
 
-    Args:
-        plan: the plan from the chain.
-        latest_end: the latest end that was read since the last purchase. None if unknown.
-        now: the chain's time.
-        warn_days: fewer days than this are soon.
+    `latest_end` is the latest that was read since the last purchase.
     """
     if plan.ends_at <= now:
         return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
@@ -94,7 +75,7 @@ def to_buy(
 ) -> str:
     """Return the command that buys the space again.
 
-    It lasts until the latest end that was seen, and at least twice `warn_days`.
+    It lasts until `latest_end`, and at least twice `warn_days`.
     """
     days_to_latest_end = math.ceil((latest_end - now) / DAY) if latest_end is not None else 0
     days = max(LEAST_DAYS, 2 * warn_days, days_to_latest_end)
@@ -113,13 +94,7 @@ def charged_per_day(chunks: Iterable[Chunk], copies: int, now: datetime) -> floa
 
 
 def forecast_storage(plan: StoragePlan, per_day: float, now: datetime) -> StorageForecast:
-    """Return how long the plan lasts.
-
-    Args:
-        plan: the plan from the chain.
-        per_day: charged bytes per day; every copy counts.
-        now: an aware time.
-    """
+    """Return how long the plan lasts at so many charged bytes per day."""
     ends_in = max(0.0, (plan.ends_at - now) / DAY)
     fills_in = None if per_day <= 0 else max(0, plan.free_bytes) / per_day
     if plan.free_bytes <= 0:

@@ -1,9 +1,8 @@
 """Uploads a posted file to several providers in parallel.
 
-Three sources are consulted, in this order: the chain's list, the provider's job status, and a read
-from the provider. They are consulted before a file is sent and after every broken upload, so that
-nothing is sent to a provider that has it. A copy is good if the chain lists it and pieces of it
-were read back correctly.
+Before a file is sent, and after every broken upload, the chain's list, the provider's job status
+and a read are consulted in this order. So no provider gets a file that it has. A copy is good if it
+is listed and pieces of it were read back correctly.
 
 Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
@@ -53,16 +52,13 @@ TICK_SECONDS: Final = 0.5
 
 FIRST_POLL_SECONDS: Final = 0.2
 POLL_SECONDS: Final = 2.0
-"""First and last interval of polling the chain or a job.
-
-A block takes about 6 s on the main network, 1 s on a local one.
-"""
+"""First and last interval of polling. A block takes 1 to 6 s."""
 
 LOST_ANSWER_SECONDS: Final = 15.0
-"""How long a broken upload is polled. A provider knows a body once it is complete."""
+"""How long a broken upload is polled: a provider knows complete bodies."""
 
 LAGGING_SECONDS: Final = 10.0
-"""Two blocks: the wait before a file is sent again to a provider whose node lacks the post."""
+"""Two blocks: the wait before resending to a provider whose node lacks the post."""
 
 LAGGING_SENDS: Final = 3
 
@@ -71,10 +67,7 @@ ROUNDS: Final = 2
 
 READ_BACK_BYTES: Final = 64 << 10
 READ_BACK_PLACES: Final = 6
-"""Random places that are read back, besides the first and the last bytes.
-
-The samples of the sealed chunk are compared later.
-"""
+"""Random places that are read back, besides the first and the last bytes."""
 
 
 class CopyOutcome(Enum):
@@ -138,12 +131,10 @@ class _UploadControl:
         self._paused_seconds += taken if held_up else 0.0
 
     def stop(self) -> None:
-        """Count the time until now. The body broke off."""
         self.seconds = time.monotonic() - self._started - self._throttle_seconds
 
     @property
     def measures(self) -> bool:
-        """Whether the rate is the provider's, not the bandwidth limit's or the buffers'."""
         return (
             self.sent_bytes >= MEASURED_FROM_BYTES
             and self.seconds > 0
@@ -170,10 +161,7 @@ class Uploads:
         *,
         wrong: Collection[str] = (),
     ) -> None:
-        """See `ChunkStore.put`.
-
-        `progress` also receives 0 while nothing is sent, so that it can end the wait.
-        """
+        """See `ChunkStore.put`. `progress` also receives 0 while nothing is sent."""
         try:
             size_bytes = staged.stat().st_size
         except OSError as error:
@@ -191,14 +179,10 @@ class Uploads:
         upload.run(progress)
 
     def parallel_uploads(self, size_bytes: int) -> int:
-        """Return how many providers to send to in parallel.
+        """Return how many providers to send to in parallel without being too slow.
 
-        It is lower than the number of copies if the bandwidth limit would make all of them too
-        slow.
-
-        Raises:
-            UploadsRefused: the limit is too low for a single upload.
-            NoProvider: this run's share of the limit is too low.
+        UploadsRefused: the bandwidth limit is too low. NoProvider: this run's share of it is too
+        low.
         """
         rate = self.throttle.bandwidth()
         if not rate:
@@ -246,7 +230,6 @@ class _Upload:
         self._results: dict[str, Result] = {}
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Upload until the required copies are good, or no provider is left to try."""
         progress(0)
         listed = self._file().providers
         size_bytes = self._posting.stored_size_bytes
@@ -341,12 +324,10 @@ class _Upload:
         )
 
     def check(self) -> None:
-        """End the calling thread if the upload is over."""
         if self._over.is_set():
             raise _Ended
 
     def count(self, address: str, sent_bytes: int) -> None:
-        """Record the progress of a provider's copy."""
         with self._lock:
             self._sent[address] = max(self._sent.get(address, 0), sent_bytes)
 
@@ -429,15 +410,13 @@ class _Upload:
         return None
 
     def _is_stored(self, client: ProviderClient) -> bool:
-        """Return whether the provider reports that it has the file. Waits for a running job."""
         job = client.job(self._posting, self.check)
         return bool(job and not job.error and self._final_state(client, job).done)
 
     def _final_state(self, client: ProviderClient, job: Job) -> Job:
-        """Poll a job until it ends.
+        """Poll a job until it ends, or takes longer than an upload and a proof.
 
-        Returns the last state if nothing changes for the time of a proof, or if the job takes
-        longer than an upload and a proof.
+        Ends also if nothing changes for the time of a proof.
         """
         until = time.monotonic() + self._settings.upload_seconds + self._settings.proof_seconds
         with self._waits.waiting(
@@ -460,7 +439,6 @@ class _Upload:
     def _send(
         self, address: str, client: ProviderClient, *, sent_before: bool = False
     ) -> Result | None:
-        """Send the file. Returns the failure, or None if the provider reports success."""
         job = Job(0, "")
         for attempt in range(LAGGING_SENDS):
             if attempt:
@@ -502,7 +480,6 @@ class _Upload:
     def _after_broken(
         self, address: str, client: ProviderClient, control: _UploadControl, error: StoreUnreachable
     ) -> Result | None:
-        """Find out whether a broken upload was stored. Returns the failure, or None if it was."""
         for _ in self._polls(min(LOST_ANSWER_SECONDS, self._settings.proof_seconds)):
             with contextlib.suppress(NoChainAnswer):
                 if address in self._file().providers:
@@ -522,10 +499,7 @@ class _Upload:
         raise error
 
     def _confirm(self, address: str, client: ProviderClient) -> Result:
-        """Accept a provider once the chain lists it and it returns the correct bytes.
-
-        If it returns other bytes, the file is sent once more.
-        """
+        """Accept a provider that is listed and returns the bytes. Resends the file once."""
         fault = ""
         for sending_again in (False, True):
             if sending_again and (refusal := self._send(address, client, sent_before=True)):
@@ -565,7 +539,6 @@ class _Upload:
         return False
 
     def _fault(self, client: ProviderClient) -> str:
-        """Return what is wrong with the provider's bytes, or ""."""
         size_bytes = self._posting.stored_size_bytes
         length = min(READ_BACK_BYTES, size_bytes)
         last = size_bytes - length

@@ -33,9 +33,7 @@ class Wallet:
     """An account's key."""
 
     def __init__(self, mnemonic: str | Callable[[], str]) -> None:
-        """Derive the key from words.
-
-        If `mnemonic` is a function, the first use of the key calls it.
+        """A function is called when the key is first used.
 
         Raises:
             MnemonicRefused: the mnemonic is invalid.
@@ -65,14 +63,11 @@ class Wallet:
 
     @cached_property
     def address(self) -> str:
-        """The account's address, `jkl1…`."""
+        """`jkl1…`."""
         return address_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the deterministic signature (RFC 6979) of the message's SHA-256.
-
-        It is r and s, 32 bytes each, with a low s.
-        """
+        """Return r and a low s of the message's SHA-256, 32 bytes each; RFC 6979."""
         return self._key.sign_recoverable(message)[:64]
 
 
@@ -83,10 +78,9 @@ def address_of(public_key: bytes) -> str:
 
 
 def require_address(text: str) -> str:
-    """Return the text if it is a valid account address, `jkl1…`.
+    """Return the text if it is a valid account address, `jkl1…`. Raises UsageError.
 
-    Raises:
-        UsageError: it is not. The checksum detects typing errors.
+    The checksum detects typing errors.
     """
     prefix, words = bech32.bech32_decode(text)
     digest = bech32.convertbits(words, 5, 8, False) if words else None
@@ -104,16 +98,13 @@ def require_address(text: str) -> str:
 
 
 def mnemonic_sources(setting: str | None, file: Path | None) -> Sequence[str]:
-    """Return every configured source of the wallet's words: variables, then the file's path.
-
-    `read_mnemonic` uses the first one.
-    """
+    """Return every configured source of the words. `read_mnemonic` uses the first one."""
     variables = {SETTING_VARIABLE: setting, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
     return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
 
 
 def read_mnemonic(setting: str | None, file: Path | None) -> str:
-    """Return the words from the setting, else from the environment, else from the file.
+    """Return the words from the setting, the environment, or the file, in this order.
 
     Raises:
         MnemonicRefused: there are none, or the file is unreadable or open to other users.

@@ -47,7 +47,7 @@ from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
 CACHED_INTERVALS: Final = 1024
-"""Files whose proof window is cached: each check of a file needs it for every copy."""
+"""Files whose proof window is cached, because each check needs it for every copy."""
 
 
 class JackalStore(JackalReader):
@@ -79,12 +79,7 @@ class JackalStore(JackalReader):
         self._interval = lru_cache(CACHED_INTERVALS)(interval)
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """See `ChunkStore.admit`.
-
-        Raises:
-            MnemonicRefused: there is no wallet, or an invalid one.
-            SettingsError: the chain may not verify proofs of the type that is set.
-        """
+        """SettingsError: the chain may not verify proofs of the set type."""
         _require_public(public)
         self.chain.require_verified(self.proof_type)
         largest = self.largest_chunk_bytes()
@@ -133,13 +128,12 @@ class JackalStore(JackalReader):
         """Do nothing. Only a request can show that the network is away."""
 
     def largest_chunk_bytes(self) -> int | None:
-        """See `ChunkStore.largest_chunk_bytes`."""
         return self._selection.fitting_bytes(
             self.settings.copies_required, self.settings.upload_seconds
         )
 
     def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost:
-        """See `ChunkStore.cost`. Counts a transaction for each post."""
+        """Counts a transaction for each post."""
         charged = stored_size_bytes * self.settings.copies
         days = days or LEAST_DAYS
         price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
@@ -147,7 +141,6 @@ class JackalStore(JackalReader):
         return StorageCost(self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES)
 
     def staging_hold_seconds(self) -> float:
-        """See `ChunkStore.staging_hold_seconds`."""
         windows = self.settings.keep_staged_windows
         return windows * self.chain.proof_window() * self.chain.block_seconds() if windows else 0.0
 
@@ -155,18 +148,17 @@ class JackalStore(JackalReader):
         """Do nothing. The wallet's address identifies the files."""
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """See `Poster.post`. Checks first that enough providers would take the chunk."""
+        """See `Poster.post`. First checks that enough providers would take the chunk."""
         _require_public(chunk.public)
         return self.poster.post(
             chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes)
         )
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """See `ChunkStore.posted_already`. Settles pending transactions first; signs nothing."""
+        """Settles pending transactions first; signs nothing."""
         return self.poster.find(chunk, log)
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """See `Poster.unknown_posts`."""
         return self.poster.unknown_posts(archive_id, log)
 
     def put(
@@ -177,21 +169,19 @@ class JackalStore(JackalReader):
         *,
         wrong: Collection[str] = (),
     ) -> None:
-        """See `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress, wrong=wrong)
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
-        """See `ChunkStore.proof_window`. A file's windows begin at its start."""
+        """A file's windows begin at its start."""
         if copy.last_proven is None:
             return None
         return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
 
     def current_window(self, posting: PostRecord) -> int | None:
-        """See `ChunkStore.current_window`."""
         return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
 
     def window_ends_in(self, posting: PostRecord) -> float | None:
-        """See `ChunkStore.window_ends_in`. Assumes the current block time."""
+        """Assumes the current block time."""
         blocks = self._window_blocks(posting)
         passed = max(self.chain.height() - posting.start, 0) % blocks
         return (blocks - passed) * self.chain.block_seconds()
@@ -200,11 +190,9 @@ class JackalStore(JackalReader):
         return self._interval(posting) or self.chain.proof_window()
 
     def listed_at(self) -> int:
-        """Return the chain's height. Lists read later are not older."""
         return self.chain.height()
 
     def file_pages(self, archive_id: str | None) -> Iterator[Sequence[ListedFile]]:
-        """See `ChunkStore.file_pages`."""
         default_window = self.chain.proof_window()
         for page in self.chain.file_pages(archive_id):
             yield [
@@ -219,7 +207,6 @@ class JackalStore(JackalReader):
             ]
 
     def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
-        """See `ChunkStore.proof_pages`."""
         for page in self.chain.proof_pages(provider):
             yield [
                 ListedProof(proof.merkle_root, proof.owner, proof.start, proof.last_proven)
@@ -228,23 +215,19 @@ class JackalStore(JackalReader):
             ]
 
     def owner(self) -> str:
-        """Return the wallet's address."""
         return self.wallet.address
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """See `ChunkStore.posted`."""
         return map(_posted, self.chain.files_of_archive(None, archive_id))
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
-        """See `ChunkStore.posted_as`."""
         return [_posted(file) for file in self.chain.files_of_root(merkle_root)]
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
-        """See `ChunkStore.posted_by`."""
         return map(_posted, self.chain.files_of_owner(owner))
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """See `ChunkStore.archives`. Times are estimated from heights: nodes prune old blocks."""
+        """Times are estimated from heights, because nodes prune old blocks."""
         starts = defaultdict[str | None, list[int]](list)
         for file in self.chain.files_of_owner(self.wallet.address):
             if is_ours(file.note):
@@ -262,7 +245,6 @@ class JackalStore(JackalReader):
         }
 
     def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
-        """Yield the files of an archive that belong to these owners."""
         return (
             file for file in self.chain.files_of_archive(None, archive_id) if file.owner in owners
         )
