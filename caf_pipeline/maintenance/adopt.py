@@ -66,7 +66,7 @@ _ROWS: Final = 4_096
 
 
 class AdoptionKind(StrEnum):
-    """What became of a file."""
+    """The outcome for a file."""
 
     ADOPTED = "adopted"
     KNOWN = "known"
@@ -81,11 +81,9 @@ class AdoptionKind(StrEnum):
 class FileAdoption:
     """The outcome for a file.
 
-    Attributes:
-        name: Path of the file, or its Merkle root if it was found on the chain.
-        file: None if the store has none of ours, or was not asked.
-        left_out: Members that are not new objects of the source, by reason.
-        copies: Providers that returned the samples correctly.
+    `name` is its path, or its Merkle root if it was found on the chain. `file` is None if the store
+    has none of ours, or was not asked. `left_out` members, by reason, are not new objects of the
+    source. `copies` returned the samples correctly.
     """
 
     name: str
@@ -107,10 +105,8 @@ Progress = Callable[[int], None]
 class AdoptionOptions:
     """How files are adopted.
 
-    Attributes:
-        strip: Leading parts of a member's key, each up to a '/', that the object's key lacks.
-        on_left_out: Receives the key of each such member, and the reason.
-        lenient: As in `caf.index.decode_index`.
+    `strip` counts leading parts of a member's key, each up to a '/', that the object's key lacks.
+    `on_left_out` receives keys and reasons. `lenient` is that of `caf.index.decode_index`.
     """
 
     strip: int = 0
@@ -136,8 +132,7 @@ def adopt_files(
 ) -> Iterator[FileAdoption]:
     """Adopt local files in turn, and yield the outcomes. May be interrupted anytime.
 
-    Raises NotLocated without a whole inventory, HeldByOther beside a plan or another adoption, or
-    the errors after which no file can be adopted.
+    Raises NotLocated without a whole inventory, HeldByOther beside a plan or another adoption.
     """
     with _adopter(context, options) as adopter:
         for path in paths:

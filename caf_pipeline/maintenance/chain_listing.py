@@ -1,7 +1,7 @@
 """Compares all located chunks with the store's own lists, for all sources together.
 
-The result only makes chunks suspect: a node may list too little or too much. The proof watch
-(`scrub`) looks at suspects first.
+The result only makes chunks suspect, for the proof watch (`scrub`): a node may list too little or
+too much.
 
 Source: docs/explanation/jackal.md.
 """
@@ -80,8 +80,7 @@ def check_chain_listing(context: RunContext) -> ChainListing | None:
     - The last proof of a copy is more than `WINDOWS_BEHIND` windows old.
     - A complete list of a provider's proofs has no proof of the copy.
 
-    Returns None if no pass is due, or if the store has no lists. Memory: about 1 KB for each
-    located chunk.
+    Returns None if no pass is due or possible. Memory: about 1 KB for each located chunk.
     """
     listings = context.ledger.chain_listings
     if not listings.begin(context.store.name, RETRY_SECONDS):

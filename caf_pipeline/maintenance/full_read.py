@@ -79,8 +79,7 @@ def read_back(
 ) -> int:
     """Read the whole chunk from one provider; return how many ranges differ, in CAF coordinates.
 
-    Raises IntegrityError for another Merkle root or fewer bytes, StoredChunkMissing, or
-    StoreUnreachable.
+    Raises IntegrityError for other or fewer bytes, StoredChunkMissing, or StoreUnreachable.
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
     try:

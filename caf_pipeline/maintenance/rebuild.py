@@ -62,7 +62,7 @@ _IGNORED: Final = (
 
 
 class FileKind(StrEnum):
-    """What a listed file is."""
+    """The kind of a listed file."""
 
     CHUNK = "chunk"
     KNOWN = "known"
@@ -87,10 +87,8 @@ NOTHING_MISSING: Final = frozenset(
 class FileFinding:
     """A file that the store lists.
 
-    Attributes:
-        why: Why it gives no rows; "" for chunks and known files.
-        spool: The chunk's manifest, which exists until the next finding is taken.
-        replaces: The chunk of this name, which was never posted.
+    `why` explains why it gives no rows. `spool` has the chunk's manifest until the next finding is
+    taken. `replaces` is a chunk of this name, which was never posted.
     """
 
     file: PostedFile
@@ -127,11 +125,8 @@ def find_chunks(
 ) -> Iterator[FileFinding]:
     """Yield a finding for each file under the source's archive, chunks with enough copies first.
 
-    Args:
-        context: The source, whose objects are not read.
-        owner: The default is the store's owner.
-        whole: Trust copies that differ if they have the Merkle root.
-        ignored: Merkle roots of files to skip.
+    `owner` is the store's owner by default. `whole` trusts copies that differ if they have the
+    Merkle root.
     """
     owner = owner or context.store.owner()
     own_files = []
@@ -352,8 +347,7 @@ def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
     """Write a chunk into the ledger; return the number of location rows.
 
     It is 0 if other chunks have all its objects. Raises ClaimConflict if an unfinished chunk claims
-    an object, IntegrityError if ledger and manifest differ, or LedgerError if the name is taken by
-    now.
+    an object, IntegrityError, or LedgerError.
     """
     chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
@@ -423,8 +417,8 @@ def rebuild(
 ) -> Iterator[RebuildOutcome]:
     """Restore every chunk that the ledger lacks, and yield the outcome for each file.
 
-    Planning has to wait for a complete rebuild: missing objects would be paid for again. May be
-    interrupted and repeated at any time. Raises HeldByOther beside another plan or rebuild.
+    Planning waits for a complete rebuild: missing objects would be paid for again. May be
+    interrupted and repeated. Raises HeldByOther beside another plan or rebuild.
     """
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
@@ -475,4 +469,4 @@ NOT_KNOWN: Final[Mapping[str, str]] = {
     "times": "when chunks were sealed, posted and located; all of these count as now",
     "plans": "the complete list of objects of each plan",
 }
-"""What no chunk contains, for users who have lost their ledger."""
+"""For users who have lost their ledger: no chunk contains this."""

@@ -52,8 +52,8 @@ class RepairReport:
 def repair_chunk(context: RunContext, name: str) -> RepairReport:
     """Repair a damaged chunk, or a located one that lacks copies: damaged → located.
 
-    May be repeated after any failure. Right copies are left alone. Raises StoreError if the bytes
-    are not available, NotProven or IntegrityError if the store did not reach enough right copies.
+    May be repeated after any failure. Right copies are left alone. Raises StoreError, NotProven or
+    IntegrityError.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)

@@ -47,11 +47,8 @@ MOST_UNANSWERED: Final = 1000
 class ProofReport:
     """The result of one look at a chunk.
 
-    Attributes:
-        read_back: Providers that returned the requested bytes correctly.
-        explanation: Why the chunk is damaged, perhaps since an earlier look.
-        unverified: Why too few copies are known to be proven.
-        unanswered: Silent copies, with the reason.
+    `read_back` providers returned the requested bytes correctly. The explanation may be that of an
+    earlier look. `unverified` says why too few copies are known to be proven.
     """
 
     chunk: Chunk
@@ -77,8 +74,7 @@ class ProofReport:
 def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = None) -> ProofReport:
     """Look at a located or damaged chunk and record the result.
 
-    A located chunk that fails becomes `damaged`. Only `repair` ends that. Raises StoreUnreachable
-    if the chain or every provider is unreachable.
+    A located chunk that fails becomes `damaged`. Only `repair` ends that. Raises StoreUnreachable.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)

@@ -1,6 +1,6 @@
 """Assesses the chunks of a source before their objects may be deleted.
 
-Each chunk in good standing is read back, proven, and compared with its manifest.
+Chunks in good standing are read back, proven, and compared with their manifests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -62,8 +62,8 @@ class NotSafe:
 class DeletionReport:
     """The result for all objects of a fresh inventory.
 
-    `manifest` is None if nothing is safe. `gone` located keys are not in the source any more.
-    `read_back` counts chunks, and their bytes.
+    `manifest` is None if nothing is safe. `gone` counts located keys that are not in the source any
+    more. `read_back` counts chunks, and their bytes.
     """
 
     snapshot: Snapshot
@@ -92,14 +92,9 @@ def find_deletable(
 ) -> DeletionReport:
     """Decide which objects of the source are safe to delete, and write the list of them.
 
-    May be repeated after any failure. After an error, neither file has been touched.
-
-    Args:
-        context: The source.
-        manifest: The list for S3 Batch Operations. It is removed if nothing is safe.
-        report: Every other object with its reason, as Parquet or CSV.
-        reads_back: Read back chunks that never were; otherwise, their objects are unsafe.
-        reporter: Reports progress.
+    May be repeated after any failure. After an error, neither file has been touched. `manifest` is
+    removed if nothing is safe. `report` has every other object with its reason. Unless
+    `reads_back`, chunks that never were read back are unsafe.
     """
     bucket = context.source_settings.bucket
     require_manifest(manifest, bucket)

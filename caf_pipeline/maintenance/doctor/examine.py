@@ -1,7 +1,7 @@
 """Examines one source for what crashes left, and mends it.
 
-The doctor may run at any time, also beside another doctor, and may be killed at any point. It
-leaves alone what a live run may hold. It never spends, and never deletes anything at a store.
+The doctor may run at any time, beside others, and may be killed at any point. It leaves alone what
+a live run may hold. It never spends, and never deletes anything at a store.
 """
 
 import shutil
@@ -85,7 +85,7 @@ def examine(
     """Yield the findings of one source and of everything shared, in the order of mending.
 
     Examining changes nothing. If the store does not answer, its part is reported as not checked.
-    `alive` returns whether a holder's process runs, or None if that is unknown here.
+    `alive` returns whether a holder's process runs, or None if unknown.
     """
     examination = Examination(replace(context, throttle=None), alive)
     yield from _leases(examination)

@@ -13,7 +13,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
-"""Between steps, a run has no lease for some milliseconds."""
+"""A run has no lease for some milliseconds between steps."""
 
 
 class Kind(StrEnum):
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Actor(StrEnum):
-    """Who acts next."""
+    """The next to act."""
 
     DOCTOR = "doctor"  # the doctor can mend it
     MENDED = "mended"
@@ -55,7 +55,7 @@ class Finding:
     """Something that a crash left, or that could not be checked.
 
     `remedy` is the effect of `mend`, as a participle ("given back"), or advice. `mend` checks the
-    subject again under its lease, and may be repeated after an error.
+    subject again, and may be repeated after an error.
     """
 
     kind: Kind

@@ -1,6 +1,6 @@
 """Finds files of an archive without a chunk in the ledger: restores chunks, reports other files.
 
-Nothing is ever deleted at a store: a reported file takes space until its space ends.
+Nothing is ever deleted at a store.
 """
 
 from collections.abc import Iterator

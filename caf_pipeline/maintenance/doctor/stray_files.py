@@ -1,7 +1,7 @@
 """Finds what crashes leave in folders: staging, reservations, inventories, plans, half copies.
 
-A file is removed only after a second look, under the lease of its chunk or plan. Files whose names
-are not ours are left alone.
+A file is removed only after a second look, under the lease of its chunk or plan. Foreign files are
+left alone.
 """
 
 import re
@@ -258,7 +258,7 @@ def _release(examination: Examination, chunk: str) -> MendResult:
 def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Finding]:
     """Find what killed inventories and plans of the source left under `home`.
 
-    Unless `all_known`, an unknown plan may be needed to pack chunks of a lost ledger again.
+    Unless `all_known`, chunks of a lost ledger may need an unknown plan.
     """
     home, source = examination.context.settings.home, examination.context.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
