@@ -31,7 +31,7 @@ SMALL_BYTES: Final = 1 << 20
 """Larger objects gain little from sharing requests."""
 
 LOOKUP_KEYS: Final = 1000
-"""As many as a page of a listing has."""
+"""Keys per look-up, as in a page of a listing."""
 
 ReadRequest = str | tuple[str, int | None, int | None]
 """A key, or (key, start, end) with the meaning of a slice of the object's bytes."""
@@ -39,14 +39,10 @@ ReadRequest = str | tuple[str, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ObjectRead:
-    """The result for one request.
+    """The result for one request, whose position `number` counts from 0.
 
-    Attributes:
-        number: Position of the request, counted from 0.
-        location: None if the object is not archived.
-        start_byte, end_byte: The range in the object, the end exclusive.
-        compared: True if the bytes were verified.
-        failed: Errors of replaced providers.
+    `location` is None if the object is not archived. `end_byte` is exclusive. `compared` means
+    verified. `failed` has the errors of replaced providers.
     """
 
     number: int
@@ -132,8 +128,7 @@ def read_many(
     """Read objects and ranges in an order that suits the store.
 
     Several chunks are read concurrently. Bytes are verified as by `ObjectFile`. Memory: 16 requests
-    of 8 MiB with their results, or the largest single request. Raises LedgerError, or TypeError for
-    an invalid request.
+    of 8 MiB with their results, or the largest single request. Raises LedgerError or TypeError.
     """
     if isinstance(requests, str):  # each of its characters would be a key
         raise TypeError(f"expected keys and ranges, not one text: use [{requests!r}]")

@@ -1,4 +1,4 @@
-"""Reads archived objects back and verifies them, without keeping or writing anything."""
+"""Reads archived objects back and verifies them, without keeping anything."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +33,7 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
     """Read and verify each object, and yield the results in order.
 
     Memory: `BATCH_OBJECTS` locations, 16 requests of 8 MiB, and a piece of each larger object.
-    Raises StoreUnreachable after `UNREAD_IN_A_ROW` consecutive failures.
+    Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures.
     """
 
     def check_large(location: Location) -> CheckedObject:

@@ -1,6 +1,6 @@
 """Reads a range of a stored chunk from its providers: with fail-over, and blame for wrong bytes.
 
-An object is one range; a split object is several. Each range has its SHA-256.
+An object is one range, or several if it is split. Each has its SHA-256.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ REPAIR: Final = "the chunk is damaged at the store: 'caf repair' stores it again
 class RangeHolders:
     """The providers of a range, asked in turn. If one fails, the next goes on at the same byte.
 
-    After wrong bytes of one provider, it is not asked again. After wrong bytes of several, each is
-    asked alone. `failed` has the last error of each.
+    A provider that alone returned wrong bytes is not asked again. If there were several, each is
+    asked alone.
     """
 
     def __init__(self, located: LocatedRange, store: ChunkReader, key: str) -> None:

@@ -1,7 +1,6 @@
 """Lists archived objects of a source from the ledger: for each key the object that `caf get` reads.
 
-Keys come in byte order. Each page is a snapshot, the only one in memory: objects located meanwhile
-may be missing.
+Keys come in byte order. Memory holds one page. Objects located meanwhile may be missing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -174,7 +173,7 @@ def common_prefix(prefix: str, key: str) -> str:
 def _behind(prefix: str) -> str | None:
     """Return the least text that is greater than every text with this prefix, or None.
 
-    UTF-8 sorts like code points, except for surrogates, which are not text.
+    UTF-8 sorts like code points, except for surrogates.
     """
     least = prefix.rstrip("\U0010ffff")
     if not least:

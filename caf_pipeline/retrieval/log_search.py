@@ -103,7 +103,7 @@ class Period:
 class SearchedLog:
     """A searched object. Iterating `matches` raises CafError if it cannot be searched to its end.
 
-    `has_no_times` is True if the period was ignored because the object has no times.
+    `has_no_times` is True if the period was ignored.
     """
 
     location: Location
@@ -198,8 +198,7 @@ class LogSearch:
     ) -> Iterator[SearchedLog]:
         """Yield each log below a prefix that may have records of the period, in key order.
 
-        Several logs are searched concurrently. Read the matches of each log before you take the
-        next one.
+        Logs are searched concurrently. Read the matches of each before you take the next one.
         """
 
         def begin(candidate: tuple[Location, bool]) -> SearchedLog | None:

@@ -12,8 +12,8 @@ from caf_pipeline.system.ranges import FileRanges
 class ObjectRanges(FileRanges):
     """Ranges of an archived object, without read-ahead.
 
-    Objects of up to 8 MiB are verified, larger objects are not. Methods also raise ObjectMissing,
-    StoreUnreachable and IntegrityError.
+    Only objects of up to 8 MiB are verified. Raises ObjectMissing, StoreUnreachable and
+    IntegrityError.
     """
 
     def __init__(self, archived: ArchivedObject) -> None:

@@ -40,8 +40,8 @@ class ArchivedObject:
     def pieces(self) -> Iterator[bytes]:
         """The object's bytes in pieces of at most 1 MiB, all verified before the first.
 
-        An object of more than 8 MiB needs a temporary file of its size, and raises UsageError if
-        that cannot be written. Raises as `write_to`.
+        An object of more than 8 MiB needs a temporary file; UsageError if that cannot be written.
+        Raises as `write_to`.
         """
         with tempfile.SpooledTemporaryFile(
             max_size=IN_MEMORY_BYTES, dir=str(self.folder) if self.folder else None
@@ -109,8 +109,7 @@ def fetch(
     """Look up one object, without reading its bytes.
 
     `as_of` chooses the version that was modified last before or at this time, or that an inventory
-    up to this time found to be current. Raises NotLocated with the reason or the archived versions,
-    or UsageError for a version with a time.
+    up to this time found to be current. Raises NotLocated, or UsageError for a version with a time.
     """
     if object_version is not None and as_of:
         raise UsageError("a version and a time exclude each other", hint="give one of them")
@@ -216,7 +215,7 @@ def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Let `fill` write a file that appears at `path` only when it is complete.
 
     The target of a link is written. A pipe or a device receives the complete bytes. Raises
-    UsageError, or BrokenPipeError if the reader of a pipe has closed it.
+    UsageError, or BrokenPipeError.
     """
     try:
         if path.is_dir():

@@ -78,8 +78,7 @@ def write_references(
     """Write references to a JSON or Parquet file, by its suffix; it appears when it is complete.
 
     A chunk's URL is that of its best provider that just returned an object of it correctly. Memory
-    does not grow with the number of objects. Raises StagingError, or the error of a chunk without
-    such a provider.
+    does not grow with the number of objects. Raises StagingError, or a chunk's error.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):

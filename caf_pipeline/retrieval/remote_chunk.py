@@ -1,8 +1,8 @@
 """Reads the description of a stored chunk by range reads: head, index, manifest and samples.
 
 A provider may lie. The description is trusted only if every copy that answers has the same bytes,
-all of it is consistent, and our packing could have written it. The Merkle root is only verified if
-copies differ and may be read whole.
+and if our packing could have written it. The Merkle root is only verified if copies differ and may
+be read whole.
 
 Source: docs/reference/chunk-format.md.
 """
@@ -77,8 +77,7 @@ class CopiesDiffer(IntegrityError):
 class AgreedSource:
     """A `caf.RangeSource` that reads each range of a stored file from all copies and compares them.
 
-    `providers` answered every read so far, `silent` ones did not. `wrong` copies are not read
-    again.
+    `providers` answered every read, `silent` ones did not. `wrong` copies are not read again.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class AgreedSource:
         *,
         proof_type: int | None = None,
     ) -> None:
-        """With `proof_type`, copies that differ are read whole to find which are wrong."""
+        """Copies that differ are only read whole if there is a `proof_type`."""
         self.providers = list(dict.fromkeys(providers))
         self.silent: dict[str, str] = {}
         self.wrong: dict[str, str] = {}

@@ -36,8 +36,8 @@ class RestoreOutcome(StrEnum):
 class RestoredObject:
     """The result for one object, at a path or a key.
 
-    EQUAL and DIFFERENT mean that something was there and was left unchanged. `headers_known` is
-    False for adopted files.
+    EQUAL and DIFFERENT objects existed and were left unchanged. `headers_known` is False for
+    adopted files.
     """
 
     location: Location

@@ -47,7 +47,7 @@ class RestoreFolder:
         """Files are named in the order of the listing.
 
         Memory: `BATCH_BYTES` and one object of `IN_MEMORY_BYTES`, and the requests for them. Up to
-        twice `LARGE_AT_ONCE` larger objects are in unfinished files.
+        twice `LARGE_AT_ONCE` larger objects are in files.
         """
         batch, batch_bytes = list[Location](), 0
         for location in listed:
