@@ -108,7 +108,7 @@ class Identity(ABC):
     def unwrap(self, stanza: Stanza) -> bytes | None:
         """Return the file key, or None if the stanza is for another recipient.
 
-        Raises DamagedHeader if a stanza of the identity's type breaks the format.
+        Raises DamagedHeader for a malformed stanza of the identity's type.
         """
 
 
@@ -377,8 +377,7 @@ def parse_header(data: bytes) -> Header:
 def open_header(header: Header, identities: Sequence[Identity]) -> bytes:
     """Return the file key. The first identity that unwraps a stanza decides.
 
-    Raises DamagedHeader for a malformed stanza, NoMatchingIdentity, or ForgedHeader for a wrong
-    MAC.
+    Raises DamagedHeader, NoMatchingIdentity, or ForgedHeader for a wrong MAC.
     """
     for identity in identities:
         # All stanzas are unwrapped, since one that breaks the format is fatal.
@@ -480,7 +479,7 @@ class Payload:
     ) -> memoryview:
         """Return `[start_byte, end_byte)` of the plaintext. Raises as `open`.
 
-        `sealed` has the bytes of `sealed_range` for the same arguments.
+        `sealed` has the bytes of `sealed_range`.
         """
         first = _first_segment(start_byte, size_bytes)
         is_end = sealed_range(start_byte, end_byte, size_bytes)[1] == sealed_size(size_bytes)

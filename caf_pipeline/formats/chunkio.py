@@ -165,13 +165,13 @@ class LogReader:
     def entries(self) -> Iterator[LogEntry]:
         """Yield every reachable entry, ordered by begin, in linear time even for a forged file.
 
-        A chain of entries starts at position 0 and at the entry that each valid meter names. It
-        ends at an invalid header, or at an entry that may be incomplete.
+        Chains start at position 0 and at the entry that each valid meter names. They end at an
+        invalid header, or at an entry that may be incomplete.
         """
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry that begins in `[start, end)`. As slow as `entries`."""
+        """Return the first entry that begins in `[start, end)`. It is as slow as `entries`."""
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
@@ -185,7 +185,7 @@ class LogReader:
         )
 
     def entry_at(self, begin: int) -> LogEntry | None:
-        """Return the entry with a header at this position, reachable or not, by one read."""
+        """Return the entry with a header here, reachable or not, by one read."""
         located = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
         return located and located[0]
 
@@ -221,7 +221,7 @@ class LogReader:
     def salvage(self) -> Iterator[SalvagedEntry]:
         """Yield every entry with a valid header, ordered by begin, in 20 MB and linear time.
 
-        Contents beyond four times the file's size are not hashed, and do not count as right.
+        Contents beyond four times the file's size do not count as right.
         """
         reachable = _Scan(self._read, self._size_bytes).entries()
         next_reached = next(reachable, None)
@@ -291,7 +291,7 @@ class LogReader:
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
     """Yield the data of a raw DEFLATE content in pieces of at most 1 MiB.
 
-    Raises MalformedArchive, also if the content continues behind the data.
+    Raises MalformedArchive, also for content behind the data.
     """
     inflater, empty = zlib.decompressobj(wbits=-zlib.MAX_WBITS), True
     for piece in pieces:
@@ -417,7 +417,7 @@ def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
 
 
 def _possible_headers(run: bytes) -> Iterator[int]:
-    """Yield the offsets with a size below 2**31 and a hash other than 0, as a run of zeros has."""
+    """A size is below 2**31, and a hash is not 0, as in a run of zeros."""
     count = len(run) - HEADER_BYTES + 1
     if count <= 0:
         return

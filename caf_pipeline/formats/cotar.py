@@ -4,10 +4,9 @@
     8 … 8+16·S     slots: hash of the name (8), first block of 512 bytes (4), size (4)
     … +8           the header again
 
-Integers are little-endian. An empty slot has 16 zero bytes. A name is in the slot of its hash
-modulo S, or in the next free slot, wrapping around. The index is a file of its own (`.tar.index`),
-or follows its tar (`.tar.co`). It has neither names nor checksums: a reader must check the tar
-header, too.
+Integers are little-endian. An empty slot is zero. A name is in the slot of its hash modulo S, or in
+the next free slot, wrapping around. The index is a file (`.tar.index`), or follows its tar
+(`.tar.co`). It has neither names nor checksums: check the tar header, too.
 
 Source: github.com/linz/cotar at 365c6a5; vectors of @cotar 6.0.1 in the tests.
 """
@@ -82,7 +81,7 @@ class CotarIndex:
     def open_embedded(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
         """Open the index at the end of a file; `tail` is its last `SUFFIX_BYTES`, or all of it.
 
-        Raises MalformedArchive if there is no index of version 2, or its size is wrong.
+        Raises MalformedArchive for another version or a wrong size.
         """
         if size_bytes < 2 * HEADER_BYTES + SLOT_BYTES:
             raise MalformedArchive(

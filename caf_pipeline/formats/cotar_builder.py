@@ -1,4 +1,4 @@
-"""Builds the cotar index of a tar archive's files. Loading numpy takes longer than most look-ups.
+"""Builds the cotar index of a tar. Loading numpy takes longer than most look-ups.
 
 Source: github.com/linz/cotar at 365c6a5, packages/builder; vectors of 6.0.1 in the tests.
 """
@@ -96,8 +96,8 @@ def _placement(
 ) -> tuple[_Numbers, _Numbers] | None:
     """Return the order of the files and their slots; None if one is too far from its own.
 
-    The original puts files into the first free slot from their own on, ordered by that slot, block
-    and hash. Files that pass the end of the table fill its free slots.
+    Like the original, put files ordered by their own slot, block and hash into the next free slots.
+    Files that pass the end of the table fill its free slots.
     """
     home = (hashes % np.uint64(slot_count)).astype(np.int64)
     order = np.lexsort((hashes, starts, home))

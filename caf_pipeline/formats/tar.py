@@ -46,8 +46,7 @@ If only headers are read, each start is behind the end before.
 class TarMember(NamedTuple):
     """A member of a tar archive.
 
-    `kind` is the type letter: `0` for a regular file, `S` for a sparse file, of any variant. `link`
-    is the target of a hard or symbolic link.
+    `kind` is the type letter: `0` for a regular file, `S` for a sparse file, of any variant.
     """
 
     name: bytes
@@ -71,7 +70,7 @@ class FileRange(NamedTuple):
 def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator[TarMember]:
     """Yield the members of an archive in order, with bounded memory, up to two blocks of zeros.
 
-    Raises MalformedArchive if a checksum or number is invalid, or a body or header is cut off.
+    Raises MalformedArchive for a damaged or incomplete archive.
     """
     take = _Window(read, size_bytes).take
     ahead = _WINDOW_BYTES
@@ -267,7 +266,7 @@ def _require_whole(name: bytes, start_byte: int, length: int, size_bytes: int) -
 
 @dataclass(frozen=True, slots=True)
 class TarFiles:
-    """The files of an archive, of each name the last member, and counts of other members.
+    """The last file of each name, and counts of other members.
 
     A name occurs twice if hard links give it the same bytes again.
     """
@@ -355,8 +354,8 @@ def _resolve(
 def header(name: bytes, size_bytes: int) -> bytes:
     """Return the header of a regular file: a ustar block, with PAX records if it needs them.
 
-    Owner and time are 0, the mode is 644. An empty PAX record would mean "no name". Raises
-    MemberRefused if the name exceeds 1 MiB, the limit of `walk`.
+    Owner and time are 0, the mode is 644. Raises MemberRefused if the name exceeds 1 MiB, the limit
+    of `walk`.
     """
     prefix, short = b"", name
     if len(name) > 100:
