@@ -296,7 +296,6 @@ class _Inflated:
         return number
 
     def finish(self) -> None:
-        """Detect damage in the rest."""
         while self._read(min(_PIECE_BYTES, self._remaining_bytes + 1)):
             pass
 

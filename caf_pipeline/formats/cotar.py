@@ -171,7 +171,6 @@ class CotarIndex:
         return bool(self._headers_agree) and self._has_last_header
 
     def slots(self) -> Iterator[Slot]:
-        """The slots are in the order of the table."""
         slots_per_read = SUFFIX_BYTES // SLOT_BYTES
         for first in range(0, self.slot_count, slots_per_read):
             count = min(slots_per_read, self.slot_count - first)

@@ -56,7 +56,7 @@ ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
 """Size of a Merkle root by proof type."""
 
 _CHECKED: Final = (*SKIP_COLUMNS, *PART_COLUMNS, "start_byte", "end_byte", "sha256", "member")
-"""Reading all columns of the manifest takes twice as long."""
+"""Reading all columns takes twice as long."""
 
 _REASONS: Final = frozenset(SkipReason)
 _LARGEST: Final = 2**63 - 1  # of an integer in the database
@@ -332,7 +332,6 @@ def read_chunk(
 def _samples(
     source: AgreedSource, posting: PostRecord, manifest: OpenedManifest
 ) -> Sequence[Sample]:
-    """If copies differ in an object, its SHA-256 shows which are wrong."""
     while True:
         try:
             return samples_of(source, posting.stored_size_bytes, posting.merkle_root)

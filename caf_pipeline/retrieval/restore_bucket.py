@@ -132,7 +132,7 @@ class RestoreBucket:
         return existing.size_bytes is not None or not (rest or next(pieces, b""))
 
     def _write(self, candidate: _Candidate, *, replaces: bool) -> bool:
-        """Return whether the bucket verified the object. Raises KeyTaken."""
+        """Return whether the bucket verified the object."""
         location, key = candidate.location, candidate.location.row.key
         headers = candidate.headers or ObjectHeaders()
         if location.size_bytes <= IN_MEMORY_BYTES:

@@ -146,7 +146,6 @@ class ChunkAssessor:
         return CopyFinding(copy, whole=True), differing
 
     def assess(self) -> Mapping[str, tuple[Chunk, ChunkAssessment]]:
-        """Assess every chunk in good standing, by name."""
         chunks = self._chunks()
         self._export()
         self.reporter.note(
