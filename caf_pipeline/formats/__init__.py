@@ -1,4 +1,1 @@
-"""Other file formats, without I/O: ChunkIO, clp-s, tar, and the cotar index of a tar.
-
-`cli` reads and writes such files.
-"""
+"""Other file formats, without I/O: age, ChunkIO, clp-s, tar, and the cotar index of a tar."""

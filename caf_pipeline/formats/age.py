@@ -4,9 +4,8 @@
     header    a version line, a stanza for each recipient, a line with a MAC
     payload   segments: up to 64 KiB of plaintext and a 16-byte tag, each with its own nonce
 
-Each stanza wraps the same random file key, which authenticates the header and encrypts the payload.
-Segments are authenticated one by one, so any range of the plaintext can be read. Nothing
-authenticates the sender: whoever knows a recipient can make a valid file for it.
+Each stanza wraps the same random file key. Any range of the plaintext can be read: each segment is
+authenticated. Nothing authenticates the sender: whoever knows a recipient can make a valid file.
 
 Source: C2SP's age.md (format), CCTV's age vectors (what a reader must refuse).
 """
@@ -62,7 +61,7 @@ SCRYPT_LOG_N: Final = 18
 """Work factor of new passphrases: 0.7 s and 256 MiB. The age tool writes the same."""
 
 MAX_SCRYPT_LOG_N: Final = 20
-"""Largest work factor that is read: 3 s and 1 GiB. A file could otherwise exhaust the memory."""
+"""Largest work factor that is read: 3 s and 1 GiB. A file could exhaust the memory."""
 
 _VERSION: Final = b"age-encryption.org/v1\n"
 _STANZA: Final = re.compile(
@@ -109,8 +108,7 @@ class Identity(ABC):
     def unwrap(self, stanza: Stanza) -> bytes | None:
         """Return the file key, or None if the stanza is for another recipient.
 
-        Raises:
-            DamagedHeader: The stanza has the identity's type, and breaks the format.
+        Raises DamagedHeader for a malformed stanza of the identity's type.
         """
 
 
@@ -122,7 +120,7 @@ class X25519Recipient(Recipient):
     is_hybrid = False
 
     def wrap(self, file_key: bytes) -> Stanza:
-        """See `Recipient`. Raises KeyRefused if the key is one that shares no secret."""
+        """Raises KeyRefused if the key shares no secret."""
         ephemeral = X25519PrivateKey.generate()
         share = ephemeral.public_key().public_bytes_raw()
         try:
@@ -139,7 +137,7 @@ class X25519Recipient(Recipient):
 
 @dataclass(frozen=True)
 class X25519Identity(Identity):
-    """An identity of 32 secret bytes."""
+    """32 secret bytes."""
 
     seed: bytes
 
@@ -149,11 +147,9 @@ class X25519Identity(Identity):
 
     @property
     def recipient(self) -> X25519Recipient:
-        """The matching recipient."""
         return X25519Recipient(self._key.public_key())
 
     def unwrap(self, stanza: Stanza) -> bytes | None:
-        """See `Identity`."""
         if stanza.arguments[0] != "X25519":
             return None
         (share,) = _fields(stanza, 32)
@@ -168,7 +164,6 @@ class X25519Identity(Identity):
             return None
 
     def reveal(self) -> str:
-        """Return the secret text."""
         return _bech32(_X25519_IDENTITY_HRP, self.seed).upper()
 
     def __repr__(self) -> str:
@@ -184,7 +179,6 @@ class HybridRecipient(Recipient):
     is_hybrid = True
 
     def wrap(self, file_key: bytes) -> Stanza:
-        """See `Recipient`."""
         key = MLKEM768X25519PublicKey(self.mlkem, self.x25519)
         sealed = _HYBRID.encrypt(file_key, key, _HYBRID_INFO)
         length = KEM.MLKEM768_X25519.enc_length()
@@ -196,7 +190,7 @@ class HybridRecipient(Recipient):
 
 @dataclass(frozen=True)
 class HybridIdentity(Identity):
-    """An identity of 32 secret bytes, from which both keys are derived."""
+    """32 secret bytes, from which both keys are derived."""
 
     seed: bytes
 
@@ -210,12 +204,10 @@ class HybridIdentity(Identity):
 
     @property
     def recipient(self) -> HybridRecipient:
-        """The matching recipient."""
         mlkem, x25519 = self._keys
         return HybridRecipient(mlkem.public_key(), x25519.public_key())
 
     def unwrap(self, stanza: Stanza) -> bytes | None:
-        """See `Identity`."""
         if stanza.arguments[0] != "mlkem768x25519":
             return None
         (encapsulated,) = _fields(stanza, KEM.MLKEM768_X25519.enc_length())
@@ -234,7 +226,6 @@ class HybridIdentity(Identity):
             return None
 
     def reveal(self) -> str:
-        """Return the secret text."""
         return _bech32(_HYBRID_IDENTITY_HRP, self.seed).upper()
 
     def __repr__(self) -> str:
@@ -243,20 +234,18 @@ class HybridIdentity(Identity):
 
 @dataclass(frozen=True)
 class Passphrase(Recipient, Identity):
-    """A passphrase, hashed by scrypt. It is the only recipient of its file."""
+    """A passphrase, hashed by scrypt: the only recipient of its file."""
 
     text: str
     log_n: int = SCRYPT_LOG_N
     is_hybrid = False
 
     def wrap(self, file_key: bytes) -> Stanza:
-        """See `Recipient`."""
         salt = secrets.token_bytes(16)
         body = self._aead(salt, self.log_n).encrypt(_ZERO_NONCE, file_key, None)
         return Stanza(("scrypt", _base64(salt), str(self.log_n)), body)
 
     def unwrap(self, stanza: Stanza) -> bytes | None:
-        """See `Identity`."""
         if stanza.arguments[0] != "scrypt":
             return None
         if len(stanza.arguments) != 3 or not _WORK_FACTOR.fullmatch(stanza.arguments[2]):
@@ -286,11 +275,7 @@ def new_identity(*, hybrid: bool = True) -> X25519Identity | HybridIdentity:
 
 
 def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
-    """Return the recipient with this text.
-
-    Raises:
-        KeyRefused: The text is not a recipient.
-    """
+    """Return the recipient with this text, or raise KeyRefused."""
     hrp, data = _unbech32(text)
     try:
         if hrp == _X25519_HRP:
@@ -310,11 +295,7 @@ def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
 
 
 def parse_identity(text: str) -> X25519Identity | HybridIdentity:
-    """Return the identity with this text. Errors do not contain it.
-
-    Raises:
-        KeyRefused: The text is not an identity.
-    """
+    """Return the identity with this text, or raise KeyRefused. Errors do not contain it."""
     hrp, data = _unbech32(text)
     if hrp not in (_X25519_IDENTITY_HRP, _HYBRID_IDENTITY_HRP) or len(data) != 32:
         raise KeyRefused("an identity must begin with 'AGE-SECRET-KEY-'")
@@ -326,7 +307,7 @@ def parse_identity(text: str) -> X25519Identity | HybridIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header. `raw` has its bytes up to the payload nonce, exclusive."""
+    """A header; `raw` ends before the payload nonce."""
 
     stanzas: tuple[Stanza, ...]
     raw: bytes
@@ -335,9 +316,8 @@ class Header:
 def make_header(recipients: Sequence[Recipient], file_key: bytes) -> bytes:
     """Return the header of a new file. `file_key` must be random and used for one file only.
 
-    Raises:
-        KeyRefused: There are no recipients, or they must not share a file. A classic recipient
-            would undo the protection of a hybrid one; a passphrase must be alone.
+    Raises KeyRefused if there are no recipients, or if they must not share a file: a classic
+    recipient would undo the protection of a hybrid one; a passphrase must be alone.
     """
     if not recipients:
         raise KeyRefused("a file needs a recipient", hint="'caf keys new' makes one")
@@ -367,11 +347,7 @@ def is_complete(prefix: bytes) -> bool:
 
 
 def parse_header(data: bytes) -> Header:
-    """Return the header at the beginning of `data`.
-
-    Raises:
-        DamagedHeader: There is no valid header.
-    """
+    """Return the header of a file, or raise DamagedHeader."""
     if data.startswith(_ARMOR):
         raise DamagedHeader(
             "the file has ASCII armor, which is not supported",
@@ -399,14 +375,9 @@ def parse_header(data: bytes) -> Header:
 
 
 def open_header(header: Header, identities: Sequence[Identity]) -> bytes:
-    """Return the file key.
+    """Return the file key. The first identity that unwraps a stanza decides.
 
-    The first identity that unwraps a stanza decides.
-
-    Raises:
-        DamagedHeader: A stanza of a known type breaks the format.
-        NoMatchingIdentity: No identity unwraps a stanza.
-        ForgedHeader: The MAC is wrong.
+    Raises DamagedHeader, NoMatchingIdentity, or ForgedHeader for a wrong MAC.
     """
     for identity in identities:
         # All stanzas are unwrapped, since one that breaks the format is fatal.
@@ -433,11 +404,7 @@ def sealed_size(size_bytes: int) -> int:
 
 
 def plain_size(sealed_bytes: int) -> int:
-    """Return the bytes of plaintext in a payload.
-
-    Raises:
-        DamagedPayload: No payload has this size.
-    """
+    """Return the bytes of plaintext in a payload, or raise DamagedPayload."""
     count = -(-sealed_bytes // SEALED_SEGMENT_BYTES)
     size_bytes = sealed_bytes - TAG_BYTES * count
     if size_bytes < 0 or sealed_size(size_bytes) != sealed_bytes:
@@ -446,9 +413,9 @@ def plain_size(sealed_bytes: int) -> int:
 
 
 def sealed_range(start_byte: int, end_byte: int, size_bytes: int) -> tuple[int, int]:
-    """Return the range of the payload with the segments of `[start_byte, end_byte)`.
+    """Return the payload range, end exclusive, with the segments of `[start_byte, end_byte)`.
 
-    `size_bytes` is the size of the whole plaintext. Ends are exclusive.
+    `size_bytes` is the size of the whole plaintext.
     """
     first = _first_segment(start_byte, size_bytes)
     last = max(first, (end_byte - 1) // SEGMENT_BYTES)
@@ -459,13 +426,11 @@ def sealed_range(start_byte: int, end_byte: int, size_bytes: int) -> tuple[int, 
 class Payload:
     """Seals and opens the segments of one file. Thread-safe.
 
-    A nonce depends on the file key, the payload nonce, the segment's number and whether it is the
-    last. Never seal two plaintexts under one nonce: their difference would be public, and segments
-    could be forged.
+    Never seal two plaintexts under one file key, payload nonce and segment number: their difference
+    would be public, and segments could be forged.
     """
 
     def __init__(self, file_key: bytes, nonce: bytes) -> None:
-        """Derive the key of the payload."""
         self._aead = ChaCha20Poly1305(_hkdf(file_key, nonce, b"payload"))
 
     def seal(self, first: int, plaintext: Buffer, *, is_end: bool) -> bytearray:
@@ -489,9 +454,7 @@ class Payload:
     def open(self, first: int, sealed: Buffer, *, is_end: bool) -> bytearray:
         """Return the plaintext of segments from number `first` on.
 
-        Raises:
-            DamagedPayload: A segment is not authentic, or is not at its place. The error names it;
-                no plaintext is returned.
+        Raises DamagedPayload if a segment is not authentic, or not at its place.
         """
         source = memoryview(sealed).cast("B")
         plain = bytearray(plain_size(len(source)))
@@ -514,12 +477,9 @@ class Payload:
     def open_range(
         self, start_byte: int, end_byte: int, size_bytes: int, sealed: Buffer
     ) -> memoryview:
-        """Return `[start_byte, end_byte)` of the plaintext.
+        """Return `[start_byte, end_byte)` of the plaintext. Raises as `open`.
 
-        `sealed` has the bytes of `sealed_range` for the same arguments.
-
-        Raises:
-            DamagedPayload: See `open`.
+        `sealed` has the bytes of `sealed_range`.
         """
         first = _first_segment(start_byte, size_bytes)
         is_end = sealed_range(start_byte, end_byte, size_bytes)[1] == sealed_size(size_bytes)
@@ -531,11 +491,7 @@ class Payload:
 def open_file(prefix: bytes, identities: Sequence[Identity]) -> tuple[Payload, int]:
     """Return the payload of a file, and the byte at which it begins.
 
-    `prefix` has the beginning of the file up to this byte, or more.
-
-    Raises:
-        DamagedHeader: See `parse_header`; or the payload nonce is missing.
-        NoMatchingIdentity, ForgedHeader: See `open_header`.
+    `prefix` reaches at least up to this byte. Raises DamagedHeader, and as `open_header`.
     """
     header = parse_header(prefix)
     file_key = open_header(header, identities)
@@ -553,7 +509,6 @@ def _segments(size_bytes: int) -> int:
 
 
 def _first_segment(start_byte: int, size_bytes: int) -> int:
-    """Return the segment of a byte; the last segment for the end of the plaintext."""
     return min(start_byte, max(0, size_bytes - 1)) // SEGMENT_BYTES
 
 
@@ -575,11 +530,7 @@ def _x25519_wrapping_key(secret: bytes, share: bytes, recipient: X25519PublicKey
 
 
 def _fields(stanza: Stanza, *sizes: int) -> list[bytes]:
-    """Return the decoded arguments after the type.
-
-    The size of the body is checked, too, before anything is decrypted. Otherwise one body could
-    open under several keys.
-    """
+    """The size of the body is checked first: one body could otherwise open under several keys."""
     fields = [_unbase64(argument) for argument in stanza.arguments[1:]]
     if tuple(map(len, fields)) != sizes or len(stanza.body) != FILE_KEY_BYTES + TAG_BYTES:
         raise DamagedHeader(f"a stanza {stanza.arguments[0]} has a wrong size")
@@ -605,7 +556,7 @@ def _bech32(hrp: str, data: bytes) -> str:
 
 
 def _unbech32(text: str) -> tuple[str, bytes]:
-    """Return the human-readable part and the data. Unlike BIP 173, the length has no limit."""
+    """Unlike BIP 173, the length has no limit."""
     hrp, _, encoded = text.rpartition("1")
     values = [CHARSET.find(character) for character in encoded.lower()]
     is_one_case = text in (text.lower(), text.upper())

@@ -1,14 +1,12 @@
 """ChunkIO: an append-only log whose undamaged entries are found after any crash or damage.
 
-An *entry* (ChunkIO's chunk) has 16 bytes of `user_data` and any content. In the file it is a header
-of 40 bytes and the content. At each multiple of 65,536 it is interrupted by a *meter* of 16 bytes,
-which names the entry, so that a reader can resume after damage. At position 0 the file's header
-replaces the meter. Integers and hashes are little-endian. SipHash-2-4 with a fixed key detects
-damage, but no forgery.
+An *entry* (ChunkIO's chunk) has a header of 40 bytes, which includes 16 bytes of `user_data`, and
+any content. At each multiple of 65,536 it is interrupted by a *meter* of 16 bytes, which names the
+entry, so that a reader can resume after damage. At position 0 the file's header replaces the meter.
+Integers and hashes are little-endian. SipHash-2-4 with a fixed key detects damage, but no forgery.
 
-The reader returns the entries that the original finds by scanning forward. The original's backward
-walks miss entries, and return some that were never written. Salvage tries every position, so that
-it may take logs inside of contents for entries.
+The reader returns the entries of the original's forward scan. Salvage tries every position, and may
+take logs inside of contents for entries.
 
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
@@ -50,8 +48,7 @@ _PIECE_BYTES: Final = 4 * BLOCK_BYTES  # of a content; larger pieces measured no
 _HASHED_FILE_SIZES: Final = 4
 """A scan hashes contents of at most this many times the file's size.
 
-A scan without any meters hashes the file once. A forged file could claim overlapping contents from
-every block and make the scan quadratic.
+A forged file could claim overlapping contents and make the scan quadratic.
 """
 
 _SALVAGED_BLOCKS: Final = 16  # searched at a time, 1 MiB
@@ -77,7 +74,7 @@ class LogEntry:
 class LogDamage:
     """Bytes `[begin, end)` of a log that a writer would not leave.
 
-    `what` is "file header", "meter", "content", or "no entry" for bytes that belong to no entry.
+    `what` is "file header", "meter", "content", or "no entry".
     """
 
     begin: int
@@ -89,10 +86,8 @@ class LogDamage:
 class SalvagedEntry:
     """An entry that was located by the hash of its header alone.
 
-    Attributes:
-        reachable: True if `LogReader.entries` yields it, too.
-        content_right: True if its content is complete and has its hash.
-        inside: Begin of the right entry whose content contains this entry; else None.
+    It is `reachable` if `LogReader.entries` yields it, too. `inside` is the begin of the right
+    entry whose content contains this entry.
     """
 
     entry: LogEntry
@@ -105,12 +100,10 @@ class SalvagedEntry:
 class LogWriter:
     """Produces the bytes to append to a log, equal to those of the original writer.
 
-    To continue a closed or torn file, create a new writer at its size: its first entry begins at
-    the next multiple of 65,536, behind zeros.
+    A new writer continues a closed or torn file at the next multiple of 65,536.
     """
 
     def __init__(self, position: int = 0) -> None:
-        """Continue at the end of a file of `position` bytes; raises UsageError if it is invalid."""
         if not 0 <= position <= MAX_POSITION:
             raise UsageError(
                 f"A log cannot have {position} bytes.", hint="Give the size of the file."
@@ -120,15 +113,10 @@ class LogWriter:
 
     @property
     def position(self) -> int:
-        """The file's size after appending all that was returned."""
         return self._position
 
     def entry(self, user_data: bytes, content: Buffer) -> bytes:
-        """Return the bytes of one entry: padding after a torn write, meters, header and content.
-
-        Raises:
-            UsageError: A size or the end of the entry exceeds its limit. The writer is unchanged.
-        """
+        """Return the bytes of one entry. After a UsageError, the writer is unchanged."""
         view = memoryview(content)
         _check_sizes(user_data, view.nbytes)
         self._end_of(view.nbytes)
@@ -166,49 +154,46 @@ class LogWriter:
 class LogReader:
     """Reads the entries of a log in any condition.
 
-    Every call reads the file again. Memory holds two blocks, the positions that the meters name
-    (less than 1/500 of the file's size), and the requested content. Only errors of `read` are
-    raised.
+    Every call reads the file again. Memory: two blocks, the positions that the meters name (less
+    than 1/500 of the file), and the requested content. Only errors of `read` are raised.
     """
 
     def __init__(self, read: Read, size_bytes: int) -> None:
-        """Read a file of `size_bytes` through `read`."""
         self._read = read
         self._size_bytes = size_bytes
 
     def entries(self) -> Iterator[LogEntry]:
         """Yield every reachable entry, ordered by begin, in linear time even for a forged file.
 
-        Chains of entries start at position 0 and at the entry that each valid meter names. A chain
-        ends at an invalid header, or at an entry that may be incomplete.
+        Chains start at position 0 and at the entry that each valid meter names. They end at an
+        invalid header, or at an entry that may be incomplete.
         """
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry that begins in `[start, end)`, or None. As slow as `entries`."""
+        """Return the first entry that begins in `[start, end)`. It is as slow as `entries`."""
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the last entry that begins in `[start, end)`, or None."""
         return next(iter(deque(self._between(start, end), maxlen=1)), None)
 
     def middle(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the entry that begins nearest to the middle of the range, or None."""
+        """Return the entry that begins nearest to the middle."""
         twice = max(start, 0) + min(end, self._size_bytes)
         return min(
             self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None
         )
 
     def entry_at(self, begin: int) -> LogEntry | None:
-        """Return the entry with a header at this position, reachable or not, by one read."""
+        """Return the entry with a header here, reachable or not, by one read."""
         located = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
         return located and located[0]
 
     def check(self) -> Iterator[LogEntry | LogDamage]:
         """Read every byte of the log, and yield the entries and all damage.
 
-        An unfinished write at the end is reported as bytes of no entry. Entries that are missing at
-        the end cannot be detected, nor zeros that replace all before a multiple of 65,536.
+        An unfinished write is "no entry". Entries missing at the end cannot be detected, nor zeros
+        that replace all before a multiple of 65,536.
         """
         header = (
             bytes(self._read(0, min(METER_BYTES, self._size_bytes))) if self._size_bytes else b""
@@ -236,8 +221,7 @@ class LogReader:
     def salvage(self) -> Iterator[SalvagedEntry]:
         """Yield every entry with a valid header, ordered by begin, in 20 MB and linear time.
 
-        Contents of at most four times the file's size are hashed. Further contents do not count as
-        right.
+        Contents beyond four times the file's size do not count as right.
         """
         reachable = _Scan(self._read, self._size_bytes).entries()
         next_reached = next(reachable, None)
@@ -254,11 +238,11 @@ class LogReader:
             yield SalvagedEntry(entry, digest, is_reachable, is_right, inside)
 
     def pieces(self, entry: LogEntry) -> Iterator[memoryview]:
-        """Yield an entry's content as it is in the file, without verifying it."""
+        """The content is not verified."""
         return _payload(self._read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES)
 
     def copy_content(self, entry: LogEntry, into: IO[bytes]) -> bool:
-        """Write an entry's content to a file and return whether it is complete and verified."""
+        """Return whether the content is complete and verified."""
         if not is_begin(entry.begin) or entry.end > self._size_bytes:
             return False
         located = _header_at(self._read, entry.begin, self._size_bytes)
@@ -269,7 +253,7 @@ class LogReader:
         )
 
     def content(self, entry: LogEntry) -> bytes | None:
-        """Return an entry's content, or None if it is incomplete, damaged, or not in the file."""
+        """None if the content is incomplete, damaged, or not in the file."""
         content = io.BytesIO()
         return content.getvalue() if self.copy_content(entry, content) else None
 
@@ -286,7 +270,6 @@ class LogReader:
             yield LogDamage(start, end, "no entry")
 
     def _headers(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Search the file without its meters for valid headers."""
         before, run_at = b"", 0  # the end of what was searched, and its offset in the run
         for start in range(0, self._size_bytes, _SALVAGED_BLOCKS * BLOCK_BYTES):
             data = memoryview(
@@ -308,8 +291,7 @@ class LogReader:
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
     """Yield the data of a raw DEFLATE content in pieces of at most 1 MiB.
 
-    Raises:
-        MalformedArchive: The content is something else, or continues behind the data.
+    Raises MalformedArchive, also for content behind the data.
     """
     inflater, empty = zlib.decompressobj(wbits=-zlib.MAX_WBITS), True
     for piece in pieces:
@@ -336,7 +318,7 @@ def is_begin(position: int) -> bool:
 
 
 def end_of(begin: int, content_size_bytes: int) -> int:
-    """Return the end of an entry that begins at `begin`, including its meters."""
+    """Return the end of an entry, including its meters."""
     payload_bytes = HEADER_BYTES + content_size_bytes
     full_blocks, rest = divmod(payload_bytes, BLOCK_BYTES - METER_BYTES)
     offset = begin % BLOCK_BYTES
@@ -345,8 +327,6 @@ def end_of(begin: int, content_size_bytes: int) -> int:
 
 
 class _Scan:
-    """One pass, which shares no state with others."""
-
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
@@ -361,7 +341,6 @@ class _Scan:
         self._budget = _HashBudget(size_bytes)
 
     def entries(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Yield reachable entries with the hashes of their contents; visit each position once."""
         self._named.append(_NO_BEGIN)  # the file's header is no meter
         for position in range(BLOCK_BYTES, self._size_bytes - METER_BYTES + 1, BLOCK_BYTES):
             meter = bytes(self._read(position, position + METER_BYTES))
@@ -406,7 +385,6 @@ class _HashBudget:
         self._remaining_bytes = _HASHED_FILE_SIZES * size_bytes
 
     def allows(self, entry: LogEntry) -> bool:
-        """Return whether a content is in the file and may be hashed, and if so, deduct it."""
         if entry.end > self._size_bytes or entry.content_size_bytes > self._remaining_bytes:
             return False
         self._remaining_bytes -= entry.content_size_bytes
@@ -439,7 +417,7 @@ def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
 
 
 def _possible_headers(run: bytes) -> Iterator[int]:
-    """Yield the offsets with a size below 2**31 and a hash other than 0, as a run of zeros has."""
+    """A size is below 2**31, and a hash is not 0, as in a run of zeros."""
     count = len(run) - HEADER_BYTES + 1
     if count <= 0:
         return
@@ -455,7 +433,6 @@ def _possible_headers(run: bytes) -> Iterator[int]:
 
 
 def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | None = None) -> bool:
-    """Hash the content of an entry, and optionally copy it."""
     running = siphash24(key=_KEY)
     missing_bytes = entry.content_size_bytes
     for piece in _payload(read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES):
@@ -467,7 +444,6 @@ def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | No
 
 
 def _payload(read: Read, start: int, end: int, piece_bytes: int) -> Iterator[memoryview]:
-    """Yield the bytes in `[start, end)` without the meters; ends early if the file does."""
     position = start
     while position < end:
         stop = min(end, (position // piece_bytes + 1) * piece_bytes)

@@ -1,12 +1,10 @@
 """Metadata of clp-s single-file archives. Records are neither read nor written.
 
-An archive has a header of 64 bytes, the metadata (packets in a zstd stream), and seven sections
-with the records. Two range reads at the beginning return inputs, times and sections. Integers are
-little-endian. Like clp-s 0.12.1b0, this module accepts all versions and refuses what is corrupt. In
-addition, it limits the size of inflated data.
+An archive has a header of 64 bytes, the metadata (packets in a zstd stream), and seven sections.
+Integers are little-endian. Like clp-s 0.12.1b0, this module accepts all versions and refuses what
+is corrupt. It also limits inflated data.
 
-Source: github.com/y-scope/clp; archives of three of its versions, and damaged ones with its
-verdict, in the tests.
+Source: github.com/y-scope/clp; archives of three versions, and damaged ones, in the tests.
 """
 
 import math
@@ -24,10 +22,10 @@ from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArch
 
 HEADER_BYTES: Final = 64
 FIRST_READ_BYTES: Final = 64 << 10
-"""Bytes to read first: the header, and the metadata of an archive with some thousand inputs."""
+"""The header, and the metadata of some thousand inputs."""
 
 MAX_METADATA_BYTES: Final = 64 << 20
-"""Size limit of the compressed metadata, and of a packet; 10,000 inputs have 104,385 bytes."""
+"""Limit of the compressed metadata, and of a packet; 10,000 inputs have 104,385 bytes."""
 
 MAX_INFLATED_BYTES: Final = 256 << 20
 MAX_ITEMS: Final = 1_000_000
@@ -47,14 +45,13 @@ SECTIONS: Final = (
 )
 
 EPOCH_MILLISECONDS: Final = 1
-"""The encoding of time ranges in milliseconds since 1970."""
 
 TIMES_METADATA_BYTES: Final = 1 << 20
-"""Size limit of the compressed metadata for `read_times`: ten times those of 10,000 inputs."""
+"""Limit for `read_times`: ten times the compressed metadata of 10,000 inputs."""
 
 TIMES_INFLATED_BYTES: Final = 4 << 20
 TIMES_ITEMS: Final = 10_000
-"""Limit for timestamp keys, patterns and column ids in `read_times`: some milliseconds of work."""
+"""Limit for `read_times`: some milliseconds of work."""
 
 _MAGIC: Final = b"\xfd\x2f\xc5\x30"
 MAGIC_BYTES: Final = len(_MAGIC)
@@ -80,10 +77,7 @@ Decoded = TypeVar("Decoded")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first 64 bytes. `uncompressed_size` counts the bytes given to clp-s.
-
-    `total_size` is not checked: the file may be larger.
-    """
+    """The first 64 bytes. `uncompressed_size` counts the bytes given to clp-s."""
 
     version: tuple[int, int, int]
     uncompressed_size: int
@@ -93,13 +87,12 @@ class Header:
 
     @property
     def metadata_end(self) -> int:
-        """Position behind the metadata, where the sections begin."""
         return HEADER_BYTES + self.metadata_size
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section: its position and size in the file, which may be cut off."""
+    """A section, which may be cut off."""
 
     name: str
     offset: int
@@ -108,10 +101,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """The first and last time of a timestamp key; None if the archive does not have them.
-
-    Encoding 1 is milliseconds since 1970. Encoding 2 mixes units.
-    """
+    """A timestamp key's times, if known. Encoding 1 is milliseconds since 1970; 2 mixes units."""
 
     key: str
     column_ids: Sequence[int]
@@ -129,7 +119,7 @@ class TimestampPattern:
 
 
 class Times(NamedTuple):
-    """The first and last time in an archive, in whole milliseconds since 1970, both inclusive."""
+    """First and last time, in whole milliseconds since 1970, both inclusive."""
 
     first_ms: int
     last_ms: int
@@ -164,16 +154,15 @@ class ArchiveMetadata:
 
     @property
     def records(self) -> int | None:
-        """Records of all inputs. None if only `/table_metadata` has them; see `count_records`."""
+        """None if only `/table_metadata` has them; see `count_records`."""
         return sum(entry.e - entry.s for entry in self.inputs) if self.inputs else None
 
     @property
     def times(self) -> "Times | None":
-        """The first and last time of all records; None unless every timestamp key has them."""
+        """None unless every timestamp key has them."""
         return _times(self.time_ranges)
 
     def section(self, name: str) -> Section:
-        """Return one of `SECTIONS`."""
         return next(section for section in self.sections if section.name == name)
 
 
@@ -182,11 +171,8 @@ def read_metadata(
 ) -> ArchiveMetadata:
     """Read header and metadata, with at most one further range read, in at most 500 MB.
 
-    Args:
-        first: The first FIRST_READ_BYTES of the file, or all of a shorter file.
-        file_size: Size of the file in bytes.
-        read: Returns the bytes between two positions, the second exclusive.
-        name: Name of the file for messages.
+    `first` has FIRST_READ_BYTES, or all of a shorter file. The second position of `read` is
+    exclusive.
 
     Raises:
         MalformedArchive: It is no clp-s archive, or its header or metadata are damaged.
@@ -221,15 +207,14 @@ def read_metadata(
 
 
 def begins_as_archive(first: Buffer) -> bool:
-    """Return whether a file begins with the magic of clp-s. The rest of it may be invalid."""
+    """Return whether a file begins with the magic of clp-s."""
     return bytes(memoryview(first)[:MAGIC_BYTES]) == _MAGIC
 
 
 def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | None:
-    """Read the first and last time of all records, cheaply for any file; None if unknown.
+    """Read the first and last time of all records; None if unknown.
 
-    At most 1 MiB is read in two ranges, and 4 MiB are inflated. Raises as `read_metadata`, without
-    the file's name.
+    At most 1 MiB is read in two ranges, and 4 MiB are inflated. Raises as `read_metadata`.
     """
     header = _parse_header(bytes(read(0, min(HEADER_BYTES, file_size))))
     if header.metadata_end > file_size:
@@ -248,7 +233,7 @@ def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | No
 
 
 def count_records(table_metadata: Buffer, *, name: str) -> int:
-    """Return the number of records in the section `/table_metadata`. Raises as `read_metadata`."""
+    """Return the number of records in this section. Raises as `read_metadata`."""
     try:
         inflated = _Inflated(memoryview(table_metadata))
         inflated.skip(16 * inflated.u64())  # position and size of each stream
@@ -297,24 +282,20 @@ class _Inflated:
         self._limit_bytes = self._remaining_bytes = limit_bytes
 
     def take(self, size_bytes: int) -> bytes:
-        """Return exactly this many bytes."""
         data = self._read(size_bytes)
         if len(data) < size_bytes:
             raise MalformedArchive("the metadata end before what they announce.")
         return data
 
     def skip(self, size_bytes: int) -> None:
-        """Skip this many bytes."""
         while size_bytes:
             size_bytes -= len(self.take(min(size_bytes, _PIECE_BYTES)))
 
     def u64(self) -> int:
-        """Return the next 8 bytes as a number."""
         number: int = _U64.unpack(self.take(8))[0]
         return number
 
     def finish(self) -> None:
-        """Inflate the rest, to detect damage. Its content does not matter."""
         while self._read(min(_PIECE_BYTES, self._remaining_bytes + 1)):
             pass
 
@@ -341,7 +322,7 @@ class _ArchiveInfo(msgspec.Struct):
 
 
 class _Packets:
-    """The packets of the metadata. Repeated packets add up, as in clp-s."""
+    """Repeated packets add up, as in clp-s."""
 
     def __init__(self, inflated: _Inflated, max_items: int = MAX_ITEMS) -> None:
         self._inflated = inflated
@@ -354,7 +335,6 @@ class _Packets:
         self.has_range_index = False
 
     def read(self) -> None:
-        """Read all packets and ignore what follows."""
         self._read(
             {
                 0: self._archive_info,
@@ -365,7 +345,6 @@ class _Packets:
         )
 
     def read_times(self) -> None:
-        """Read the timestamp dictionaries and skip the other packets."""
         self._read({2: self._timestamp_dictionary})
 
     def _read(self, readers: Mapping[int, Callable[[int], None]]) -> None:
@@ -452,7 +431,6 @@ class _Packets:
 
 
 def _times(ranges: Sequence[TimeRange]) -> Times | None:
-    """Return the span of all ranges; None if any is unknown."""
     spans = [
         Times(int(entry.begin), int(entry.end))
         for entry in ranges

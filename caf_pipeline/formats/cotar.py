@@ -4,10 +4,9 @@
     8 … 8+16·S     slots: hash of the name (8), first block of 512 bytes (4), size (4)
     … +8           the header again
 
-Integers are little-endian. An empty slot has 16 zero bytes. A name is in the slot of its hash
-modulo S, or in the next free slot, wrapping around. The index is a file of its own (`.tar.index`),
-or follows its tar (`.tar.co`). It has neither names nor checksums, so that a reader must check the
-tar header, too.
+Integers are little-endian. An empty slot is zero. A name is in the slot of its hash modulo S, or in
+the next free slot, wrapping around. The index is a file (`.tar.index`), or follows its tar
+(`.tar.co`). It has neither names nor checksums: check the tar header, too.
 
 Source: github.com/linz/cotar at 365c6a5; vectors of @cotar 6.0.1 in the tests.
 """
@@ -26,7 +25,7 @@ HEADER_BYTES: Final = 8
 SLOT_BYTES: Final = 16
 
 SUFFIX_BYTES: Final = 64 * 1024
-"""Size of the first read of an index: 4,095 slots, or a whole small archive."""
+"""Size of the first read: 4,095 slots, or a whole small archive."""
 
 MAX_PASSED: Final = 256  # occupied slots before a free slot, in the original's library
 _MAX_SEARCHED: Final = 1 << 20  # slots that a look-up reads: 16 MiB
@@ -50,7 +49,7 @@ def hash_of(name: bytes) -> int:
 
 
 class Slot(NamedTuple):
-    """The place of a file in the tar: `[start_byte, start_byte + size_bytes)`."""
+    """The place of a file in the tar."""
 
     start_byte: int
     size_bytes: int
@@ -82,8 +81,7 @@ class CotarIndex:
     def open_embedded(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
         """Open the index at the end of a file; `tail` is its last `SUFFIX_BYTES`, or all of it.
 
-        Raises:
-            MalformedArchive: There is no index of version 2, or its size is wrong.
+        Raises MalformedArchive for another version or a wrong size.
         """
         if size_bytes < 2 * HEADER_BYTES + SLOT_BYTES:
             raise MalformedArchive(
@@ -105,11 +103,7 @@ class CotarIndex:
 
     @classmethod
     def open_separate(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
-        """Open an index in a file of its own. Its last header may be damaged or missing.
-
-        Raises:
-            MalformedArchive: The file is no index of version 2, or its size is wrong.
-        """
+        """Open an index in a file of its own; the last header may be damaged. Raises the same."""
         last = tail[-HEADER_BYTES:]
         # The header behind the slots saves a read, if it fits the size of the file.
         slots = (size_bytes - 2 * HEADER_BYTES) // SLOT_BYTES
@@ -160,7 +154,7 @@ class CotarIndex:
         return slot
 
     def hold(self) -> None:
-        """Read the whole index into memory; raises MalformedArchive if it is larger than 1 GiB."""
+        """Read the whole index into memory; raises MalformedArchive above 1 GiB."""
         first_byte = self._first_slot - HEADER_BYTES
         if self.size_bytes > _MAX_HELD_BYTES:
             raise MalformedArchive(
@@ -172,12 +166,11 @@ class CotarIndex:
             self._tail_start = first_byte
 
     def has_both_headers(self) -> bool:
-        """Return whether equal headers are before and behind the slots; raises if they differ."""
+        """Return whether equal headers surround the slots; raises if they differ."""
         self._compare_headers()
         return bool(self._headers_agree) and self._has_last_header
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the used slots in the order of the table, in reads of `SUFFIX_BYTES`."""
         slots_per_read = SUFFIX_BYTES // SLOT_BYTES
         for first in range(0, self.slot_count, slots_per_read):
             count = min(slots_per_read, self.slot_count - first)
@@ -211,7 +204,7 @@ class CotarIndex:
         return None
 
     def _compare_headers(self) -> None:
-        """Read the header before the slots. A missing one is no error: the tar has headers, too."""
+        """A missing first header is no error: the tar has headers, too."""
         if self._headers_agree is None:
             head = bytes(self._bytes(self._first_slot - HEADER_BYTES, self._first_slot))
             self._headers_agree = head == HEADER.pack(b"COT", VERSION, self.slot_count)

@@ -1,6 +1,4 @@
-"""Builds the cotar index of a tar archive's files, like the original builder.
-
-It is not in `cotar`, since loading numpy takes longer than most look-ups.
+"""Builds the cotar index of a tar. Loading numpy takes longer than most look-ups.
 
 Source: github.com/linz/cotar at 365c6a5, packages/builder; vectors of 6.0.1 in the tests.
 """
@@ -25,11 +23,7 @@ _Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def index_of(files: Sequence[FileRange]) -> bytes:
-    """Return the index of a tar's files, equal to that of the original builder.
-
-    Raises:
-        MemberRefused: The format cannot index a file.
-    """
+    """Return the original builder's index of a tar's files. Raises MemberRefused."""
     for file in files:
         require_fits(file)
     hashes = _hashes([file.name for file in files])
@@ -67,7 +61,7 @@ def index_of(files: Sequence[FileRange]) -> bytes:
 
 
 def require_fits(file: FileRange) -> None:
-    """Raise MemberRefused if an index cannot hold a file of this size or at this place."""
+    """Raise MemberRefused if an index cannot hold a file of this size or place."""
     if file.size_bytes > MAX_FILE_BYTES:
         raise MemberRefused(
             f"{_shown(file.name)} has {file.size_bytes} bytes; a cotar index holds files of less "
@@ -102,8 +96,8 @@ def _placement(
 ) -> tuple[_Numbers, _Numbers] | None:
     """Return the order of the files and their slots; None if one is too far from its own.
 
-    The original puts files into the first free slot from their own on, ordered by that slot, block
-    and hash. Files that pass the end of the table fill its free slots.
+    Like the original, put files ordered by their own slot, block and hash into the next free slots.
+    Files that pass the end of the table fill its free slots.
     """
     home = (hashes % np.uint64(slot_count)).astype(np.int64)
     order = np.lexsort((hashes, starts, home))

@@ -1,8 +1,7 @@
 """Tar archives: locates the bytes of each file, and writes headers.
 
-It reads v7, ustar, GNU (long names, base-256 numbers, sparse files), and PAX (local and global
-records), but only headers. Archives that are cut off or damaged are refused. Python's `tarfile`
-takes 5 s for 100,000 members, and returns names as text instead of bytes.
+It reads headers of v7, ustar, GNU (long names, base-256 numbers, sparse files), and PAX. Archives
+that are cut off or damaged are refused. Python's `tarfile` takes 5 s for 100,000 members.
 
 Source: POSIX.1-2024, pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's manual,
 "Basic Tar Format" and "Storing Sparse Files".
@@ -35,7 +34,6 @@ _DIGITS: Final = re.compile(rb"[0-9]{1,18}")
 _USTAR: Final = b"ustar\0"
 _SPARSE: Final = b"GNU.sparse."
 _KEYS: Final = frozenset((b"path", b"linkpath", b"size", b"GNU.sparse.name"))
-"""PAX records that are kept."""
 _NO_TAR: Final = "It is damaged, compressed, or no tar archive."
 
 Read = Callable[[int, int], Buffer]
@@ -48,8 +46,7 @@ If only headers are read, each start is behind the end before.
 class TarMember(NamedTuple):
     """A member of a tar archive.
 
-    `kind` is the type letter of the header: `0` for a regular file, `S` for a sparse file, of any
-    variant. `link` is the target of a hard or symbolic link.
+    `kind` is the type letter: `0` for a regular file, `S` for a sparse file, of any variant.
     """
 
     name: bytes
@@ -60,7 +57,7 @@ class TarMember(NamedTuple):
 
 
 class FileRange(NamedTuple):
-    """A file in a tar archive: its bytes are `[start_byte, start_byte + size_bytes)`."""
+    """A file in a tar archive."""
 
     name: bytes
     start_byte: int
@@ -73,8 +70,7 @@ class FileRange(NamedTuple):
 def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator[TarMember]:
     """Yield the members of an archive in order, with bounded memory, up to two blocks of zeros.
 
-    Raises:
-        MalformedArchive: A checksum or number is invalid, or a body or header is cut off.
+    Raises MalformedArchive for a damaged or incomplete archive.
     """
     take = _Window(read, size_bytes).take
     ahead = _WINDOW_BYTES
@@ -182,14 +178,12 @@ def pax_size_in(headers: bytes) -> int | None:
 
 
 class _Window:
-    """Reads each byte at most once, moving forward."""
-
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read, self._size_bytes = read, size_bytes
         self._bytes, self._start = b"", 0
 
     def take(self, start: int, end: int, ahead: int) -> bytes:
-        """Return `[start, end)`. A read takes at least `ahead` bytes, if there are as many."""
+        """A read takes at least `ahead` bytes, if there are as many."""
         read_end = self._start + len(self._bytes)
         if end > read_end:
             begin = max(start, read_end)
@@ -224,7 +218,6 @@ def _number(field: bytes, what: str, position: int) -> int:
 
 
 def _pax(text: bytes, position: int) -> dict[bytes, bytes]:
-    r"""Parse records, each `LENGTH KEY=VALUE\n` where LENGTH includes itself."""
     records, start = {}, 0
     while start < len(text):
         match = _RECORD.match(text, start)
@@ -273,7 +266,7 @@ def _require_whole(name: bytes, start_byte: int, length: int, size_bytes: int) -
 
 @dataclass(frozen=True, slots=True)
 class TarFiles:
-    """The files of an archive, of each name the last member, and counts of other members.
+    """The last file of each name, and counts of other members.
 
     A name occurs twice if hard links give it the same bytes again.
     """
@@ -290,19 +283,17 @@ KINDS: Final = {
     "6": "pipe",
     "S": "sparse file",
 }
-"""Members without a range of bytes, in words."""
 
 
 _Target = tuple[int, int] | bytes | str
-"""Start and size of a file, the target name of a hard link, or the kind of a member without bytes.
-"""
+"""Start and size of a file, the target of a hard link, or the kind of a member without bytes."""
 
 
 def files_of(members: Iterable[TarMember]) -> TarFiles:
     """Return the regular files among members, with hard links resolved.
 
-    A link refers to the last file of its name before it, or else to the file behind it. Raises
-    MalformedArchive if its target does not exist.
+    A link refers to the last file of its name before it, or else behind it. Raises MalformedArchive
+    without one.
     """
     entries: list[tuple[bytes, _Target]] = []
     latest: dict[bytes, _Target] = {}
@@ -342,7 +333,7 @@ def _resolve(
     latest: Mapping[bytes, _Target],
     ends: dict[bytes, tuple[int, int] | str],
 ) -> tuple[int, int] | str:
-    """Follow links to their end. The cache `ends` avoids walking a chain twice."""
+    """The cache `ends` avoids walking a chain of links twice."""
     links = []
     while isinstance(target, bytes):
         links.append(target)
@@ -363,11 +354,8 @@ def _resolve(
 def header(name: bytes, size_bytes: int) -> bytes:
     """Return the header of a regular file: a ustar block, with PAX records if it needs them.
 
-    Owner and time are 0, the mode is 644. An empty name stays empty: an empty PAX record would mean
-    "no name".
-
-    Raises:
-        MemberRefused: The name has more than 1 MiB, which `walk` would refuse.
+    Owner and time are 0, the mode is 644. Raises MemberRefused if the name exceeds 1 MiB, the limit
+    of `walk`.
     """
     prefix, short = b"", name
     if len(name) > 100:

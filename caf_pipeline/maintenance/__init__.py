@@ -1,4 +1,1 @@
-"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, and safe deletion at the source.
-
-`steps` archives chunks, and `retrieval` reads objects.
-"""
+"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, and safe deletion at the source."""

@@ -3,8 +3,7 @@
     a file ─▶ read whole: Merkle root, SHA-256 and MD5 of each member ─▶ posted by us, and enough
         copies return samples ─▶ members that are objects of the newest inventory ─▶ rows
 
-An adopted file is a chunk whose name follows from its Merkle root. It has no manifest, and the
-headers of its objects are unknown.
+An adopted chunk is named after its Merkle root. It has no manifest and no headers of objects.
 
 Source: docs/decisions/0022-adopted-files.md.
 """
@@ -58,10 +57,9 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalFile
 
 TEMPORARY: Final = ".adopting-"
-"""Prefix of an adoption's folder in staging."""
 
 PROOF_TYPES: Final = (0, 3)
-"""Trees that a local file may have been posted with. The chain is only asked by Merkle root."""
+"""The Merkle root depends on the proof type, which a local file does not have."""
 
 _READ_BYTES: Final = 4 << 20
 _ROWS: Final = 4_096
@@ -83,12 +81,9 @@ class AdoptionKind(StrEnum):
 class FileAdoption:
     """The outcome for a file.
 
-    Attributes:
-        name: Path of the file, or its Merkle root if it was found on the chain.
-        file: The file in the store; None if the store has none of ours, or was not asked.
-        chunk: The chunk's name in the ledger; "" if it has none.
-        left_out: Members that are not new objects of the source, by reason.
-        copies: Providers that returned the samples correctly.
+    `name` is its path, or its Merkle root if it was found on the chain. `file` is None if the store
+    has none of ours, or was not asked. `left_out` members, by reason, are not new objects of the
+    source. `copies` returned the samples correctly.
     """
 
     name: str
@@ -103,17 +98,15 @@ class FileAdoption:
 
 
 Progress = Callable[[int], None]
-"""Receives the number of bytes read since the last call."""
+"""Receives the number of further bytes read."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionOptions:
     """How files are adopted.
 
-    Attributes:
-        strip: Leading parts of a member's key, each up to a '/', that the object's key lacks.
-        on_left_out: Receives the key of each member that is not adopted, and the reason.
-        lenient: Read the index like `caf.index.decode_index` with lenience.
+    `strip` counts leading parts of a member's key, each up to a '/', that the object's key lacks.
+    `on_left_out` receives keys and reasons. `lenient` is that of `caf.index.decode_index`.
     """
 
     strip: int = 0
@@ -137,12 +130,9 @@ def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
 def adopt_files(
     context: RunContext, paths: Iterable[Path], options: AdoptionOptions
 ) -> Iterator[FileAdoption]:
-    """Adopt local files one after the other, and yield the outcomes. May be interrupted anytime.
+    """Adopt local files in turn, and yield the outcomes. May be interrupted anytime.
 
-    Raises:
-        NotLocated: There is no whole inventory.
-        HeldByOther: Another process plans the source or adopts files.
-        StoreUnreachable, StagingError, IntegrityError: No file can be adopted now.
+    Raises NotLocated without a whole inventory, HeldByOther beside a plan or another adoption.
     """
     with _adopter(context, options) as adopter:
         for path in paths:
@@ -152,7 +142,7 @@ def adopt_files(
 def adopt_from_chain(context: RunContext, options: AdoptionOptions) -> Iterator[FileAdoption]:
     """Adopt files of the wallet, and of the wallets that posted the ledger's chunks.
 
-    Only CAF files of other programs are downloaded, one at a time. Raises as `adopt_files`.
+    Only CAF files of other programs are downloaded, one at a time.
     """
     with _adopter(context, options) as adopter:
         files: dict[bytes, PostedFile] = {}
@@ -208,7 +198,6 @@ class _Adopter:
         }
 
     def outcome(self, name: str, adopt: Callable[[], FileAdoption]) -> FileAdoption:
-        """Return the outcome for a file. A faulty file does not stop the others."""
         self._lease.check()
         try:
             return adopt()
@@ -218,12 +207,10 @@ class _Adopter:
             return FileAdoption(name, AdoptionKind.REFUSED, error=error)
 
     def adopt_local(self, path: Path) -> FileAdoption:
-        """Adopt a local file."""
         with _opened(path) as file:
             return self._adopt(str(path), file, PROOF_TYPES)
 
     def adopt_posted(self, posted: PostedFile) -> FileAdoption:
-        """Adopt a file of the store."""
         name = posted.posting.merkle_root.hex()
         if chunk := self._chunks.get(posted.posting.merkle_root):
             return FileAdoption(name, AdoptionKind.KNOWN, chunk=chunk.name)
@@ -238,7 +225,6 @@ class _Adopter:
             path.unlink(missing_ok=True)
 
     def _excluded_kind(self, posted: PostedFile) -> AdoptionKind | None:
-        """Return the kind of a file that is no CAF file of another program, or None."""
         size_bytes, is_own, answered = posted.posting.stored_size_bytes, False, False
         failures = []
         for provider in self._context.store.holders(posted.posting):
@@ -333,7 +319,6 @@ class _Adopter:
     def _members(
         self, file: LocalFile, reader: CafReader, trees: Sequence[MerkleTree]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the members while the trees receive all bytes of the file."""
         stream = _HashedStream(
             file.stream(0, reader.size_bytes, _READ_BYTES), trees, self._options.progress
         )
@@ -372,7 +357,6 @@ class _Adopter:
     def _best_post(
         self, name: str, file: LocalFile, roots: Mapping[bytes, int], size_bytes: int
     ) -> "_Post":
-        """Return our post of these bytes with the most right copies."""
         store = self._context.store
         posts = [
             posted
@@ -460,8 +444,6 @@ class _Post:
 
 
 class _HashedStream:
-    """Passes all bytes of a file to the trees, and ranges to digests."""
-
     def __init__(
         self, pieces: Iterator[bytes], trees: Sequence[MerkleTree], progress: Progress
     ) -> None:
@@ -472,7 +454,6 @@ class _HashedStream:
         self._rest = memoryview(b"")
 
     def advance(self, end_byte: int, *digests: RunningHash) -> None:
-        """Read up to a byte, and pass what is read to the digests."""
         while self.position < end_byte:
             if not self._rest:
                 self._rest = memoryview(next(self._pieces))
@@ -505,5 +486,4 @@ def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
 
 
 def _has_head(reader: CafReader) -> bool:
-    """Return whether a file begins with the head of our chunks."""
     return HEAD_MEMBER in reader and reader[HEAD_MEMBER] == Member(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)

@@ -1,7 +1,7 @@
-"""Compares all located chunks with the store's own lists, in pages and for all sources together.
+"""Compares all located chunks with the store's own lists, for all sources together.
 
-The result only makes chunks suspect: a node that lists too little or too much proves nothing. The
-proof watch (`scrub`) looks at suspects first.
+The result only makes chunks suspect, for the proof watch (`scrub`): a node may list too little or
+too much.
 
 Source: docs/explanation/jackal.md.
 """
@@ -21,17 +21,17 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.system.quantities import counted
 
 AGAIN_SECONDS: Final = 50 * 60.0
-"""Seconds between the starts of two passes: less than the hour between two runs of the watch."""
+"""Seconds between passes: less than the hour between runs of the watch."""
 
 RETRY_SECONDS: Final = 10 * 60.0
-"""Seconds to the next pass after a failed one, so that 100 sources do not all repeat it."""
+"""Seconds to the next pass after a failure, so that not all sources repeat it."""
 
 FILE_PAGES: Final = 10_000
 PROOF_PAGES: Final = 10_000
 PROVIDER_PAGES: Final = 2_000
 """Page limits of one pass: for files, for all proofs, and for the proofs of one provider.
 
-A page has 500 entries and takes two requests, about 0.1 s at a distant node: half an hour in total.
+A page takes about 0.1 s at a distant node: half an hour in total.
 """
 
 T = TypeVar("T")
@@ -42,13 +42,8 @@ _Place = tuple[bytes, str, int]
 class ChainListing:
     """The result of one pass through the store's lists, for all sources.
 
-    Attributes:
-        began: Time at which the ledger's chunks were read.
-        listed: Located chunks in the list of files.
-        copies: Copies with a proof in the list of their provider.
-        suspected: Ids of suspect chunks.
-        left_out: Lists that have more pages than the limit.
-        trouble: The error that cut the pass off, or "".
+    `listed` and `copies` count chunks and proofs in the lists. `left_out` lists have more pages
+    than the limit. `trouble` cut the pass off.
     """
 
     began: datetime | None = None
@@ -61,7 +56,6 @@ class ChainListing:
     trouble: str = ""
 
     def described(self) -> str:
-        """Return a line that summarizes the pass."""
         line = (
             f"{counted(self.pages, 'page')} of the chain's lists cover {self.listed:,} of "
             f"{counted(self.chunks, 'located chunk')} of all sources and the proofs of "
@@ -73,7 +67,6 @@ class ChainListing:
 
     @property
     def suspected_chunks(self) -> int:
-        """Number of suspect chunks."""
         return len(self.suspected)
 
 
@@ -82,14 +75,12 @@ def check_chain_listing(context: RunContext) -> ChainListing | None:
 
     A chunk is suspect in these cases:
 
-    - A complete list of files does not have it.
-    - The list has fewer providers than required copies.
-    - A copy that was listed before is not listed any more.
+    - A complete list of files does not have it, or has too few providers.
+    - A copy is not listed any more.
     - The last proof of a copy is more than `WINDOWS_BEHIND` windows old.
     - A complete list of a provider's proofs has no proof of the copy.
 
-    One pass an hour serves all sources. Memory: about 1 KB for each located chunk. Returns None if
-    no pass is due, or if the store has no lists. An error of the store is in the result.
+    Returns None if no pass is due or possible. Memory: about 1 KB for each located chunk.
     """
     listings = context.ledger.chain_listings
     if not listings.begin(context.store.name, RETRY_SECONDS):
@@ -163,7 +154,7 @@ def _check_proofs(
     listing: ChainListing,
     before_page: Callable[[], None],
 ) -> None:
-    """Check the last proofs, beginning with the providers of most copies."""
+    """Providers of most copies come first."""
     pages_before = listing.pages
     unproven = defaultdict[str, set[int]](set)
     for file in files.values():
@@ -194,7 +185,7 @@ def _bounded(
     listing: ChainListing,
     before_page: Callable[[], None],
 ) -> Iterator[Sequence[T]]:
-    """Yield up to `limit` pages. A list that reaches the limit counts as left out."""
+    """A list that reaches the limit counts as left out."""
     for _ in range(limit):
         before_page()
         page = next(pages, None)

@@ -1,7 +1,4 @@
-"""Reads a whole chunk back from one provider and verifies it, in one pass and constant memory.
-
-Source: promises 1 and 5 in docs/explanation/design.md.
-"""
+"""Reads a whole chunk back from one provider and verifies it, in one pass and constant memory."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -16,7 +13,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 
 Range = tuple[int, int, bytes]
-"""`[start_byte, end_byte)` and the SHA-256 of these bytes."""
+"""A range, the end exclusive, and the SHA-256 of its bytes."""
 
 _EMPTY: Final = hashlib.sha256().digest()
 
@@ -24,7 +21,7 @@ _EMPTY: Final = hashlib.sha256().digest()
 class RangeCheck:
     """Counts the ranges of a file that do not match their SHA-256.
 
-    Ranges are ordered by start. A range that overlaps the one before it counts as differing.
+    They are ordered by start. A range that overlaps the one before it counts as differing.
     """
 
     def __init__(self, ranges: Iterable[Range]) -> None:
@@ -37,7 +34,6 @@ class RangeCheck:
         self._advance()
 
     def update(self, piece: bytes) -> None:
-        """Process the next bytes of the file."""
         view, begin = memoryview(piece), self._position
         self._position += len(view)
         while self._range is not None and self._range[0] < self._position:
@@ -51,7 +47,7 @@ class RangeCheck:
             self._advance()
 
     def finish(self) -> int:
-        """Return how many ranges differ, including those beyond the end of the file."""
+        """Ranges beyond the end of the file differ, too."""
         while self._range is not None:
             self.differing += 1
             self._advance()
@@ -83,10 +79,7 @@ def read_back(
 ) -> int:
     """Read the whole chunk from one provider; return how many ranges differ, in CAF coordinates.
 
-    Raises:
-        IntegrityError: The bytes have another Merkle root, or are fewer.
-        StoredChunkMissing: The provider does not have the chunk, or lost a range of it.
-        StoreUnreachable: The provider does not answer.
+    Raises IntegrityError for other or fewer bytes, StoredChunkMissing, or StoreUnreachable.
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
     try:
@@ -119,7 +112,7 @@ def check_whole_copy(
 
 
 def unreadable_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
-    """Return the finding for a failed full read: only a permanent error is a fault of the copy."""
+    """Return the finding for an unreadable copy: only a permanent error is a fault."""
     if not error.permanent:
         return CopyFinding(copy, unanswered=str(error), whole=True)
     return CopyFinding(copy, fault=str(error), whole=True)

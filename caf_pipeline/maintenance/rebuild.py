@@ -4,13 +4,10 @@ It needs the source's settings and the owner's address, but no secret and no acc
 
     posted by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
 
-If a chunk of the ledger or another file has the same name, the file is read whole: its Merkle root
-proves its content. It replaces a chunk that was never posted. Otherwise it gets a name made of its
-root.
+A file whose name is taken is read whole: its Merkle root proves its content. It replaces a chunk
+that was never posted, or else is named after its root. A chunk with too few copies is `damaged`.
 
-A chunk with as many copies as required is restored as `located`, others as `damaged`.
-
-Source: promise 1 in docs/explanation/design.md, docs/reference/chunk-format.md.
+Source: docs/reference/chunk-format.md.
 """
 
 import tempfile
@@ -58,12 +55,10 @@ ELSEWHERE: Final = (
     "every object of it is located in other chunks, for example because it was withdrawn and they "
     "were archived again"
 )
-"""Why a valid chunk is not restored."""
 
 _IGNORED: Final = (
     "other chunks have all of its objects, or 'caf run --new-archive' archived them again"
 )
-"""Why a file is not read again after an earlier rebuild or a first plan."""
 
 
 class FileKind(StrEnum):
@@ -86,18 +81,14 @@ _UNPOSTED: Final = frozenset({*NOT_POSTED, ChunkState.PARKED})
 NOTHING_MISSING: Final = frozenset(
     {FileKind.CHUNK, FileKind.KNOWN, FileKind.FOREIGN, FileKind.DOUBLE, FileKind.SUPERSEDED}
 )
-"""Kinds of files that do not leave objects out of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFinding:
     """A file that the store lists.
 
-    Attributes:
-        why: The reason why it gives no rows; "" for chunks and known files.
-        name: Name of the chunk in the file's head; "" if it has none.
-        spool: The chunk's manifest, which exists until the next finding is taken.
-        replaces: The ledger's chunk of this name, which was never posted.
+    `why` explains why it gives no rows. `spool` has the chunk's manifest until the next finding is
+    taken. `replaces` is a chunk of this name, which was never posted.
     """
 
     file: PostedFile
@@ -111,10 +102,7 @@ class FileFinding:
 
 @dataclass(frozen=True, slots=True)
 class RebuildOutcome:
-    """The outcome for a file.
-
-    `rows` is None if nothing was written. `fault` explains why the chunk is damaged.
-    """
+    """The outcome for a file. `rows` is None if nothing was written."""
 
     finding: FileFinding
     rows: int | None = None
@@ -122,7 +110,6 @@ class RebuildOutcome:
 
     @property
     def complete(self) -> bool:
-        """True if all objects of the file are in the ledger."""
         return self.finding.kind in NOTHING_MISSING
 
 
@@ -138,15 +125,8 @@ def find_chunks(
 ) -> Iterator[FileFinding]:
     """Yield a finding for each file under the source's archive, chunks with enough copies first.
 
-    Args:
-        context: The source, whose objects are not read.
-        owner: Owner of the chunks. The default is the store's owner.
-        whole: Read copies that differ as a whole, and trust those that have the Merkle root.
-        ignored: Merkle roots of files to skip.
-
-    Raises:
-        StoreUnreachable: The chain does not answer.
-        StagingError: There is no room for a manifest.
+    `owner` is the store's owner by default. `whole` trusts copies that differ if they have the
+    Merkle root.
     """
     owner = owner or context.store.owner()
     own_files = []
@@ -207,7 +187,7 @@ def _without_duplicates(
     copies: Mapping[PostedFile, Sequence[Copy]],
     chunk_of_root: Mapping[bytes, Chunk],
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
-    """Report duplicate posts. Of each root, return the post with the most copies."""
+    """Return the post of each root with the most copies."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(files, key=lambda file: (-len(copies[file]), file.posting.start)):
         root = file.posting.merkle_root
@@ -293,8 +273,6 @@ def is_unposted(context: RunContext, chunk: Chunk) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A file with the head of a chunk; `other` is the ledger's chunk of this name."""
-
     file: PostedFile
     copies: Sequence[Copy]
     source: AgreedSource
@@ -304,7 +282,6 @@ class _Named:
 
 
 def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
-    """Yield the finding for a file with a head. The manifest exists until the next one."""
     file, name = named.file, named.head.chunk
     with _spool(context) as spool:
         try:
@@ -338,7 +315,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
 
 
 def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
-    """Return the finding for an unreadable file. A silent chain is raised instead."""
+    """A silent chain is raised instead."""
     if isinstance(error, NoChainAnswer):
         raise error
     kind = FileKind.UNREADABLE
@@ -367,14 +344,10 @@ def _spool(context: RunContext) -> Iterator[Path]:
 
 
 def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
-    """Write a chunk into the ledger and return the number of location rows.
+    """Write a chunk into the ledger; return the number of location rows.
 
-    The result is 0 if other chunks have all its objects.
-
-    Raises:
-        ClaimConflict: An unfinished chunk claims an object of the chunk.
-        IntegrityError: Chunk and ledger describe its plan differently, or the manifest has changed.
-        LedgerError: The ledger has a chunk of this name by now.
+    It is 0 if other chunks have all its objects. Raises ClaimConflict if an unfinished chunk claims
+    an object, IntegrityError, or LedgerError.
     """
     chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
@@ -427,7 +400,7 @@ def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Le
 
 
 def fault_of(context: RunContext, chunk: RemoteChunk) -> str:
-    """Explain what a restored chunk lacks; "" if enough copies are listed and none is wrong."""
+    """Explain what a restored chunk lacks."""
     listed = [copy.provider for copy in chunk.copies]
     right, required = len(listed) - len(chunk.wrong), context.store.required_copies
     if right >= required and not chunk.wrong:
@@ -442,14 +415,10 @@ def fault_of(context: RunContext, chunk: RemoteChunk) -> str:
 def rebuild(
     context: RunContext, *, owner: str | None = None, whole: bool = False, dry_run: bool = False
 ) -> Iterator[RebuildOutcome]:
-    """Restore every chunk that the ledger does not have, and yield the outcome for each file.
+    """Restore every chunk that the ledger lacks, and yield the outcome for each file.
 
-    The source cannot be planned before a rebuild is complete: missing objects would be paid for
-    again. A rebuild may be interrupted and repeated at any time.
-
-    Raises:
-        HeldByOther: Another process plans the source or rebuilds it.
-        StoreUnreachable, StagingError: The errors of `find_chunks`.
+    Planning waits for a complete rebuild: missing objects would be paid for again. May be
+    interrupted and repeated. Raises HeldByOther beside another plan or rebuild.
     """
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
@@ -500,4 +469,4 @@ NOT_KNOWN: Final[Mapping[str, str]] = {
     "times": "when chunks were sealed, posted and located; all of these count as now",
     "plans": "the complete list of objects of each plan",
 }
-"""What a ledger has but no chunk contains, for users who have lost their ledger."""
+"""For users who have lost their ledger: no chunk contains this."""

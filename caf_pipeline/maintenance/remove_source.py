@@ -1,7 +1,7 @@
 """Removes the files of a source on this machine: plans, snapshots, kept locations, staged files.
 
-A chunk that is unknown to the ledger may belong to a lost ledger: posted, but not uploaded yet. A
-staged file is therefore removed only if a run of this ledger once held its chunk.
+A staged file is only removed if this ledger once had its chunk: others may belong to a lost ledger,
+posted, but not uploaded yet.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ from caf_pipeline.system.folder_lock import alone_in
 
 INVENTORIES: Final = "inventories"
 _SOURCE_FOLDERS: Final = ("plans", INVENTORIES, "located")
-"""Folders under `home` that have a subfolder for each source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Leftovers:
 
     @property
     def snapshots(self) -> int:
-        """Number of inventory snapshots."""
         return sum(
             len([*folder.glob("*.parquet")])
             for folder in self.folders
@@ -43,12 +41,11 @@ class Leftovers:
 
     @property
     def staged_bytes(self) -> int:
-        """Total size of the staged files."""
         return sum(file.size_bytes for file in self.staged)
 
 
 def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers:
-    """Return the folders and files of the source, whose name must be valid."""
+    """Return the files of the source, whose name must be valid."""
     candidates = [settings.home / folder / source for folder in _SOURCE_FOLDERS]
     try:
         folders = [path for path in candidates if path.is_symlink() or path.exists()]
@@ -75,7 +72,7 @@ def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers
 
 @contextlib.contextmanager
 def no_writers(leftovers: Leftovers) -> Iterator[None]:
-    """Keep other processes out of the source's folders; raises HeldByOther if one is there."""
+    """Keep other processes out; raises HeldByOther."""
     with contextlib.ExitStack() as stack:
         for folder in leftovers.folders:
             if not _is_folder(folder):
@@ -92,7 +89,7 @@ def no_writers(leftovers: Leftovers) -> Iterator[None]:
 
 
 def remove_leftovers(leftovers: Leftovers) -> None:
-    """Remove the folders and staged files, but not the targets of links. Idempotent."""
+    """Remove the files, but not the targets of links. Idempotent."""
     for path in [*leftovers.folders, *(file.path for file in leftovers.staged)]:
         with _as_staging_error(path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path) if _is_folder(path) else path.unlink()

@@ -1,9 +1,7 @@
 """Repairs a damaged chunk: finds its bytes and stores them until enough copies are right.
 
-The bytes come from staging, a provider, or the source, and must have the Merkle root of the seal. A
-repair never deletes anything at the store: other chunks may share data with a deleted post.
-
-Source: promises 3 and 4 in docs/explanation/design.md.
+The bytes come from staging, a provider, or the source, and must have the seal's Merkle root.
+Nothing is deleted at the store: other chunks may share data with a deleted post.
 """
 
 from collections.abc import Sequence
@@ -54,11 +52,8 @@ class RepairReport:
 def repair_chunk(context: RunContext, name: str) -> RepairReport:
     """Repair a damaged chunk, or a located one that lacks copies: damaged → located.
 
-    A repair may be repeated after any failure. Right copies are left alone.
-
-    Raises:
-        StoreError: Its bytes are not available. The message lists what was tried.
-        NotProven, IntegrityError: The store did not reach enough right copies.
+    May be repeated after any failure. Right copies are left alone. Raises StoreError, NotProven or
+    IntegrityError.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
@@ -105,7 +100,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
 
 
 def concerns_one_chunk(error: CafError) -> bool:
-    """Return whether a repair's error concerns one chunk only, so that others can be repaired."""
+    """Return whether other chunks can be repaired after this error."""
     return error.permanent or (
         isinstance(error, NotProven | StoreUnreachable) and not isinstance(error, NoChainAnswer)
     )
@@ -114,7 +109,6 @@ def concerns_one_chunk(error: CafError) -> bool:
 def _look(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord
 ) -> Sequence[CopyFinding]:
-    """Check all copies. Those with a fault from a full read are read whole."""
     wrong = {
         copy.provider
         for copy in context.ledger.replicas.list(chunk.name)

@@ -1,13 +1,10 @@
 """The proof watch: checks located chunks regularly and marks damaged ones.
 
-The first look at a chunk asks each listed copy for all samples of the seal. Later looks ask for one
-sample and one object at places that no provider can foresee.
+The first look at a chunk asks each listed copy for all samples of the seal; later looks ask for one
+sample and one object at unforeseeable places. Too few right copies, or a wrong one, make a chunk
+`damaged`; too few verified proofs make it `unverified`.
 
-A chunk with too few right copies, or with a wrong one, becomes `damaged`. A chunk with right copies
-but too few verified proofs is `unverified`.
-
-Source: docs/explanation/jackal.md (a listed proof may have failed), promise 1 in
-docs/explanation/design.md.
+Source: docs/explanation/jackal.md (a listed proof may have failed).
 """
 
 import random
@@ -28,15 +25,14 @@ from caf_pipeline.store.protocol import Lease, PostRecord, Sample
 WINDOWS_BEHIND: Final = 2
 """Windows that the last proof of a listed copy may lag behind.
 
-The chain drops a provider only at its first check after a missed whole window. v5.0.1 does not
-check proofs of type 3.
+The chain drops a provider only at its first check after a missed whole window.
 """
 
 WHOLE_COPY: Final = "read as a whole: "
-"""Prefix of a fault in the ledger that a full read found. Samples cannot clear such a fault."""
+"""Prefix of a fault that a full read found: samples cannot clear it."""
 
 SMALL_BYTES: Final = 2 * BLOCK_BYTES
-"""Files of up to two leaves are read whole: the chain only ever asks for their first leaf."""
+"""Files of up to two leaves: the chain only asks for their first leaf."""
 
 OBJECT_BYTES: Final = 1 << 20
 """The largest object that a look reads. Foreseeable requests would permit dropping the rest."""
@@ -44,19 +40,15 @@ OBJECT_BYTES: Final = 1 << 20
 _ONLY_JOINED: Final = "the listed proof may be that of its joining alone"
 
 MOST_UNANSWERED: Final = 1000
-"""Chunks that a run skips because no provider answers. More of them are an outage."""
+"""More silent chunks than this are an outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofReport:
     """The result of one look at a chunk.
 
-    Attributes:
-        checks: The result for each listed copy.
-        read_back: Providers that returned the requested bytes correctly.
-        explanation: Why the chunk is damaged, or was found damaged before; "" if it is not.
-        unverified: Why too few copies are known to be proven; "" if enough are.
-        unanswered: Copies that did not answer, with the reason.
+    `read_back` providers returned the requested bytes correctly. The explanation may be that of an
+    earlier look. `unverified` says why too few copies are known to be proven.
     """
 
     chunk: Chunk
@@ -68,12 +60,10 @@ class ProofReport:
 
     @property
     def proven(self) -> bool:
-        """True if enough copies are listed and proven, none is wrong, and no repair is due."""
         return self.verdict == "proven"
 
     @property
     def verdict(self) -> str:
-        """The result of the look: "damaged", "unanswered", "unverified" or "proven"."""
         if self.explanation:
             return "damaged"
         if self.unanswered:
@@ -84,12 +74,7 @@ class ProofReport:
 def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = None) -> ProofReport:
     """Look at a located or damaged chunk and record the result.
 
-    A located chunk that fails becomes `damaged`. A damaged chunk stays damaged even if its copies
-    are right: only `repair` ends that.
-
-    Raises:
-        StoreUnreachable: The chain or every provider is unreachable.
-        CafError: The chunk is neither located nor damaged.
+    A located chunk that fails becomes `damaged`. Only `repair` ends that. Raises StoreUnreachable.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
@@ -145,7 +130,7 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
 def mark_wrong(
     context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]
 ) -> str:
-    """Mark a located chunk as damaged after a full read found wrong copies; return the reason."""
+    """Mark a located chunk as damaged after a full read; return the reason."""
     posting = posting_of(chunk)
     by_provider = {finding.copy.provider: finding for finding in findings}
     listed = [
@@ -164,17 +149,12 @@ def mark_wrong(
 def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
     """Look at up to `limit` located chunks of the source, the least recently checked first.
 
-    First come chunks with a copy that did not answer the last time. This group ends when a quarter
-    of the looks, and at least one look, had no answer again; these looks do not count. Then come
-    suspect chunks (`check_chain_listing`). One look in four is kept for the remaining chunks. Up to
-    half of these looks are for chunks that wait for their next proof window, so that two windows in
-    a row can be seen.
+    Chunks whose copies were silent the last time come first, until a quarter of the looks (at least
+    one) had no answer again. Then come suspect chunks (`check_chain_listing`). One look in four is
+    kept for other chunks. Up to half of these are for chunks that wait for their next proof window,
+    so that two windows in a row can be seen. Silent chunks do not use up a look.
 
-    A chunk that another run holds is skipped. A silent chunk does not use up a look.
-
-    Raises:
-        StoreUnreachable: Immediately if the chain is unreachable; at the end if no provider of some
-            chunk answered.
+    Raises StoreUnreachable immediately for the chain, and at the end for silent chunks.
     """
     unanswered: StoreUnreachable | None = None
     tried: set[str] = set()
@@ -217,7 +197,7 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
 
 
 def located_or_damaged(context: RunContext, name: str) -> Chunk:
-    """Return a chunk's row; raises CafError if it is neither located nor damaged."""
+    """Return a chunk's row; raises CafError in any other state."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state not in (ChunkState.LOCATED, ChunkState.DAMAGED):
         raise CafError(
@@ -240,7 +220,7 @@ def check_copies(
 ) -> Sequence[CopyFinding]:
     """Ask every listed copy for samples and an object, or for all bytes of a small file.
 
-    A copy whose object differs from the ledger's row is read whole, to see which of them is wrong.
+    If an object differs from the ledger's row, the copy is read whole to see which is wrong.
     """
     findings = []
     for copy in context.store.copies(posting):
@@ -258,7 +238,7 @@ def check_copies(
 
 
 def is_small(chunk: Chunk) -> bool:
-    """Return whether a chunk is too small for the chain's proofs, so that it is read whole."""
+    """Return whether a chunk is too small for the chain's proofs."""
     return chunk.stored_size_bytes <= SMALL_BYTES
 
 
@@ -267,7 +247,7 @@ def checks_of(
 ) -> Sequence[CopyCheck]:
     """Return the checks to record. The last fault persists while a provider does not answer.
 
-    A fault that a full read found persists until another full read.
+    A fault of a full read persists until another one.
     """
     before = {copy.provider: copy for copy in context.ledger.replicas.list(chunk.name)}
     now = context.store.current_window(posting)
@@ -317,7 +297,7 @@ def checks_of(
 def unverified_copies(
     context: RunContext, chunk: Chunk, posting: PostRecord, checks: Sequence[CopyCheck]
 ) -> str:
-    """Explain that too few copies are known to be proven; "" if enough are."""
+    """Explain that too few copies are known to be proven."""
     verified = [check for check in checks if not check.fault and check.copy.verified]
     required = context.store.required_copies
     if len(verified) >= required or context.store.current_window(posting) is None:
@@ -339,7 +319,6 @@ def unverified_copies(
 
 
 def _explanation(checks: Sequence[CopyCheck], required: int) -> str:
-    """Explain what is wrong. A silent copy counts as right while it is listed."""
     if not checks:
         return "the store no longer lists the chunk, or any copy of it"
     faulty = [check for check in checks if check.fault]

@@ -1,4 +1,1 @@
-"""Reads archived objects: look-ups, listings, restores, and the public API (`archive.Archive`).
-
-`maintenance` reads whole chunks.
-"""
+"""Reads archived objects: look-ups, listings, restores, and the public API (`archive.Archive`)."""

@@ -42,15 +42,14 @@ class Archive:
 
     Any method that reads may raise these errors:
 
-    - NotLocated: the source, key or version is not archived. The message gives the reason if the
-      ledger knows it.
+    - NotLocated: the source, key or version is not archived. The message gives a known reason.
     - StoreUnreachable: no provider returned the bytes. Try again later.
     - ObjectMissing: no provider has the bytes.
     - IntegrityError: the bytes that providers returned are not the archived bytes.
     - LedgerUnreachable, LedgerError: the database did not answer, or refused the query.
     - UsageError: the archive is closed, `as_of` has no time zone or comes with a version, or a file
       cannot be written.
-    - TypeError: a source, key or version is not text, or `as_of` is not a datetime.
+    - TypeError: an argument has the wrong type.
     """
 
     def __init__(
@@ -119,9 +118,9 @@ class Archive:
     ) -> io.BufferedReader:
         """Open an object as a seekable binary file.
 
-        The object is looked up now and read later. See `ObjectFile`, which is the file's `raw`, for
-        which bytes are verified when. The file may not be used by several threads at the same time.
-        The arguments are those of `find`.
+        The object is looked up now and read later. Its `raw` is an `ObjectFile`, which documents
+        which bytes are verified when. Do not share the file between threads. The arguments are
+        those of `find`.
         """
         file: io.BufferedReader = io.BufferedReader(
             self.find(source, key, version, as_of=as_of).open(), BLOCK_BYTES

@@ -22,7 +22,7 @@ class AsyncArchive:
     """An `Archive` whose methods are coroutines or asynchronous iterators.
 
     Arguments, results and errors are those of `Archive`. Cancelling a call does not interrupt its
-    thread, which finishes on its own.
+    thread.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -40,11 +40,9 @@ class AsyncArchive:
         await self.close()
 
     async def close(self) -> None:
-        """Close the archive; see `Archive.close`."""
         await asyncio.to_thread(self.archive.close)
 
     async def sources(self) -> Sequence[str]:
-        """Return the names of the sources; see `Archive.sources`."""
         return await asyncio.to_thread(self.archive.sources)
 
     async def find(
@@ -56,23 +54,20 @@ class AsyncArchive:
     async def save(
         self, source: str, key: str, path: str | Path, version: str | None = None
     ) -> None:
-        """Write an object to a file; see `Archive.save`."""
         await asyncio.to_thread(self.archive.save, source, key, path, version)
 
     async def open(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> io.BufferedReader:
-        """Open an object as a file. Run the methods of the file with `asyncio.to_thread`."""
+        """Open an object as a file. Run its methods with `asyncio.to_thread`."""
         return await asyncio.to_thread(self.archive.open, source, key, version, as_of=as_of)
 
     async def read(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
     ) -> bytes:
-        """Return all bytes of an object, verified; see `Archive.read`."""
         return await asyncio.to_thread(self.archive.read, source, key, version, as_of=as_of)
 
     def read_many(self, source: str, requests: Iterable[ReadRequest]) -> AsyncIterator[ObjectRead]:
-        """Read many objects or ranges; see `Archive.read_many`."""
         return _iterate_in_threads(self.archive.read_many(source, requests))
 
     def ls(
@@ -83,7 +78,6 @@ class AsyncArchive:
         recursive: bool = False,
         as_of: datetime | None = None,
     ) -> AsyncIterator[Location | str]:
-        """List archived objects; see `Archive.ls`."""
         return _iterate_in_threads(
             self.archive.ls(source, prefix, recursive=recursive, as_of=as_of)
         )

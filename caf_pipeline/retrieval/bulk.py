@@ -20,19 +20,18 @@ from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader, PostRecord
 
 MERGE_GAP_BYTES: Final = 256 << 10
-"""The largest gap between two ranges that one request reads; the bytes in the gap are discarded.
+"""The largest gap between two ranges that one request reads.
 
-A provider at 50 MB/s sends them in 5 ms, less than the round trip to most providers.
+A provider at 50 MB/s sends it in 5 ms, less than most round trips.
 """
 
 REQUEST_BYTES: Final = IN_MEMORY_BYTES
-"""The largest request for several ranges. A larger range has a request of its own."""
 
 SMALL_BYTES: Final = 1 << 20
-"""Whole objects up to this size share requests; larger objects would gain little."""
+"""Larger objects gain little from sharing requests."""
 
 LOOKUP_KEYS: Final = 1000
-"""Keys per look-up, as many as a page of a listing has."""
+"""Keys per look-up, as in a page of a listing."""
 
 ReadRequest = str | tuple[str, int | None, int | None]
 """A key, or (key, start, end) with the meaning of a slice of the object's bytes."""
@@ -40,15 +39,10 @@ ReadRequest = str | tuple[str, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ObjectRead:
-    """The result for one request.
+    """The result for one request, whose position `number` counts from 0.
 
-    Attributes:
-        number: Position of the request, counted from 0.
-        location: None if the object is not archived.
-        start_byte, end_byte: The range in the object, the end exclusive.
-        compared: True if the bytes were verified by the SHA-256 in the ledger.
-        error: Why the bytes could not be read.
-        failed: Errors of providers that were replaced by others.
+    `location` is None if the object is not archived. `end_byte` is exclusive. `compared` means
+    verified. `failed` has the errors of replaced providers.
     """
 
     number: int
@@ -63,7 +57,7 @@ class ObjectRead:
 
     @property
     def body(self) -> bytes:
-        """The bytes. Raises `error` if they could not be read."""
+        """Raises `error` if the bytes could not be read."""
         if self.error:
             raise self.error
         return self.content
@@ -82,12 +76,10 @@ class _Part:
 
     @cached_property
     def is_compared(self) -> bool:
-        """True if the whole object is read and verified, as `ObjectFile` does."""
         return self.is_whole or self.location.size_bytes <= IN_MEMORY_BYTES
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """The bytes to read from the chunk."""
         row = self.location.row
         if self.is_compared:
             return row.start_byte, row.end_byte
@@ -135,13 +127,8 @@ def read_many(
 ) -> Generator[ObjectRead, None, None]:
     """Read objects and ranges in an order that suits the store.
 
-    Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart share a request. Several chunks are
-    read concurrently. Bytes are verified as by `ObjectFile`. Memory: 16 requests of 8 MiB with
-    their results, or the largest single request.
-
-    Raises:
-        LedgerError: The ledger did not answer, or refused the query.
-        TypeError: A request is neither a key nor (key, start, end).
+    Several chunks are read concurrently. Bytes are verified as by `ObjectFile`. Memory: 16 requests
+    of 8 MiB with their results, or the largest single request. Raises LedgerError or TypeError.
     """
     if isinstance(requests, str):  # each of its characters would be a key
         raise TypeError(f"expected keys and ranges, not one text: use [{requests!r}]")
@@ -151,7 +138,7 @@ def read_many(
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
     """Read whole objects whose locations are known; `number` is the position in `locations`.
 
-    If providers do not answer a shared request, each of its objects is retried alone.
+    Objects of a failed shared request are retried alone.
     """
 
     def retry(read: ObjectRead) -> ObjectRead:
@@ -183,8 +170,6 @@ def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
 
 
 def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
-    """Yield the results. Requests too large to hold several in memory run alone."""
-
     def get_small(
         request: _Request | ObjectRead,
     ) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
@@ -229,7 +214,6 @@ def _key_and_range(request: ReadRequest) -> tuple[str, int | None, int | None]:
 
 
 def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
-    """Yield what to read, chunks in turn, and the results that need no reading."""
     by_chunk = defaultdict[PostRecord, list[_Part]](list)
     for part in parts:
         if part.start_byte == part.end_byte and not part.is_whole:
@@ -261,7 +245,7 @@ def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
 
 
 def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
-    """Read a request. A provider with a wrong object provides no unverifiable bytes."""
+    """A provider with a wrong object provides no unverifiable bytes."""
     first, last = request.parts[0].location, request.parts[-1].location
     located = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
     holders = RangeHolders(located, store, f"{first.row.key}' to '{last.row.key}")

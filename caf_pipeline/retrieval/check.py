@@ -1,4 +1,4 @@
-"""Reads archived objects back and verifies them, without keeping or writing anything."""
+"""Reads archived objects back and verifies them, without keeping anything."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,18 +14,15 @@ from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader
 
 UNREAD_IN_A_ROW: Final = 50
-"""Consecutive unreadable objects after which the network is assumed to be down."""
+"""More consecutive failures mean that the network is down."""
 
 BATCH_OBJECTS: Final = 10_000
-"""Objects listed before the first is read, so that neighbours share requests."""
+"""Objects listed before the first is read: neighbours share requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedObject:
-    """The result for an object. A transient `error` does not mean that its bytes are wrong.
-
-    `failed` has the errors of providers that were replaced by others.
-    """
+    """The result for an object. A transient `error` does not mean that its bytes are wrong."""
 
     location: Location
     error: CafError | None = None
@@ -35,11 +32,8 @@ class CheckedObject:
 def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator[CheckedObject]:
     """Read and verify each object, and yield the results in order.
 
-    Small objects that lie close together share requests. Memory: `BATCH_OBJECTS` locations, 16
-    requests of 8 MiB, and a piece of each larger object.
-
-    Raises:
-        StoreUnreachable: `UNREAD_IN_A_ROW` consecutive objects could not be read.
+    Memory: `BATCH_OBJECTS` locations, 16 requests of 8 MiB, and a piece of each larger object.
+    Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures.
     """
 
     def check_large(location: Location) -> CheckedObject:
@@ -75,7 +69,7 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
 def sampled(
     locations: Iterable[Location], share: float, seed: int | None = None
 ) -> Iterator[Location]:
-    """Yield each object with a probability of `share`, and at least one object if there is any."""
+    """Yield each object with a probability of `share`, but at least one."""
     dice = random.Random(seed)
     substitute, seen_count, is_empty = None, 0, True
     for location in locations:

@@ -1,13 +1,13 @@
 """Maps keys to file names below a folder, and back.
 
-Each part of a key between '/' is a name of its own. Parts that a file system cannot hold, or that
-have a special meaning, are escaped:
+Each part of a key between '/' is a name. Parts that a file system cannot hold, or that have a
+special meaning, are escaped:
 
     "", ".", "..", and parts that begin with ".caf"    .caf~<part>; an empty part is .caf~
     more than 200 bytes                                .caf+<some>/.caf+<some>/.caf~<rest>
 
-Any other part may be escaped, too, and an escaped part may have any number of `.caf+` before it.
-This happens if one key's file is another key's folder (`a` and `a/b`), or if the name is taken.
+Any other part may be escaped, too, with any number of `.caf+` before it: if a file has the name of
+a folder (`a` and `a/b`), or if the name is taken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _NO_ESCAPES: Final[Mapping[int, int]] = MappingProxyType({})
 def path_of(key: str, escaped: Mapping[int, int] = _NO_ESCAPES) -> Sequence[str]:
     """Return the names that lead to a key's file, each of at most 255 bytes.
 
-    `escaped` maps the number of a part, counted from 0, to how often it is escaped.
+    `escaped` maps the number of a part, from 0, to how often it is escaped.
     """
     path: list[str] = []
     for number, part in enumerate(key.split("/")):

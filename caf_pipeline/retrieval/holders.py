@@ -1,6 +1,6 @@
 """Reads a range of a stored chunk from its providers: with fail-over, and blame for wrong bytes.
 
-An object is one range; a split object is several. Each range has its SHA-256.
+An object is one range, or several if it is split. Each has its SHA-256.
 """
 
 import hashlib
@@ -19,21 +19,16 @@ from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.pipeline_threads import consume_concurrently
 
 ALONE_BYTES: Final = 4 << 20
-"""Up to this size one thread reads, hashes and writes a range: starting more would take longer."""
+"""Up to this size one thread is faster than several."""
 
 REPAIR: Final = "the chunk is damaged at the store: 'caf repair' stores it again"
-"""The hint if every provider that has the chunk returns wrong bytes."""
 
 
 class RangeHolders:
     """The providers of a range, asked in turn. If one fails, the next goes on at the same byte.
 
-    A provider that returned wrong bytes is not asked again. If several providers contributed to
-    wrong bytes, it is unknown which one is to blame: each of them is then asked alone.
-
-    Attributes:
-        size_bytes: Size of the range.
-        failed: Last error of each provider that failed, or returned wrong bytes.
+    A provider that alone returned wrong bytes is not asked again. If there were several, each is
+    asked alone.
     """
 
     def __init__(self, located: LocatedRange, store: ChunkReader, key: str) -> None:
@@ -48,10 +43,7 @@ class RangeHolders:
         self._contributors: set[str] = set()
 
     def pieces(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield bytes of the range in pieces of at most 1 MiB, not verified.
-
-        Raises the errors of `copy` if every provider fails before the last byte.
-        """
+        """Yield bytes of the range in pieces of at most 1 MiB, not verified. Raises as `copy`."""
         posting, offset = self._range.posting, self._range.start_byte
         position = start_byte
         self._look_up_holders()
@@ -76,17 +68,14 @@ class RangeHolders:
             raise self._read_error()
 
     def compare(self, sha256: bytes) -> bool:
-        """Return whether this is the SHA-256 of the range.
-
-        If it is not, other providers than those of the last reading are asked from now on.
-        """
+        """Return whether this is the SHA-256 of the range; if not, refuse the bytes."""
         if sha256 == self._range.sha256:
             return True
         self.refuse()
         return False
 
     def refuse(self) -> None:
-        """Ask other providers from now on: the bytes of the last reading were wrong."""
+        """Ask other providers: the bytes of the last reading were wrong."""
         group, *others = self._groups
         if len(self._contributors) == 1:
             suspects = []
@@ -102,12 +91,8 @@ class RangeHolders:
     def copy(self, write: Callable[[bytes], object], begin_again: Callable[[], None]) -> None:
         """Pass the whole range to `write` and verify it.
 
-        `begin_again` is called when all that was written is void, and before each error.
-
-        Raises:
-            IntegrityError: The providers that have the range return other bytes.
-            ObjectMissing: No provider has the range.
-            StoreUnreachable: No provider that answered has the right bytes, and one did not answer.
+        `begin_again` is called when all that was written is void, and before each error. Raises the
+        errors of `ArchivedObject.write_to`.
         """
         self._look_up_holders()
         while group_count := len(self._groups):
@@ -142,10 +127,7 @@ class RangeHolders:
 
 
 def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
-    """Return the error for `what`, given the error of each provider.
-
-    Its class says whether a retry can help.
-    """
+    """Return the error for `what`, whose class says if a retry can help."""
     errors = failed.values()
     if not errors:
         return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")
@@ -159,7 +141,7 @@ def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
 
 
 def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
-    """Return the ranges of an object. Raises IntegrityError if they do not add up to its size."""
+    """Return the ranges of an object. Raises IntegrityError if their sizes do not add up."""
     key = location.row.key
     ranges = [RangeHolders(located, store, key) for located in location.ranges]
     if (total := sum(part.size_bytes for part in ranges)) != location.size_bytes:
@@ -170,10 +152,7 @@ def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
 def pieces_between(
     ranges: Sequence[RangeHolders], start_byte: int, end_byte: int
 ) -> Iterator[bytes]:
-    """Yield `[start_byte, end_byte)` of an object, not verified.
-
-    Raises the errors of `RangeHolders.pieces`.
-    """
+    """Yield `[start_byte, end_byte)`, not verified."""
     begin = 0
     for part in ranges:
         first, last = max(start_byte - begin, 0), min(end_byte - begin, part.size_bytes)

@@ -1,7 +1,6 @@
 """Lists archived objects of a source from the ledger: for each key the object that `caf get` reads.
 
-Keys come in byte order. Each page is a snapshot: objects located meanwhile may be missing. Memory
-holds one page, however many keys there are.
+Keys come in byte order. Memory holds one page. Objects located meanwhile may be missing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,10 +42,9 @@ def list_objects(
     include: LocationFilter = every,
     as_of: datetime | None = None,
 ) -> Iterator[Location]:
-    """Yield the included object of each key that begins with `prefix`.
+    """Yield the included object of each key that begins with `prefix`, as known at `as_of`.
 
-    `as_of` limits the listing to what was known at that time. A prefix consists of whole
-    characters: a prefix that ends inside a character matches no key.
+    A prefix that ends inside a character matches no key.
     """
     pages = _Pages(lookup, source, prefix)
     while keys := pages.next():
@@ -64,8 +62,7 @@ def list_level(
 ) -> Iterator[Location | str]:
     """Yield one level below `prefix`, as S3 does with a delimiter: objects and common prefixes.
 
-    A common prefix is text, has at least one included object, and costs one query, however many
-    objects it has.
+    A common prefix is text, has an included object, and costs one query.
     """
 
     def locate(keys: list[str]) -> dict[str, Location]:
@@ -94,10 +91,7 @@ def list_level(
 def list_versions(
     lookup: LocationLookups, source: str, entries: Iterable[Location | str]
 ) -> Iterator[Location | str]:
-    """Yield the entries of a listing, and after each object the older versions of its key.
-
-    Newer versions come first.
-    """
+    """Yield the entries, and after each object the older versions of its key, newest first."""
     listed = iter(entries)
     while page := list(islice(listed, PAGE_KEYS)):
         versions = lookup.locate_versions(
@@ -115,8 +109,8 @@ def list_named_versions(
 ) -> Iterator[Location]:
     """Yield every version of each key below a prefix, under a key of its own.
 
-    An older version of `key` is named as in a chunk: `key~caf-v-<version>`. `~` is appended while
-    an archived key has that name.
+    An older version is named `key~caf-v-<version>`. `~` is appended while an archived key has that
+    name.
     """
     listed = list_objects(lookup, source, prefix)
     while page := list(islice(listed, PAGE_KEYS)):
@@ -159,7 +153,6 @@ class _Pages:
         self._end = _behind(prefix)
 
     def next(self) -> list[str]:
-        """Return the next keys; empty at the end."""
         if self._start is None:
             return []
         keys = list(self._lookup.archived_keys(self._source, self._start, self._end, PAGE_KEYS))
@@ -168,12 +161,11 @@ class _Pages:
         return keys
 
     def skip(self, prefix: str) -> None:
-        """Continue after all keys that begin with a prefix."""
         self._start = _behind(prefix)
 
 
 def common_prefix(prefix: str, key: str) -> str:
-    """Return the key up to and including the first '/' after the prefix; "" without such a '/'."""
+    """Return the key up to and including the first '/' after the prefix; or ""."""
     at = key.find(DELIMITER, len(prefix))
     return key[: at + 1] if at >= 0 else ""
 
@@ -181,7 +173,7 @@ def common_prefix(prefix: str, key: str) -> str:
 def _behind(prefix: str) -> str | None:
     """Return the least text that is greater than every text with this prefix, or None.
 
-    UTF-8 sorts like code points, except for surrogates, which are not text.
+    UTF-8 sorts like code points, except for surrogates.
     """
     least = prefix.rstrip("\U0010ffff")
     if not least:

@@ -1,7 +1,7 @@
 """Searches archived logs that clp-s compressed: picks objects by time, fetches and searches them.
 
-The ledger has the first and last time of each log. For parts of an object and adopted files, the
-header is read instead. clp-s receives the query unchanged.
+The ledger has the times of most logs; otherwise the header is read. clp-s receives the query
+unchanged.
 """
 
 import math
@@ -50,37 +50,35 @@ from caf_pipeline.system.folder_lock import writing_into
 FOLDER_PREFIX: Final = ".searching-"
 
 SILENT_SECONDS: Final = 600.0
-"""Seconds that clp-s may search one object without a match or an end; it reads some GiB in them."""
+"""Seconds without a match or an end; clp-s reads some GiB in them."""
 
 LINE_BYTES: Final = 64 << 20
 """Size limit of one match, which is held in memory."""
 
 STDERR_BYTES: Final = 16 << 20
-"""Size limit of clp-s's stderr, its only file."""
 
 MOST_THREADS: Final = 4
-"""Objects fetched and searched concurrently, one for each core; twice as many are on the disk."""
+"""Objects searched concurrently; twice as many are on the disk."""
 
 _READ_BYTES: Final = 64 << 10
 _STDERR_TAIL_BYTES: Final = 64 << 10
 _ERROR: Final = re.compile(r"\[error\] (.+)")
 _THROWN: Final = re.compile(r"what\(\):\s*(.+)")
 _QUERY_ACCEPTED: Final = "Failed to open archive"
-"""The error of clp-s for a missing file, which it reports only after it has parsed the query."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period in milliseconds since 1970, both ends inclusive, as in clp-s. None is open-ended."""
+    """Milliseconds since 1970, both ends inclusive, as in clp-s. None is open-ended."""
 
     first_ms: int | None = None
     last_ms: int | None = None
 
     @classmethod
     def between(cls, begin: datetime | None, end: datetime | None) -> Self:
-        """Return the milliseconds that overlap the time from `begin` to `end`, which have zones."""
+        """Return the milliseconds that overlap these times, which have zones."""
         first, last = (
             (moment - _EPOCH) / timedelta(milliseconds=1) if moment else None
             for moment in (begin, end)
@@ -90,27 +88,22 @@ class Period:
         )
 
     def meets(self, first_ms: int | None, last_ms: int | None) -> bool:
-        """Return whether a log with these first and last times may have records of the period.
-
-        None means that the time is unknown.
-        """
+        """Return whether a log with these times, if known, may have records of the period."""
         is_late = self.last_ms is not None and first_ms is not None and first_ms > self.last_ms
         is_early = self.first_ms is not None and last_ms is not None and last_ms < self.first_ms
         return not is_late and not is_early
 
     @property
     def options(self) -> Sequence[str]:
-        """The options of clp-s for the period."""
         values = {"--tge": self.first_ms, "--tle": self.last_ms}
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedLog:
-    """A searched object.
+    """A searched object. Iterating `matches` raises CafError if it cannot be searched to its end.
 
-    Iterating `matches` raises CafError if the object cannot be searched, or not to its end.
-    `has_no_times` is True if the period was ignored because the object has no times.
+    `has_no_times` is True if the period was ignored.
     """
 
     location: Location
@@ -119,7 +112,7 @@ class SearchedLog:
 
 
 def find_clp_s() -> Path:
-    """Return the path of the program clp-s; raises SettingsError if it is not installed."""
+    """Return the path of clp-s; raises SettingsError if it is not installed."""
     spec = find_spec("yscope_clp_core")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
@@ -135,7 +128,7 @@ def find_clp_s() -> Path:
 class LogSearch:
     """One search, as a context manager that kills its processes and deletes its files.
 
-    `not_recorded` counts objects whose header was read because the ledger has no times.
+    `not_recorded` counts objects whose header was read.
     """
 
     def __init__(
@@ -147,7 +140,7 @@ class LogSearch:
         ignore_case: bool = False,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        """Prepare to search; `silent_seconds` is the timeout for a match. Raises SettingsError."""
+        """`silent_seconds` is the timeout for a match."""
         self.listed = self.not_recorded = 0
         self._clp_s = find_clp_s()
         # clp-s would parse a leading '-' as an option. A space before a query means nothing.
@@ -164,12 +157,7 @@ class LogSearch:
         self._parsing = threading.Lock()  # hostile metadata may take much memory: one at a time
 
     def __enter__(self) -> Self:
-        """Create the private folder.
-
-        Raises:
-            UsageError: clp-s refuses the query.
-            StagingError: The folder cannot be created.
-        """
+        """Raises UsageError if clp-s refuses the query."""
 
         def kill_all() -> None:
             with self._lock:
@@ -210,8 +198,7 @@ class LogSearch:
     ) -> Iterator[SearchedLog]:
         """Yield each log below a prefix that may have records of the period, in key order.
 
-        Several logs are fetched and searched concurrently. Read the matches of each log before you
-        take the next one. Errors of one object are raised by its `matches`.
+        Logs are searched concurrently. Read the matches of each before you take the next one.
         """
 
         def begin(candidate: tuple[Location, bool]) -> SearchedLog | None:
@@ -232,7 +219,6 @@ class LogSearch:
     def _candidates(
         self, lookup: LocationLookups, source: str, prefix: str
     ) -> Iterator[tuple[Location, bool]]:
-        """Yield possible logs of the period, and whether the ledger confirms them."""
         listed = list_objects(lookup, source, prefix)
         while page := list(islice(listed, PAGE_KEYS)):
             recorded = lookup.chunks_with_log_times({location.chunk for location in page})
@@ -297,7 +283,6 @@ class LogSearch:
             raise StagingError("the search is over")
 
     def _run(self, *arguments: str) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
-        """Start clp-s. `_end` closes the returned file of its stderr."""
         with self._lock:
             self._require_running()
             stderr = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - `_end` closes it
@@ -338,7 +323,7 @@ class LogSearch:
             path.unlink(missing_ok=True)
 
     def _lines(self, process: "subprocess.Popen[bytes]") -> Generator[bytes, None, bytes]:
-        """Yield the lines of a process without their ends. Returns an unfinished last line."""
+        """Lines have no ends. Returns an unfinished last line."""
         assert process.stdout
         descriptor, poll, line = process.stdout.fileno(), select.poll(), bytearray()
         poll.register(descriptor, select.POLLIN)
@@ -381,7 +366,7 @@ class LogSearch:
         stderr.close()
 
     def _require_query(self) -> None:
-        """Check the query by searching a missing archive: clp-s parses the query first."""
+        """Search a missing archive: clp-s parses the query first."""
         missing = str(self._folder / "missing")
         try:
             process, stderr = self._run(*self._flags, "--", missing, self._query)

@@ -17,41 +17,41 @@ from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_betw
 from caf_pipeline.store.protocol import ChunkReader
 
 IN_MEMORY_BYTES: Final = 8 << 20
-"""Larger objects are verified while they are streamed, or in a temporary file."""
+"""Larger objects are streamed, or verified in a temporary file."""
 
 BLOCK_BYTES: Final = 1 << 20
-"""Bytes read at least after a seek into a large object: readers of columns or lines go on there."""
+"""Bytes read at least after a seek: readers of columns or lines go on there."""
 
 
 class ObjectFile(io.RawIOBase):
     """An archived object as a read-only, seekable file. Not safe for concurrent threads.
 
     The ledger has a SHA-256 of each object, or of each part of a split object. Smaller ranges
-    cannot be verified, and a provider may return any bytes. Therefore:
+    cannot be
+    verified. Therefore:
 
-    - An object of up to 8 MiB is read and verified as a whole before `read` returns its first byte.
-      `read` never returns a wrong byte of it.
-    - A larger object that is read from the beginning, without a `seek`, is streamed. The returned
-      bytes are not verified yet. The last piece of the object, or of each part, is held back until
-      all of it is verified. If you reach the end (`read` returns b""), you have read the
-      archived bytes. Otherwise an error is raised instead of the end, and you must discard what you
-      read. You can read again after `seek(0)`. A provider that alone returned wrong bytes is not
-      asked again.
+    - An object of up to 8 MiB is verified as a whole before `read` returns its first byte.
+    - A larger object that is read from the beginning, without a `seek`, is streamed: bytes are
+    returned
+      before they are verified, but not the last piece of the object, or of each part. If you reach
+      the
+      end (`read` returns b""), you have read the archived bytes. Otherwise an error is raised, and
+      you
+      must discard what you read. You can read again after `seek(0)`.
     - After a `seek` into the middle of a larger object, only the length of the bytes is certain.
       `compared` is then False.
 
-    If you must not use unverified bytes at all, use `ArchivedObject.pieces` or
-    `ArchivedObject.write_to`.
+    To avoid unverified bytes, use `ArchivedObject.pieces` or `ArchivedObject.write_to`.
 
-    If a provider fails, the next one goes on at the same byte. Memory use is at most 8 MiB, or
-    twice the size of one read if that is more. After a `seek`, at least 1 MiB is requested.
+    If a provider fails, the next one goes on at the same byte. Memory: 8 MiB, or twice the size of
+    one read if that is more. After a `seek`, at least 1 MiB is requested.
 
-    Reading raises ObjectMissing, StoreUnreachable or IntegrityError. A stream raises its error
-    again on each read until the next `seek`.
+    Reading raises ObjectMissing, StoreUnreachable or IntegrityError, again on each read until the
+    next `seek`.
     """
 
     def __init__(self, location: Location, store: ChunkReader) -> None:
-        """Prepare to read. Raises IntegrityError if the sizes of the parts do not add up."""
+        """Raises IntegrityError if the sizes of the parts do not add up."""
         self.location = location
         self._ranges = holders_of(location, store)
         self._starts = list(accumulate((part.size_bytes for part in self._ranges), initial=0))
@@ -69,27 +69,21 @@ class ObjectFile(io.RawIOBase):
         return not self._pending
 
     def readable(self) -> bool:
-        """Return True."""
         self._require_open()
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         self._require_open()
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         self._require_open()
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move to a position, which may be behind the end. No provider is asked.
 
-        Raises:
-            io.UnsupportedOperation: The position is negative or `whence` is unknown. It is an
-                OSError, as zipfile expects of a file that is too short. It is also a ValueError, as
-                fsspec's files and io.BytesIO raise.
+        Raises io.UnsupportedOperation: zipfile expects an OSError, fsspec a ValueError.
         """
         self._require_open()
         offset = operator.index(offset)
@@ -107,7 +101,6 @@ class ObjectFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Read bytes into the buffer and return how many; 0 at the end."""
         self._require_open()
         if self._error:
             raise self._error
@@ -140,7 +133,6 @@ class ObjectFile(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """End the request that is under way."""
         self._end_stream()
         super().close()
 
@@ -149,7 +141,7 @@ class ObjectFile(io.RawIOBase):
             raise ValueError("the object is closed")
 
     def _verified_pieces(self, part: RangeHolders) -> Iterator[bytes]:
-        """Yield a range, but hold back its last piece until all is verified."""
+        """Hold back the last piece until all is verified."""
         digest, last_piece = hashlib.sha256(), b""
         pending, self._pending = self._pending, True
         for piece in part.pieces(0, part.size_bytes):
@@ -172,6 +164,6 @@ class ObjectFile(io.RawIOBase):
 
 
 def cut(file: IO[bytes], size_bytes: int) -> None:
-    """Truncate a file to a size and go to its end."""
+    """Truncate a file and go to its end."""
     file.seek(size_bytes)
     file.truncate()

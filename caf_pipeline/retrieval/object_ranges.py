@@ -12,12 +12,11 @@ from caf_pipeline.system.ranges import FileRanges
 class ObjectRanges(FileRanges):
     """Ranges of an archived object, without read-ahead.
 
-    An object of up to 8 MiB is read and verified first. Larger objects are not verified. Methods
-    also raise ObjectMissing, StoreUnreachable and IntegrityError.
+    Only objects of up to 8 MiB are verified. Raises ObjectMissing, StoreUnreachable and
+    IntegrityError.
     """
 
     def __init__(self, archived: ArchivedObject) -> None:
-        """Prepare to read, without a request."""
         self.name = archived.location.row.key
         self._archived = archived
         self._size_bytes = archived.location.size_bytes
@@ -25,15 +24,12 @@ class ObjectRanges(FileRanges):
         self._whole: bytes | None = None
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return self.read(max(0, self._size_bytes - size_bytes), self._size_bytes), self._size_bytes
 
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
         return self.read(0, min(size_bytes, self._size_bytes)), self._size_bytes
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
-        """See `FileRanges`."""
         if self._size_bytes > IN_MEMORY_BYTES:
             pieces = pieces_between(self._ranges, start_byte, end_byte)
         else:

@@ -1,7 +1,4 @@
-"""Looks up one object and reads it, verified by its SHA-256.
-
-Source: promise 5 in docs/explanation/design.md.
-"""
+"""Looks up one object and reads it, verified by its SHA-256."""
 
 import errno
 import os
@@ -29,15 +26,11 @@ PIECE_BYTES: Final = 1 << 20
 _TIME: Final = "%Y-%m-%d %H:%M:%S UTC"
 
 VERSIONS_NAMED: Final = 10
-"""Versions that an error names, newest first, if the requested version is not archived."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedObject:
-    """A located object, which can be read.
-
-    A large object is verified in a temporary file in `folder`, by default the system's.
-    """
+    """A located object. A large one is verified in a temporary file in `folder`."""
 
     location: Location
     store: ChunkReader
@@ -45,14 +38,10 @@ class ArchivedObject:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """The object's bytes in pieces of at most 1 MiB.
+        """The object's bytes in pieces of at most 1 MiB, all verified before the first.
 
-        The object is read and verified as a whole before the first piece is yielded. Memory use is
-        bounded: an object of more than 8 MiB needs a temporary file of its size.
-
-        Raises:
-            CafError: An error of `write_to`. No byte was yielded.
-            UsageError: The temporary file cannot be written.
+        An object of more than 8 MiB needs a temporary file; UsageError if that cannot be written.
+        Raises as `write_to`.
         """
         with tempfile.SpooledTemporaryFile(
             max_size=IN_MEMORY_BYTES, dir=str(self.folder) if self.folder else None
@@ -72,8 +61,7 @@ class ArchivedObject:
     def write_to(self, file: IO[bytes]) -> Mapping[str, CafError]:
         """Write the object to a seekable file, from the file's position on.
 
-        Bytes are written as they arrive and cut off again if they are wrong. After an error the
-        file has its old content.
+        After an error the file has its old content.
 
         Returns:
             The errors of providers that failed and were replaced by others.
@@ -97,10 +85,7 @@ class ArchivedObject:
         return failed
 
     def compare(self) -> Mapping[str, CafError]:
-        """Read and verify the whole object without keeping it.
-
-        Returns and raises the same as `write_to`.
-        """
+        """Verify the whole object without keeping it. Returns and raises as `write_to`."""
         failed: dict[str, CafError] = {}
         for part in holders_of(self.location, self.store):
             part.copy(lambda piece: None, lambda: None)
@@ -108,7 +93,6 @@ class ArchivedObject:
         return failed
 
     def open(self) -> ObjectFile:
-        """Return the object as a file. Nothing is read yet; see `ObjectFile`."""
         return ObjectFile(self.location, self.store)
 
 
@@ -125,11 +109,7 @@ def fetch(
     """Look up one object, without reading its bytes.
 
     `as_of` chooses the version that was modified last before or at this time, or that an inventory
-    up to this time found to be current.
-
-    Raises:
-        NotLocated: There is no location. The error gives the reason, or names archived versions.
-        UsageError: Both a version and a time are given.
+    up to this time found to be current. Raises NotLocated, or UsageError for a version with a time.
     """
     if object_version is not None and as_of:
         raise UsageError("a version and a time exclude each other", hint="give one of them")
@@ -147,7 +127,7 @@ def not_located(
     *,
     as_of: datetime | None = None,
 ) -> NotLocated:
-    """Return the error for a key or version without a location, with the reason if it is known."""
+    """Return the error for a missing location."""
     records = lookup.not_archived(source, key)
     of_version = [record for record in records if record.object_version == object_version]
     is_specific = object_version is not None or as_of
@@ -179,7 +159,7 @@ def not_located(
 
 
 def no_source(lookup: LocationLookups, source: str) -> NotLocated | None:
-    """Return the error for a source that the ledger does not have, or None if it has it."""
+    """Return the error for an unknown source, or None."""
     if source in (sources := lookup.sources()):
         return None
     return NotLocated(
@@ -227,18 +207,15 @@ def _explained(record: NotArchived, what: str, source: str) -> NotLocated:
 
 
 def save(archived: ArchivedObject, path: Path) -> None:
-    """Write an object to `path`, which appears only when the object is complete and verified."""
+    """Write an object to `path`, which appears only when it is complete and verified."""
     write_whole(path, archived.write_to)
 
 
 def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Let `fill` write a file that appears at `path` only when it is complete.
 
-    The target of a link is written. A pipe or a device receives the complete bytes.
-
-    Raises:
-        UsageError: The path cannot be written.
-        BrokenPipeError: The reader of a pipe has closed it.
+    The target of a link is written. A pipe or a device receives the complete bytes. Raises
+    UsageError, or BrokenPipeError.
     """
     try:
         if path.is_dir():

@@ -1,9 +1,8 @@
 """Exports references (URL, offset, length) into stored chunks, which others read without our code.
 
-A file that ends in .json is for fsspec's ReferenceFileSystem (version 1 of kerchunk's format).
-A file that ends in .parquet has a row for each object, or for each part of a split object. Its
-columns have kerchunk's names (path, offset, size). The Parquet folders that fsspec reads lazily
-work for Zarr alone: their names are numbers of array chunks.
+A .json file is for fsspec's ReferenceFileSystem (version 1 of kerchunk's format). A .parquet file
+has a row for each object or part of an object, with kerchunk's column names. The Parquet folders
+that fsspec reads lazily work for Zarr alone.
 
 Source: kerchunk's reference specification; fsspec.implementations.reference.
 """
@@ -42,18 +41,15 @@ SCHEMA: Final = pa.schema(
 
 
 COMPARED_BYTES: Final = 64 << 10
-"""The largest object that is read whole to test a provider; of a larger object one byte is read.
-
-The request takes as long either way.
-"""
+"""Larger objects are tested by one byte, which takes as long."""
 
 
 @dataclass
 class ReferenceSums:
     """Counts of objects and chunks written.
 
-    JSON has no references for split objects, counted by `in_parts`. fsspec cannot read keys that
-    end in '/', counted by `end_in_slash`, because it strips the '/'.
+    JSON lacks split objects (`in_parts`). fsspec strips the '/' at the end of keys
+    (`end_in_slash`).
     """
 
     objects: int = 0
@@ -81,12 +77,8 @@ def write_references(
 ) -> ReferenceSums:
     """Write references to a JSON or Parquet file, by its suffix; it appears when it is complete.
 
-    The URL of a chunk is that of its best provider that just returned an object of it correctly.
-    Memory does not grow with the number of objects.
-
-    Raises:
-        StoreError, IntegrityError: No provider returns an object of some chunk.
-        StagingError: The file cannot be written.
+    A chunk's URL is that of its best provider that just returned an object of it correctly. Memory
+    does not grow with the number of objects. Raises StagingError, or a chunk's error.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):

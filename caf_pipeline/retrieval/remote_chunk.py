@@ -1,8 +1,8 @@
 """Reads the description of a stored chunk by range reads: head, index, manifest and samples.
 
 A provider may lie. The description is trusted only if every copy that answers has the same bytes,
-all of it is consistent, and our packing could have written it. The Merkle root is not verified
-unless copies differ and the caller allows reading them whole.
+and if our packing could have written it. The Merkle root is only verified if copies differ and may
+be read whole.
 
 Source: docs/reference/chunk-format.md.
 """
@@ -48,16 +48,15 @@ from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, PostRecord, Sample
 
 PIECE_BYTES: Final = 4 << 20
-"""Bytes read from a copy at a time. Two pieces are in memory."""
 
 JUDGED_BYTES: Final = 64 << 20
-"""Objects of up to this size in total are read to find which copy is wrong."""
+"""Total size of objects read to find which copy is wrong."""
 
 ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
 """Size of a Merkle root by proof type."""
 
 _CHECKED: Final = (*SKIP_COLUMNS, *PART_COLUMNS, "start_byte", "end_byte", "sha256", "member")
-"""Columns of the manifest that are checked or loaded. Reading all of them takes twice as long."""
+"""Reading all columns takes twice as long."""
 
 _REASONS: Final = frozenset(SkipReason)
 _LARGEST: Final = 2**63 - 1  # of an integer in the database
@@ -78,10 +77,7 @@ class CopiesDiffer(IntegrityError):
 class AgreedSource:
     """A `caf.RangeSource` that reads each range of a stored file from all copies and compares them.
 
-    Attributes:
-        providers: Providers that answered every read so far.
-        silent: Why other providers did not answer.
-        wrong: Why copies are wrong. They are not read again.
+    `providers` answered every read, `silent` ones did not. `wrong` copies are not read again.
     """
 
     def __init__(
@@ -92,7 +88,7 @@ class AgreedSource:
         *,
         proof_type: int | None = None,
     ) -> None:
-        """If `proof_type` is given, copies that differ are read whole to find which are wrong."""
+        """Copies that differ are only read whole if there is a `proof_type`."""
         self.providers = list(dict.fromkeys(providers))
         self.silent: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
@@ -105,16 +101,12 @@ class AgreedSource:
 
     @property
     def may_say_more(self) -> bool:
-        """True if a provider that did not answer may answer later."""
         return not self._permanent
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return the bytes of a range.
 
-        Raises:
-            CopiesDiffer: The copies differ.
-            StoreUnreachable: No provider answers now.
-            StoredChunkMissing: No provider has the bytes.
+        Raises CopiesDiffer, StoreUnreachable, or StoredChunkMissing if no provider has the bytes.
         """
         pieces = (
             self._read_piece(begin, min(begin + PIECE_BYTES, end_byte))
@@ -123,7 +115,6 @@ class AgreedSource:
         return b"".join(pieces)
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes of the file, and its size."""
         total = self._posting.stored_size_bytes
         if self._suffix[0] != size_bytes:
             self._suffix = size_bytes, self.read(max(total - size_bytes, 0), total)
@@ -158,7 +149,7 @@ class AgreedSource:
         return first
 
     def prove(self, proof_type: int) -> None:
-        """Read one copy whole and verify its Merkle root, and thereby all ranges read before."""
+        """Verify the Merkle root of one copy, and thereby all earlier ranges."""
         for provider in list(self.providers):
             tree, position = MerkleTree(proof_type), 0
             digests = [hashlib.sha256() for _ in self._read]
@@ -200,7 +191,6 @@ class AgreedSource:
 
     @contextmanager
     def _excluding_failures(self, provider: str) -> Iterator[None]:
-        """Exclude a provider that fails. Errors of the chain are raised."""
         try:
             yield
         except NoChainAnswer:
@@ -211,7 +201,6 @@ class AgreedSource:
             self._permanent = self._permanent and error.permanent
 
     def _exclude_wrong_copies(self, proof_type: int) -> bool:
-        """Exclude copies without the Merkle root; return whether that helped."""
         before = len(self.wrong)
         for provider in list(self.providers):
             tree = MerkleTree(proof_type)
@@ -226,7 +215,7 @@ class AgreedSource:
         return bool(self.providers) and len(self.wrong) > before
 
     def judge(self, start_byte: int, end_byte: int, parts: Sequence[Mapping[str, Any]]) -> bool:
-        """Exclude copies whose bytes do not match the SHA-256 of these objects of LOCATION_SCHEMA.
+        """Exclude copies whose bytes do not match the SHA-256 of these objects.
 
         Returns whether copies remain and some were excluded.
         """
@@ -254,7 +243,7 @@ class Head:
 
 
 def read_head(source: AgreedSource, size_bytes: int) -> Head:
-    """Read the first member. Raises MalformedArchive if the file is no chunk."""
+    """Read the first member. Raises MalformedArchive if it is no chunk's."""
     if size_bytes <= HEAD_SIZE_BYTES:
         raise MalformedArchive(f"its {size_bytes} bytes are fewer than those of a chunk's head")
     head = source.read(0, HEAD_SIZE_BYTES)
@@ -279,14 +268,10 @@ def read_chunk(
     of: str,
     spool: Path,
 ) -> RemoteChunk:
-    """Read index, manifest and samples of a chunk, and check that they are consistent.
+    """Read index, manifest and samples of a chunk of the source `of`, and check their consistency.
 
-    `of` names the expected source. The manifest stays in `spool`.
-
-    Raises:
-        MalformedArchive, ArchiveLimitReached: Our packing did not write this file.
-        StagingError: The spool cannot be written.
-        StoreError, IntegrityError: As `AgreedSource.read`.
+    The manifest stays in `spool`. Raises MalformedArchive or ArchiveLimitReached if our packing did
+    not write this file.
     """
     root_size = ROOT_SIZE_BYTES.get(file.proof_type)
     if root_size != len(file.posting.merkle_root):
@@ -347,7 +332,6 @@ def read_chunk(
 def _samples(
     source: AgreedSource, posting: PostRecord, manifest: OpenedManifest
 ) -> Sequence[Sample]:
-    """Take the samples. If copies differ in an object, its SHA-256 shows which are wrong."""
     while True:
         try:
             return samples_of(source, posting.stored_size_bytes, posting.merkle_root)
@@ -381,7 +365,7 @@ def _open_index(source: AgreedSource, name: str) -> ChunkFile:
 
 
 def fetch_manifest(source: RangeSource, member: Member, spool: Path) -> bytes:
-    """Write a chunk's manifest to the file `spool` and return its SHA-256."""
+    """Write a chunk's manifest to `spool` and return its SHA-256."""
     digest = hashlib.sha256()
     try:
         with spool.open("wb") as file:
@@ -422,8 +406,6 @@ def _plan_counts(
 
 @dataclass(slots=True)
 class _Tally:
-    """Totals and position of the rows so far, which are in the order of keys and bytes."""
-
     limit: int  # start of the manifest
     members: int = 0
     member_bytes: int = 0
@@ -435,7 +417,6 @@ class _Tally:
 
 
 def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
-    """Check each row against the index and the rows before it."""
     tally = _Tally(limit=chunk_file.manifest_member().start_byte)
     for row in manifest.rows(_CHECKED):
         _check_identity(row, tally)

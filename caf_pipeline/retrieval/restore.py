@@ -24,7 +24,7 @@ _REFUSED: Final = "objects that the target refused stay missing until their reas
 
 
 class RestoreOutcome(StrEnum):
-    """The outcome for an object. A dry run reports the expected outcome."""
+    """A dry run reports the expected outcome."""
 
     RESTORED = "restored"
     EQUAL = "equal"
@@ -34,10 +34,10 @@ class RestoreOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RestoredObject:
-    """The result for one object.
+    """The result for one object, at a path or a key.
 
-    EQUAL and DIFFERENT mean that something was there already and was left unchanged. `place` is a
-    path in the folder or a key in the bucket. `headers_known` is False for adopted files.
+    EQUAL and DIFFERENT objects existed and were left unchanged. `headers_known` is False for
+    adopted files.
     """
 
     location: Location
@@ -54,19 +54,12 @@ class RestoreTarget(Protocol):
         """Write the objects that are not there, and yield a result for each, in any order.
 
         Memory does not grow with the number of objects.
-
-        Raises:
-            StagingError, SourceError: The target cannot be written, or does not answer.
         """
         ...
 
 
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
-    """Restore objects as `RestoreTarget.restore` does, with the same errors.
-
-    Raises:
-        StoreUnreachable: `UNREAD_IN_A_ROW` consecutive objects could not be read.
-    """
+    """Restore objects. Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures in a row."""
     unread = 0
     for restored in target.restore(listed):
         yield restored
@@ -80,10 +73,7 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
 
 @dataclass
 class RestoreSums:
-    """Counts of the results so far.
-
-    `not_yet_archived` and `skipped` count objects that no listing of the archive has.
-    """
+    """Counts of the results. `not_yet_archived` and `skipped` are objects that no listing has."""
 
     listed: int = 0
     restored: int = 0
@@ -98,7 +88,6 @@ class RestoreSums:
     older_versions: int = 0
 
     def add(self, restored: RestoredObject) -> None:
-        """Count a result."""
         self.listed += 1
         self.older_versions += restored.location.older_versions
         setattr(self, restored.outcome.value, getattr(self, restored.outcome.value) + 1)
@@ -110,7 +99,7 @@ class RestoreSums:
 
     @property
     def beside(self) -> str:
-        """A phrase that counts the objects a restore cannot bring back; empty if there are none."""
+        """A phrase that counts the objects a restore cannot bring back; or ""."""
         if not self.not_yet_archived and not self.skipped:
             return ""
         return (
@@ -122,10 +111,7 @@ class RestoreSums:
         return any(issubclass(error, kinds) for error in self.errors)
 
     def failure(self, ended: CafError | None, force: str = "--force") -> CafError | None:
-        """Return the error that explains why the restore is incomplete, or None.
-
-        This is the error that ended the results, unless some objects need a repair.
-        """
+        """Return the error that ended the results, or that objects need a repair, or None."""
         if not ended and not self.failed and not self.different:
             return None
         is_lost = self._met(IntegrityError, StoredChunkMissing)

@@ -1,7 +1,4 @@
-"""Restores archived objects to a bucket, with their headers and user metadata.
-
-`source.protocol.ObjectTarget` writes them.
-"""
+"""Restores archived objects to a bucket, with their headers and user metadata."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -25,12 +22,11 @@ from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import NotRestored
 
 OBJECTS_AT_ONCE: Final = 2_000
-"""Objects whose headers and presence in the bucket are looked up together."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An object to restore. `headers` is None if they are unknown."""
+    """`headers` is None if they are unknown."""
 
     location: Location
     headers: ObjectHeaders | None
@@ -39,7 +35,7 @@ class _Candidate:
 
 
 class RestoreBucket:
-    """A `RestoreTarget` that writes to a bucket. Both this process and S3 verify each object."""
+    """Writes to a bucket. Both this process and S3 verify each object."""
 
     def __init__(
         self,
@@ -57,8 +53,6 @@ class RestoreBucket:
         self._dry_run = dry_run
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """See `RestoreTarget.restore`."""
-
         def restore_one(candidate: _Candidate) -> RestoredObject:
             location, headers = candidate.location, candidate.headers
             try:
@@ -71,7 +65,6 @@ class RestoreBucket:
         yield from side_by_side(self._candidates(listed), restore_one, drains=True)
 
     def _candidates(self, listed: Iterable[Location]) -> Iterator[_Candidate]:
-        """Yield the objects in any order. Small objects that do not exist are read together."""
         remaining = iter(listed)
         while page := list(islice(remaining, OBJECTS_AT_ONCE)):
             headers = self._lookup.header_sets(
@@ -94,7 +87,7 @@ class RestoreBucket:
                 yield replace(new[read.number], read=read)
 
     def _outcome(self, candidate: _Candidate, place: str) -> RestoreOutcome:
-        """Restore an object. If another process writes it first, compare with that."""
+        """If another process writes the object first, compare with that."""
         location, headers = candidate.location, candidate.headers
         for looks in (candidate.may_exist, True):
             existing = self._bucket.find(location.row.key) if looks else None
@@ -139,7 +132,7 @@ class RestoreBucket:
         return existing.size_bytes is not None or not (rest or next(pieces, b""))
 
     def _write(self, candidate: _Candidate, *, replaces: bool) -> bool:
-        """Write an object and return whether the bucket verified it. Raises KeyTaken."""
+        """Return whether the bucket verified the object."""
         location, key = candidate.location, candidate.location.row.key
         headers = candidate.headers or ObjectHeaders()
         if location.size_bytes <= IN_MEMORY_BYTES:

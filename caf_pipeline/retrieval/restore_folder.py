@@ -20,42 +20,34 @@ from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored, UnfinishedFile
 
 BATCH_BYTES: Final = 64 << 20
-"""Bytes of small objects that are read as one batch, enough for all concurrent requests."""
+"""Bytes of small objects read as one batch: enough for all requests."""
 
 BATCH_OBJECTS: Final = 10_000
-"""Objects that are listed, and looked for in the folder, before the first is written."""
 
 MOST_NAMES: Final = 4
-"""Names tried for each part of a key.
-
-One for the key's file, one if other keys have a folder of that name, and two that may be taken.
-"""
+"""Names tried for each part: the file's, one beside a folder, and two that may be taken."""
 
 LARGE_AT_ONCE: Final = 4
-"""Large objects fetched concurrently: each takes three threads, which mostly wait, and 12 MiB."""
+"""Each large object takes three threads, which mostly wait, and 12 MiB."""
 
 
 class RestoreFolder:
-    """A `RestoreTarget` that writes files.
-
-    Each file appears when it is complete and verified. Its mtime is the object's LastModified.
-    """
+    """Writes files, which appear when they are complete. Their mtime is the LastModified."""
 
     def __init__(
         self, files: FilesBelow | None, store: ChunkReader, *, force: bool, dry_run: bool
     ) -> None:
-        """Use a folder without other writers; None in a dry run if it does not exist."""
+        """There must be no other writers. `files` is None in a dry run without a folder."""
         self._files = files
         self._store = store
         self._force = force
         self._dry_run = dry_run
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """See `RestoreTarget.restore`. Files are named in the order of the listing.
+        """Files are named in the order of the listing.
 
-        Memory: objects of `BATCH_BYTES` and one more of `IN_MEMORY_BYTES`, and the requests for
-            them.
-        Up to twice `LARGE_AT_ONCE` larger objects are in unfinished files.
+        Memory: `BATCH_BYTES` and one object of `IN_MEMORY_BYTES`, and the requests for them. Up to
+        twice `LARGE_AT_ONCE` larger objects are in files.
         """
         batch, batch_bytes = list[Location](), 0
         for location in listed:
@@ -136,12 +128,10 @@ class RestoreFolder:
 
 
 def _fits_memory(location: Location) -> bool:
-    """Return whether an object is small; larger objects are fetched to files."""
     return location.size_bytes <= IN_MEMORY_BYTES and not location.parts
 
 
 def _place(files: FilesBelow, location: Location) -> tuple[Sequence[str], IO[bytes] | None]:
-    """Return the names of an object's file, and the open file if it exists."""
     key, names = location.row.key, path_of(location.row.key)
     try:
         return names, files.open(key, _encoded(names))

@@ -23,8 +23,8 @@ def side_by_side(
 ) -> Generator[_Result, None, None]:
     """Yield the result of `work` for each item, in order; at most `2 * threads` are under way.
 
-    The results before an error are yielded first. With `drains`, items under way are finished and
-    yielded before the error is raised, so that each write is reported.
+    Results before an error are yielded first. `drains` also yields those of started items, so that
+    each write is reported.
     """
     under_way: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")
@@ -47,7 +47,7 @@ def side_by_side(
 
 
 def take_all(results: Iterable[_Result], take: Callable[[_Result], None]) -> CafError | None:
-    """Call `take` for each result; return the error at the end, but raise it if it came first."""
+    """Call `take` for each result; return an error, but raise it if it came first."""
     is_empty = True
     try:
         for result in results:

@@ -1,8 +1,6 @@
 """Assesses the chunks of a source before their objects may be deleted.
 
-Each chunk in good standing is read back, proven, and compared with its manifest.
-
-Source: promises 1 and 5 in docs/explanation/design.md.
+Chunks in good standing are read back, proven, and compared with their manifests.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +36,7 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True, slots=True)
 class ProgressReporter:
-    """Reports progress in sentences, and with a bar while chunks are read."""
+    """Reports progress in sentences, and with a bar."""
 
     note: Callable[[str], None] = lambda sentence: None
     progress: Progress = lambda title, total_bytes: nullcontext(lambda size_bytes: None)
@@ -46,7 +44,7 @@ class ProgressReporter:
 
 @dataclass
 class ChunkAssessor:
-    """Assesses the chunks of a source; `folder` takes the ledger's export and one manifest."""
+    """Assesses the chunks of a source; `folder` takes temporary files."""
 
     context: RunContext
     lease: Lease
@@ -62,7 +60,7 @@ class ChunkAssessor:
         self.rows = LocatedRows(self.located)
 
     def _export(self) -> None:
-        """Export after listing the chunks, so that each listed chunk has its rows."""
+        """The chunks are listed first, so that each has its rows."""
         self.context.ledger.exports.located(self.context.source, self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
@@ -71,7 +69,7 @@ class ChunkAssessor:
         )
 
     def read_back_all(self) -> tuple[int, int]:
-        """Read back every located chunk that was not yet; return the number of chunks and bytes."""
+        """Return the number of chunks and bytes read back for the first time."""
         located = [chunk for chunk in self._chunks() if chunk.state is ChunkState.LOCATED]
         unread = [chunk for chunk in located if not chunk.read_back_at and not chunk.adopted]
         if not unread:
@@ -95,7 +93,6 @@ class ChunkAssessor:
         return done[0], done[1]
 
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
-        """Read back one chunk and return the problem, or ""."""
         with lease_chunk(self.context, name) as lease:
             chunk = self.context.ledger.chunks.get(name)
             if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
@@ -149,7 +146,6 @@ class ChunkAssessor:
         return CopyFinding(copy, whole=True), differing
 
     def assess(self) -> Mapping[str, tuple[Chunk, ChunkAssessment]]:
-        """Look at every chunk in good standing and return its assessment, by name."""
         chunks = self._chunks()
         self._export()
         self.reporter.note(
@@ -169,7 +165,7 @@ class ChunkAssessor:
         return assessments
 
     def _prove(self, names: Sequence[str], *, retries_held: bool = True) -> dict[str, str]:
-        """Prove each chunk and return the problems by name. Held chunks are tried twice."""
+        """Held chunks are tried twice."""
         problems, held = {}, []
         for name in names:
             self.lease.check()
@@ -282,7 +278,6 @@ class ChunkAssessor:
 
 
 def _own_ranges(ranges: Iterator[Range]) -> Iterator[Range]:
-    """Yield the ranges, and translate errors of their local file."""
     try:
         yield from ranges
     except IntegrityError as error:

@@ -1,9 +1,7 @@
 """Decides which objects of a fresh inventory may be deleted at their source, and why others not.
 
-It joins Parquet files: the inventory, the ledger's locations and standings, and the assessment of
-each chunk. Memory is bounded by windows of keys.
-
-Source: promises 1 and 2 in docs/explanation/design.md.
+It joins inventory, locations, standings and chunk assessments. Memory is bounded by windows of
+keys.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +45,7 @@ class Unsafe(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkAssessment:
-    """The result for a chunk. Its objects may be safe if `reason` is None."""
+    """Objects of the chunk may be safe if `reason` is None."""
 
     caf_file_id: int
     chunk: str
@@ -68,7 +66,6 @@ DECISION_SCHEMA: Final = pa.schema(
         pa.field("detail", pa.string(), nullable=False),
     ]
 )
-"""The decision about an object of the snapshot, in the snapshot's order."""
 
 _ASSESSMENT_SCHEMA: Final = pa.schema(
     [
@@ -191,10 +188,7 @@ _GONE: Final = """
 
 
 class Decisions:
-    """The decisions about all objects of a snapshot.
-
-    `gone_count` counts located keys without a listed version, once `batches` has ended.
-    """
+    """The decisions about a snapshot. Finally, `gone_count` counts located keys it lacks."""
 
     def __init__(
         self,
@@ -204,10 +198,9 @@ class Decisions:
         rewritten: Path,
         assessments: Iterable[ChunkAssessment],
     ) -> None:
-        """Read these files; sorted copies are written beside `located`.
+        """Sorted copies are written beside `located`.
 
-        The snapshot has each object under its identity (`current.identify`): located bytes that
-        were rewritten with other headers have an identity that is not located.
+        Objects have identities (`current.identify`), which change with rewritten headers.
         """
         self._snapshot = snapshot
         self._located = located
@@ -278,7 +271,6 @@ class _Ascending:
         self._file.close()
 
     def until(self, key: bytes | None) -> pa.Table:
-        """Return the rows after the last window, up to and including `key`; None is the end."""
         window: list[pa.RecordBatch] = []
         while (batch := self._rest or next(self._batches, None)) is not None:
             self._rest = None
@@ -334,10 +326,9 @@ _DIFFERING: Final = f"""
 
 
 class LocatedRows:
-    """The ledger's exported locations by chunk. Few row groups are read: a chunk's are adjacent."""
+    """The exported locations (LOCATED_SCHEMA) by chunk."""
 
     def __init__(self, located: Path) -> None:
-        """Read a file of LOCATED_SCHEMA."""
         self._located = located
 
     def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
@@ -355,7 +346,7 @@ class LocatedRows:
                 yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
-        """Return how many of the chunk's rows differ from its manifest, or are missing there."""
+        """Return how many rows of the chunk its manifest lacks or contradicts."""
         with (
             translate_errors(self._located),
             inventory_query(self._located, DEFAULT_BUDGET) as query,
@@ -366,7 +357,7 @@ class LocatedRows:
 
 
 def tallied(batches: Sequence[pa.RecordBatch]) -> list[tuple[str | None, str, int, int]]:
-    """Return (reason, skip reason, objects, bytes) of decisions."""
+    """Return (reason, skip reason, objects, bytes)."""
     table = pa.Table.from_batches(batches, DECISION_SCHEMA)
     skips = pc.if_else(
         pc.fill_null(pc.equal(table["reason"], Unsafe.SKIPPED), False), table["detail"], ""

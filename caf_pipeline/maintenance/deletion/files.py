@@ -1,9 +1,7 @@
 """The files that `safe_to_delete` writes: a manifest for S3 Batch Operations, and a report.
 
-An existing file is replaced only if it is of the same kind.
-
-The manifest has a line `bucket,key[,version id]` for each object, without a header. Keys are
-percent-encoded, so that no line needs quotes.
+An existing file is replaced only if it is of the same kind. The manifest has no header, and a line
+`bucket,key[,version id]` for each object, with a percent-encoded key.
 
 Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide. Either all objects have
 version ids or none; `null` is a version id, an empty string is not.
@@ -39,11 +37,10 @@ _CSV_SCHEMA: Final = _REPORT_SCHEMA.set(
 _CSV_HEADER: Final = ",".join(f'"{name}"' for name in REPORT_COLUMNS)
 _REPORT_MARK: Final = b"caf.not-safe-to-delete"
 _KIND_BYTES: Final = 4096
-"""Bytes read of an existing file to recognize its kind: more than a line of a manifest has."""
 
 
 class OutputFile(WholeFile):
-    """A file that the user named. `tag` distinguishes the temporary names of several writers."""
+    """A file that the user named. `tag` distinguishes temporary names."""
 
     def __init__(self, path: Path, tag: str) -> None:
         try:
@@ -55,11 +52,9 @@ class OutputFile(WholeFile):
             ) from error
 
     def write(self, data: bytes) -> None:
-        """Append bytes; raises StagingError if the disk is full."""
         self.guard(lambda: self.file.write(data))
 
     def guard(self, write: Callable[[], object]) -> None:
-        """Call a function that writes to `file`, and translate OSError to StagingError."""
         try:
             write()
         except OSError as error:
@@ -70,7 +65,6 @@ class OutputFile(WholeFile):
             ) from error
 
     def publish(self) -> None:
-        """Sync the file and give it its name."""
         self.guard(super().publish)
 
 
@@ -78,7 +72,7 @@ class OutputFile(WholeFile):
 
 
 class BatchManifest:
-    """A manifest during writing."""
+    """A manifest of objects (DECISION_SCHEMA)."""
 
     def __init__(self, path: Path, tag: str, *, bucket: str, with_versions: bool) -> None:
         self._bucket = bucket
@@ -87,7 +81,6 @@ class BatchManifest:
         self.line_count = 0
 
     def add(self, safe: pa.RecordBatch) -> None:
-        """Add objects (DECISION_SCHEMA)."""
         if not safe.num_rows:
             return
         columns = [pa.scalar(self._bucket), safe.column("encoded_key")]
@@ -98,14 +91,13 @@ class BatchManifest:
         self.line_count += safe.num_rows
 
     def publish(self) -> None:
-        """Give the file its name. A manifest without lines is not kept, nor is an older one."""
+        """A manifest without lines is not kept, nor is an older one."""
         if self.line_count:
             self._file.publish()
         else:
             self._file.guard(lambda: self._file.path.unlink(missing_ok=True))
 
     def abort(self) -> None:
-        """Remove what was not published."""
         self._file.abort()
 
 
@@ -120,10 +112,7 @@ def require_manifest(path: Path, bucket: str) -> None:
 
 
 class Report:
-    """A report during writing: Parquet or CSV, by the suffix.
-
-    CSV has a header and percent-encoded keys.
-    """
+    """A report of objects: Parquet, or CSV with a header and percent-encoded keys."""
 
     def __init__(self, path: Path, tag: str) -> None:
         self._file = OutputFile(path, tag)
@@ -136,19 +125,16 @@ class Report:
         self._as_text = path.suffix == ".csv"
 
     def add(self, unsafe: pa.RecordBatch) -> None:
-        """Add objects (DECISION_SCHEMA)."""
         columns = unsafe.select(REPORT_COLUMNS)
         if self._as_text:
             columns = columns.set_column(0, _CSV_SCHEMA.field(0), unsafe.column("encoded_key"))
         self._file.guard(lambda: self._writer.write_batch(columns))
 
     def publish(self) -> None:
-        """Give the file its name."""
         self._file.guard(self._writer.close)
         self._file.publish()
 
     def abort(self) -> None:
-        """Remove what was not published."""
         try:
             self._writer.close()
         except (OSError, ValueError):

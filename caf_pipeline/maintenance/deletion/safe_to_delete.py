@@ -10,8 +10,6 @@ An object is safe if all of these hold:
 - The chunk's manifest and the ledger describe the object equally.
 - The source still has exactly this object.
 
-The slowest steps come first, and what may change by itself is checked last.
-
 Source: promises 1 and 2 in docs/explanation/design.md.
 """
 
@@ -45,17 +43,13 @@ from caf_pipeline.steps.planning import record_current
 from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5
-"""Objects named for each reason."""
 
 _FOLDER: Final = ".deletion"
 
 
 @dataclass(frozen=True, slots=True)
 class NotSafe:
-    """The objects that are unsafe for one reason.
-
-    `skip` is the reason of a skip. `examples` are pairs of key and detail.
-    """
+    """Objects that are unsafe for one reason. `examples` are pairs of key and detail."""
 
     reason: Unsafe
     skip: str
@@ -68,12 +62,8 @@ class NotSafe:
 class DeletionReport:
     """The result for all objects of a fresh inventory.
 
-    Attributes:
-        manifest: The list; None if nothing is safe.
-        columns: Columns of the list.
-        not_safe: Other objects by reason, the most objects first.
-        gone: Number of located keys that the source does not have any more.
-        read_back: Number of chunks that this command read back, and their bytes.
+    `manifest` is None if nothing is safe. `gone` counts located keys that are not in the source any
+    more. `read_back` counts chunks, and their bytes.
     """
 
     snapshot: Snapshot
@@ -88,7 +78,7 @@ class DeletionReport:
 
     @property
     def everything_is_safe(self) -> bool:
-        """True if all objects of the source may be deleted, or if there are none."""
+        """True for a source without objects, too."""
         return not self.not_safe
 
 
@@ -102,21 +92,9 @@ def find_deletable(
 ) -> DeletionReport:
     """Decide which objects of the source are safe to delete, and write the list of them.
 
-    May be repeated after any failure. After an error, neither file has been touched.
-
-    Args:
-        context: The source.
-        manifest: The list for S3 Batch Operations. It is removed if nothing is safe.
-        report: Every other object with its reason, as Parquet or CSV.
-        reads_back: Read back chunks that never were; otherwise, their objects are unsafe.
-        reporter: Reports progress.
-
-    Raises:
-        UsageError: An existing file is something else, or both paths are equal.
-        SettingsError: The store has no proofs over time.
-        HeldByOther: The same command is running.
-        LedgerError: A chunk changed meanwhile.
-        IntegrityError: The objects do not add up.
+    May be repeated after any failure. After an error, neither file has been touched. `manifest` is
+    removed if nothing is safe. `report` has every other object with its reason. Unless
+    `reads_back`, chunks that never were read back are unsafe.
     """
     bucket = context.source_settings.bucket
     require_manifest(manifest, bucket)
@@ -185,7 +163,6 @@ def find_deletable(
 
 @contextmanager
 def _folder(context: RunContext) -> Iterator[Path]:
-    """Create a temporary folder, after removing what a killed command left."""
     path = context.inventories() / _FOLDER
     try:
         shutil.rmtree(path, ignore_errors=True)
@@ -205,7 +182,7 @@ def _folder(context: RunContext) -> Iterator[Path]:
 
 
 class _Lists:
-    """Both files during writing. Nothing stays unless `publish` is reached."""
+    """Nothing stays unless `publish` is reached."""
 
     def __init__(
         self, manifest: Path, report: Path | None, tag: str, *, bucket: str, with_versions: bool
@@ -231,7 +208,6 @@ class _Lists:
             self._report.abort()
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Add each object to the list that it belongs to."""
         is_safe = pc.is_null(batch.column("reason"))
         self._manifest.add(batch.filter(is_safe))
         unsafe = batch.filter(pc.invert(is_safe))
@@ -258,7 +234,6 @@ class _Lists:
                     examples.append((key, "" if skip else row["detail"]))
 
     def require_all_of(self, snapshot: Snapshot) -> None:
-        """Raise IntegrityError unless each object of the snapshot is in exactly one list."""
         objects = self.safe[0] + sum(count for count, _ in self._not_safe.values())
         size_bytes = self.safe[1] + sum(size for _, size in self._not_safe.values())
         listed, written = (snapshot.object_count, snapshot.object_bytes), self._manifest.line_count
@@ -271,7 +246,6 @@ class _Lists:
             )
 
     def publish(self) -> None:
-        """Give both files their names, unless the names were taken meanwhile."""
         manifest, report = self._paths
         require_manifest(manifest, self._bucket)
         if report and self._report:
@@ -280,7 +254,6 @@ class _Lists:
         self._manifest.publish()
 
     def not_safe(self) -> list[NotSafe]:
-        """Return the unsafe objects by reason, the most objects first."""
         groups = [
             NotSafe(Unsafe(reason), skip, objects, size_bytes, self._examples[reason, skip])
             for (reason, skip), (objects, size_bytes) in self._not_safe.items()

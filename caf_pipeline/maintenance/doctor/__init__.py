@@ -1,4 +1,1 @@
-"""The doctor: reports what a crash can leave of a source, and mends what needs no run.
-
-`steps` continues interrupted work.
-"""
+"""The doctor: reports and mends what a crash can leave of a source."""

@@ -1,8 +1,7 @@
 """Examines one source for what crashes left, and mends it.
 
-The doctor may run at any time, beside live runs and another doctor, and may be killed at any point.
-It leaves alone what a live run may hold, and checks each subject again under its lease before
-mending it. It never sends anything that spends again, and never deletes anything at a store.
+The doctor may run at any time, beside others, and may be killed at any point. It leaves alone what
+a live run may hold. It never spends, and never deletes anything at a store.
 """
 
 import shutil
@@ -63,21 +62,17 @@ _CONTINUES: Final[Mapping[ChunkState, str]] = {
     _S.UPLOADING: "uploads what is missing",
     _S.VERIFIED: "loads its locations",
 }
-"""What the next run does with a chunk in this state."""
 
 
 _Place = tuple[bytes | None, str | None, int | None]
-"""A file's Merkle root, owner and start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settler:
     """Settles the signed transactions of the store's account.
 
-    Attributes:
-        account: Returns the account's name in the ledger. Raises MnemonicRefused without a wallet.
-        settle: Records the outcome of each transaction without signing anything. Raises HeldByOther
-            if a live run does that already.
+    `account` raises MnemonicRefused without a wallet. `settle` signs nothing, and raises
+    HeldByOther.
     """
 
     account: Callable[[], str]
@@ -90,15 +85,7 @@ def examine(
     """Yield the findings of one source and of everything shared, in the order of mending.
 
     Examining changes nothing. If the store does not answer, its part is reported as not checked.
-
-    Args:
-        context: The source's context. Its `objects` are never used.
-        alive: Returns whether a holder's process runs, or None if that is unknown here.
-        settler: Settles transactions. None if the store signs none.
-
-    Raises:
-        LedgerError: The ledger does not answer.
-        StagingError: A folder cannot be read.
+    `alive` returns whether a holder's process runs, or None if unknown.
     """
     examination = Examination(replace(context, throttle=None), alive)
     yield from _leases(examination)
@@ -237,7 +224,7 @@ def _rows(examination: Examination) -> Iterator[Finding]:
 
 
 def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
-    """Return what is wrong with a chunk's counts and what to do; None if they agree."""
+    """Return what is wrong with a chunk's counts and what to do, or None."""
     members, report = counted(rows.member_count, "member"), "report it, since no crash does this"
     if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
         if rows.restored and rows.locations < rows.member_count:

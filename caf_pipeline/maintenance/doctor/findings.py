@@ -13,11 +13,11 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
-"""Seconds between two looks at a chunk. Between steps, a run has no lease for some milliseconds."""
+"""A run has no lease for some milliseconds between steps."""
 
 
 class Kind(StrEnum):
-    """The subject of a finding, as users see it."""
+    """The subject of a finding."""
 
     LEASE = "lease"
     TRANSACTION = "transaction"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Actor(StrEnum):
-    """Who acts next on a finding, as users see it."""
+    """The next to act."""
 
     DOCTOR = "doctor"  # the doctor can mend it
     MENDED = "mended"
@@ -44,7 +44,7 @@ class Actor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MendResult:
-    """The result of mending: in words ("given back"), and who acts next."""
+    """The result in words ("given back"), and who acts next."""
 
     done: str
     actor: Actor = Actor.MENDED
@@ -54,12 +54,8 @@ class MendResult:
 class Finding:
     """Something that a crash left, or that could not be checked.
 
-    Attributes:
-        problem: The problem, as a clause.
-        remedy: The effect of `mend`, as a participle ("given back"), or advice for the next actor.
-        mend: Checks the subject again under its lease and mends it. It may raise HeldByOther, or
-            errors of the store and the ledger, and may then be called again.
-        error: The reason why the subject could not be checked.
+    `remedy` is the effect of `mend`, as a participle ("given back"), or advice. `mend` checks the
+    subject again, and may be repeated after an error.
     """
 
     kind: Kind
@@ -82,15 +78,11 @@ class Examination:
     alive: Callable[[Holder], bool | None]
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
-        """Return whether a live run may have the lease.
-
-        An unknown process counts as live until its lease expires.
-        """
+        """An unknown process may live until its lease expires."""
         alive = self.alive(lease.holder)
         return lease.live if alive is None else alive
 
     def leases_of_live_runs(self) -> dict[str, LeaseRecord]:
-        """Return the leases that live runs may have now, by name."""
         return {
             lease.name: lease
             for lease in self.context.ledger.leases.list()
@@ -98,7 +90,6 @@ class Examination:
         }
 
     def require_free(self, name: str) -> None:
-        """Raise HeldByOther if a live run may have the lease."""
         lease = self.leases_of_live_runs().get(name)
         if lease is not None:
             raise HeldByOther(f"{name} is held by run {lease.holder.run}", holder=lease.holder.run)

@@ -1,6 +1,6 @@
 """Finds files of an archive without a chunk in the ledger: restores chunks, reports other files.
 
-Nothing is ever deleted at a store: a reported file takes space until its space ends.
+Nothing is ever deleted at a store.
 """
 
 from collections.abc import Iterator
@@ -35,13 +35,12 @@ from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.system.quantities import counted
 
 _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
-"""Own files that may be chunks: another look, later or at the whole file, may decide."""
 
 
 def listed_files(examination: Examination) -> Iterator[Finding]:
     """Find own files under the source's archive without a chunk in the ledger.
 
-    Files that other accounts post under our note are not reported: nothing can be done about them.
+    Files that other accounts post under our note are ignored.
     """
     context = examination.context
     if context.source not in context.settings.sources:

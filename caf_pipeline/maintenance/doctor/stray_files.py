@@ -1,7 +1,7 @@
 """Finds what crashes leave in folders: staging, reservations, inventories, plans, half copies.
 
-A file is removed only after a second look, under the lease of its chunk or plan. Files whose names
-are not ours are reported and left alone.
+A file is removed only after a second look, under the lease of its chunk or plan. Foreign files are
+left alone.
 """
 
 import re
@@ -34,34 +34,29 @@ from caf_pipeline.system.folder_lock import alone_in
 _S = ChunkState
 
 _OVER: Final = frozenset({_S.EMPTY, _S.WITHDRAWN, _S.ABANDONED, _S.EXPIRED})
-"""States of chunks that no run packs, posts or repairs."""
 
 _STAGED_SEALED: Final = frozenset(
     {_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED, _S.DAMAGED}
 )
-"""States that need the sealed file, but not the files it was made of."""
 
 _WHOLE: Final = frozenset({"sealed", "packed", "record"})
-"""Files with all bytes of a chunk, which the source may not have any more, or a pointer to them."""
 
 _DISPOSABLE: Final = frozenset({"copy", "manifest", "json", "download"})
-"""Files of use only to the run that wrote them."""
 
 _PLAN_NAME: Final = re.compile(PLAN_NAME)
 _INVENTORY_LEFT: Final = re.compile(
     r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+|" + re.escape(FOLDER) + ".+"
 )
 _SPOOL_LEFT: Final = re.compile(r"\.(restoring|adopting|searching)-.+")
-"""Folders of `rebuild`, `adopt` and `log_search`."""
 _WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
 
 
 @runtime_checkable
 class CopiesFiles(Protocol):
-    """A ChunkStore that copies chunks into a folder, where a killed copy leaves a file."""
+    """A store in a folder, where a killed copy leaves a file."""
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return the files of unfinished copies, each with its Merkle root."""
+        """Each file comes with its Merkle root."""
         ...
 
 
@@ -69,7 +64,7 @@ class CopiesFiles(Protocol):
 
 
 def staged_files(examination: Examination) -> Iterator[Finding]:
-    """Find files of this source's chunks that are not needed any more, and foreign files."""
+    """Find staged files that are not needed any more, and foreign files."""
     context = examination.context
     if not context.settings.staging_folder.is_dir():
         return
@@ -186,7 +181,6 @@ def _remove(examination: Examination, file: StagedFile, hold: timedelta) -> Mend
 
 
 def _remove_unknown(examination: Examination, file: StagedFile) -> MendResult:
-    """Remove a file while the lease keeps plans from making its chunk."""
     with examination.lease(plan_lease(examination.context.source)):
         try:
             examination.context.ledger.chunks.get(file.chunk)
@@ -213,7 +207,7 @@ def _removed(path: Path) -> MendResult:
 
 
 def reservations(examination: Examination) -> Iterator[Finding]:
-    """Find reservations of chunks that claim nothing, or of which nothing is in staging."""
+    """Find reservations of chunks that claim or stage nothing."""
     mine = {
         chunk.name: chunk
         for chunk in examination.context.ledger.chunks.list(examination.context.source)
@@ -264,8 +258,7 @@ def _release(examination: Examination, chunk: str) -> MendResult:
 def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Finding]:
     """Find what killed inventories and plans of the source left under `home`.
 
-    Unless `all_known`, an unknown plan may belong to a lost ledger, and chunks may have to be
-    packed from it again.
+    Unless `all_known`, chunks of a lost ledger may need an unknown plan.
     """
     home, source = examination.context.settings.home, examination.context.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
@@ -309,7 +302,6 @@ def _remove_plan(examination: Examination, path: Path) -> MendResult:
 
 
 def _remove_alone(path: Path) -> MendResult:
-    """Remove a file unless another process writes beside it."""
     with alone_in(path.parent) as is_alone:
         if not is_alone:
             return MendResult("left: a run is writing there", Actor.NOBODY)
@@ -320,7 +312,7 @@ def _remove_alone(path: Path) -> MendResult:
 
 
 def half_copies(examination: Examination) -> Iterator[Finding]:
-    """Find what killed uploads left in the store's folder; copies of unknown roots are reported."""
+    """Find what killed uploads left in the store's folder."""
     context = examination.context
     if not isinstance(context.store, CopiesFiles):
         return
