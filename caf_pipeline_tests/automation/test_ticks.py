@@ -156,7 +156,7 @@ def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
         evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
         requests = len(server.asked)
         tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
-        assert "earlier question" in tick.skip_message
+        assert "earlier" in tick.skip_message
         assert len(server.asked) == requests
 
 

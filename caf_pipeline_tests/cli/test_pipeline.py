@@ -458,7 +458,7 @@ WITH_SETTINGS = [
 @pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
 def test_a_missing_caf_toml_is_an_error_without_side_effects(tmp_path, arguments):
     done = CommandLine(tmp_path, KEYS)(*arguments)
-    expect_error(done, 3, "caf.toml", str(tmp_path), "CAF_CONFIG names none")
+    expect_error(done, 3, "caf.toml", str(tmp_path), "CAF_CONFIG")
     assert list(tmp_path.iterdir()) == []
 
 
