@@ -1,1 +1,1 @@
-"""Other file formats, without I/O: age, ChunkIO, clp-s, tar, and the cotar index of a tar."""
+"""Other formats, without I/O: age, ChunkIO, clp-s, tar, cotar. `cli` reads and writes files."""

@@ -1,1 +1,1 @@
-"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, and safe deletion at the source."""
+"""Maintains stored chunks: proofs, repairs, rebuilds, adoption, deletion. `steps` makes them."""

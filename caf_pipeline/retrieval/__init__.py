@@ -1,1 +1,1 @@
-"""Reads archived objects: look-ups, listings, restores, and the public API (`archive.Archive`)."""
+"""Reads archived objects: look-ups, listings, restores, `archive.Archive`. `cli` prints them."""

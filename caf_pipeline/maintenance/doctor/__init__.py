@@ -1,1 +1,1 @@
-"""The doctor: reports and mends what a crash can leave of a source."""
+"""The doctor: mends what a crash can leave of a source. `steps` continue the work."""
