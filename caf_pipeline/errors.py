@@ -3,53 +3,53 @@
     CafError                       1   some of the work failed
     ├── UsageError                 2   arguments that exclude each other
     ├── SettingsError              3   caf.toml or the environment
-    │   ├── MnemonicRefused            no valid mnemonic, or other users can read its file
-    │   └── KeyRefused                 no valid age key, or keys that cannot be used together
+    │   ├── MnemonicRefused
+    │   └── KeyRefused
     ├── ArchiveError               4   a CAF file, or a file of another format
-    │   ├── MalformedArchive           breaks a rule of its format
-    │   │   ├── DamagedHeader              an age header breaks the format
-    │   │   ├── ForgedHeader               the MAC of an age header is wrong
-    │   │   └── DamagedPayload             a segment of an age file is not authentic
-    │   ├── NoMatchingIdentity         no identity opens an age file
-    │   ├── ArchiveLimitReached        the member or the archive is too large
-    │   ├── MemberRefused              wrong length, duplicate key, or a key that is not UTF-8
-    │   └── MemberNotFound             no member with this key
+    │   ├── MalformedArchive
+    │   │   ├── DamagedHeader
+    │   │   ├── ForgedHeader
+    │   │   └── DamagedPayload
+    │   ├── NoMatchingIdentity
+    │   ├── ArchiveLimitReached
+    │   ├── MemberRefused
+    │   └── MemberNotFound
     ├── SourceError                5   S3
-    │   ├── SourceDenied               bad credentials, or a permission is missing
-    │   ├── BucketMissing              no such bucket
-    │   ├── SourceUnreachable     (t)  no answer, a 5xx status, or slow-down
-    │   ├── ListingRefused             a listing breaks the protocol
-    │   │   └── ListingUnordered       keys are not in byte order
-    │   ├── ReportRefused              an inventory report is missing, damaged or stale
-    │   ├── ObjectReadFailed      (t)  the bytes of an object did not arrive as listed
-    │   └── ObjectUnavailable          an object cannot be archived; has the reason
+    │   ├── SourceDenied
+    │   ├── BucketMissing
+    │   ├── SourceUnreachable  (t)
+    │   ├── ListingRefused
+    │   │   └── ListingUnordered
+    │   ├── ReportRefused
+    │   ├── ObjectReadFailed  (t)
+    │   └── ObjectUnavailable
     ├── LedgerError                6   the database
-    │   ├── LedgerUnreachable     (t)  no connection
-    │   ├── ClaimConflict         (t)  another plan claimed an object first
-    │   ├── IllegalMove                the chunk's state does not allow this move
-    │   └── LeaseLost                  another run holds the lease now
+    │   ├── LedgerUnreachable  (t)
+    │   ├── ClaimConflict  (t)
+    │   ├── IllegalMove
+    │   └── LeaseLost
     ├── StoreError                 7   the store of chunks
-    │   ├── StoreUnreachable      (t)
-    │   │   ├── NoChainAnswer     (t)  the store as a whole does not answer
-    │   │   │   ├── StoreAway     (t)  the folder is not the store's, e.g. its disk is not mounted
-    │   │   │   ├── ChainUnreachable (t) no chain node answers
-    │   │   │   ├── ChainBehind   (t)  all nodes are below a height seen before
-    │   │   │   └── ChainHalted   (t)  the newest block is old
-    │   │   └── NoProvider        (t)  no provider can be reached, or none has room
-    │   ├── NotProven             (t)  too few copies were listed or read back in time
-    │   ├── StoredChunkMissing         the store does not have the chunk
-    │   │   └── ObjectMissing      9   no provider has the object
-    │   ├── ChunkTooLarge              no provider receives this many bytes in one upload
-    │   ├── RootRefused                providers report another Merkle root or size
-    │   ├── TransactionRefused         the chain refused a transaction, or it failed
-    │   ├── EmptyWallet                the wallet's account is unknown, or cannot pay
-    │   ├── NoStoragePlan              the wallet has bought no space
-    │   │   └── PlanExpired            the bought space has expired
-    │   ├── PlanTooSmall               too little of the bought space is free
-    │   ├── SpendCapReached            the operator's limit on spending
-    │   ├── StoredAlready              the store has files that the ledger does not know
-    │   ├── UploadsRefused             settings and limits leave too few providers
-    │   └── NotPublic                  the source is not marked `public = true`
+    │   ├── StoreUnreachable  (t)
+    │   │   ├── NoChainAnswer  (t)
+    │   │   │   ├── StoreAway  (t)
+    │   │   │   ├── ChainUnreachable  (t)
+    │   │   │   ├── ChainBehind  (t)
+    │   │   │   └── ChainHalted  (t)
+    │   │   └── NoProvider  (t)
+    │   ├── NotProven  (t)
+    │   ├── StoredChunkMissing
+    │   │   └── ObjectMissing  9
+    │   ├── ChunkTooLarge
+    │   ├── RootRefused
+    │   ├── TransactionRefused
+    │   ├── EmptyWallet
+    │   ├── NoStoragePlan
+    │   │   └── PlanExpired
+    │   ├── PlanTooSmall
+    │   ├── SpendCapReached
+    │   ├── StoredAlready
+    │   ├── UploadsRefused
+    │   └── NotPublic
     ├── StagingError               8   the disk is full, or the folder missing or read-only
     ├── IntegrityError             9   bytes differ from what was recorded
     ├── HeldByOther               10   another live run holds the lease
