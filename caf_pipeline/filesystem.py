@@ -187,8 +187,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
         Raises:
             FileNotFoundError: The key is not archived; the message has the reason if it is known.
-                Or the
-                path ends in '/' and is not a directory.
+                Or the path ends in '/' and is not a directory.
         """
         _only_open_has_versions(options)
         unstripped, path = path, self._strip_protocol(path)

@@ -108,9 +108,8 @@ class SourceSettings(_Section):
         watch_pages: Pages of 1,000 keys that each tick of this sensor lists.
         listing_threads: Parts of a bucket that are listed concurrently.
         listing_requests_per_second: Limit for all listing threads. S3 allows 5,500 reads a second
-            for
-            each partition of a bucket ("Best practices design patterns" in its user guide), which
-            other clients need, too.
+            for each partition of a bucket ("Best practices design patterns" in its user guide),
+            which other clients need, too.
     """
 
     bucket: BucketName
@@ -250,16 +249,13 @@ class JackalSettings(_Section):
         spend_cap: Limit on what all transactions of this ledger spend, in ujkl. Default: none.
             `caf limit` changes it during runs.
         warn_days: The check `storage_plan_lasts` fails this many days before the bought space
-            expires
-            or is full.
+            expires or is full.
         keep_staged_windows: Proof windows for which a located chunk stays in staging if there is
             room.
         prove_per_run: Located chunks that each run of the proof watch checks.
         allow_private_addresses: Whether to connect to providers at loopback, link-local, private
-            and
-            other addresses that are not public. Providers choose their own addresses, so this is
-            for
-            private networks.
+            and other addresses that are not public. Providers choose their own addresses, so this
+            is for private networks.
     """
 
     lcd: tuple[Lcd, ...] = ()
@@ -300,11 +296,9 @@ class ChunkRunSettings(_Section):
     Attributes:
         max_in_flight: Concurrent chunk runs of one source that the sensor launches.
         attempts: Failed runs of a chunk before it is parked. A run does not count if S3, the chain,
-            its
-            providers or the database did not answer.
+            its providers or the database did not answer.
         keep_events_days: Days after which the events and output of the sources' runs are removed
-            from
-            Dagster's storage. 0: never.
+            from Dagster's storage. 0: never.
     """
 
     max_in_flight: Whole = Field(default=4, ge=1, le=10_000)
@@ -363,8 +357,7 @@ class Settings(BaseSettings):
         home: Folder with everything that the pipeline stores on this machine.
         staging: Folder of chunks between packing and upload. Default: `staging` in `home`.
         database_url: `postgresql://…`. Empty: an embedded server in `home`. It may contain a
-            password,
-            so it comes from `CAF_DATABASE_URL` only.
+            password, so it comes from `CAF_DATABASE_URL` only.
     """
 
     model_config = SettingsConfigDict(

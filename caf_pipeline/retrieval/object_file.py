@@ -27,23 +27,19 @@ class ObjectFile(io.RawIOBase):
     """An archived object as a read-only, seekable file. Not safe for concurrent threads.
 
     The ledger has a SHA-256 of each object, or of each part of a split object. Smaller ranges
-    cannot be
-    verified. Therefore:
+    cannot be verified. Therefore:
 
     - An object of up to 8 MiB is verified as a whole before `read` returns its first byte.
     - A larger object that is read from the beginning, without a `seek`, is streamed: bytes are
-    returned
-      before they are verified, but not the last piece of the object, or of each part. If you reach
-      the
-      end (`read` returns b""), you have read the archived bytes. Otherwise an error is raised, and
-      you
-      must discard what you read. You can read again after `seek(0)`.
+      returned before they are verified, but not the last piece of the object, or of each part. If
+      you reach the end (`read` returns b""), you have read the archived bytes. Otherwise an error
+      is raised, and you must discard what you read. You can read again after `seek(0)`.
     - After a `seek` into the middle of a larger object, only the length of the bytes is certain.
       `compared` is then False.
 
     To avoid unverified bytes, use `ArchivedObject.pieces` or `ArchivedObject.write_to`.
 
-    If a provider fails, the next one goes on at the same byte. Memory: 8 MiB, or twice the size of
+    If a provider fails, the next provider continues at the same byte. Memory: 8 MiB, or twice the size of
     one read if that is more. After a `seek`, at least 1 MiB is requested.
 
     Reading raises ObjectMissing, StoreUnreachable or IntegrityError, again on each read until the
