@@ -1,33 +1,10 @@
-"""Who may import whom, read from the folders: a folder uses what stands before it, never what comes
-after.
-"""
-
-import ast
-from pathlib import Path
+"""Which module may import which, read from the folders."""
 
 import pytest
 
-import caf_pipeline
+from caf_pipeline_tests.support.package_modules import MODULES, RANK, imports_of, top
 
-PACKAGE = Path(caf_pipeline.__file__).parent
-
-ORDER = (
-    "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | "
-    "inventory | waits | ports"
-    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | "
-    "wiring"
-    " | run_wiring | filesystem | naming | automation | defs | dagster_host | cli | entry | "
-    "definitions"
-)
-"""From the bottom up.
-
-A module imports from its own folder and from those before it; what stands together is kept apart.
-"""
-
-RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
-PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
-NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
 DAGSTER = {"naming", "automation", "defs", "dagster_host"}
 LEDGER = "ledger.ledger.Ledger"
 """There is one ledger, so that everything above it may name its class."""
@@ -70,31 +47,6 @@ BESIDE_WIRING = {
     "source.s3.ranges.S3File",
 }
 """What is imported from adapters above `wiring`, which opens all else: decision 15."""
-
-MODULES = {
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-
-
-def imports_of(module: str) -> set[str]:
-    """Return what a module imports, also what it names as a type only."""
-    found = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        assert not (isinstance(node, ast.ImportFrom) and node.level), (
-            f"{module} has a relative import"
-        )
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def top(module: str) -> str:
-    if module == NAMING or module.startswith(f"{NAMING}."):
-        return "naming"
-    return "ports" if ".".join(module.split(".")[:2]) in PORTS else module.partition(".")[0]
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "__init__"])

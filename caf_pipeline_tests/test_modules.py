@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from caf_pipeline_tests.test_layers import MODULES, RANK, imports_of, top
+from caf_pipeline_tests.support.package_modules import MODULES, RANK, imports_of, top
 
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}
 COMPUTING = {

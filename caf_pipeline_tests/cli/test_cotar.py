@@ -15,8 +15,6 @@ from caf_pipeline.formats.cotar import hash_of
 from caf_pipeline.formats.cotar_builder import index_of
 from caf_pipeline.formats.tar import files_of, walk
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
-from caf_pipeline_tests.formats.test_cotar import SAME, vector
-from caf_pipeline_tests.formats.test_tar import LONG, info, made
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,
@@ -29,6 +27,7 @@ from caf_pipeline_tests.support.memory_ranges import index_of as index_of_caf
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.range_server import Site, serving
 from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.tar_archives import LONG, SAME, info, made, vector
 
 BODIES = {
     "a": b"1" * 700,

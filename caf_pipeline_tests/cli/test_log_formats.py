@@ -9,7 +9,14 @@ import pytest
 
 from caf_pipeline.cli import main
 from caf_pipeline.formats.chunkio import LogWriter
-from caf_pipeline_tests.formats.test_clps import WHOLE, built, files, frame, range_index, wrapped
+from caf_pipeline_tests.support.clps_archives import (
+    WHOLE,
+    built,
+    files,
+    frame,
+    range_index,
+    wrapped,
+)
 from caf_pipeline_tests.support.command_line import (
     KEYS,
     CommandLine,

@@ -16,8 +16,8 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
-from caf_pipeline_tests.maintenance.test_safe_to_delete import next_window
 from caf_pipeline_tests.support.command_line import CommandLine, expect_error, source_text
+from caf_pipeline_tests.support.deletion_lists import next_window
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line
 from caf_pipeline_tests.support.jackal_network import ADDRESS, BLOCK_SECONDS, FUNDS, SPACE, WORDS
 from caf_pipeline_tests.support.run_contexts import archive_everything

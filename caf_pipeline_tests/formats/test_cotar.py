@@ -1,10 +1,8 @@
 """cotar indexes: those of the real builder, and damaged indexes."""
 
 import contextlib
-import gzip
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,23 +12,12 @@ from caf_pipeline.errors import MalformedArchive, MemberRefused
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot, hash_of
 from caf_pipeline.formats.cotar_builder import index_of
 from caf_pipeline.formats.tar import FileRange, files_of, walk
+from caf_pipeline_tests.support.tar_archives import SAME, VECTORS, vector
 
-VECTORS = Path(__file__).parents[1] / "vectors" / "cotar"
 TARS = {each["name"]: each for each in json.loads((VECTORS / "manifest.json").read_text())}
 DAMAGED = {each["name"]: each for each in json.loads((VECTORS / "corrupt.json").read_text())}
 HASHES = json.loads((VECTORS / "hashes.json").read_text())
 
-SAME = [
-    "basic",
-    "one_file",
-    "hardlink",
-    "hardlink_same_name_twice",
-    "symlink",
-    "old_v7_type_nul",
-    "no_eof_blocks",
-    "tenk",
-]
-"""Archives that the real builder indexes correctly."""
 
 OTHERS = {
     "no_files": [],
@@ -49,15 +36,6 @@ CUT_OFF = [
     "size_5GiB_header_only",
     "size_4GiB_minus_1_header_only",
 ]
-
-
-def vector(name: str) -> bytes:
-    path = VECTORS / name
-    return (
-        path.read_bytes()
-        if path.exists()
-        else gzip.decompress((VECTORS / f"{name}.gz").read_bytes())
-    )
 
 
 def files_in(tar: bytes):

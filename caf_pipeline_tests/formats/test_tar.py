@@ -10,32 +10,12 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import MalformedArchive, MemberRefused
 from caf_pipeline.formats.tar import BLOCK_BYTES, FileRange, end_of, files_of, header, padding, walk
+from caf_pipeline_tests.support.tar_archives import LONG, info, made
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300
 ).filter(lambda name: not name.endswith("/") and name.strip("/"))
-LONG = "d" * 60 + "/" + "e" * 90 + "/" + "f" * 120
-
-
-def made(members, tar_format=tarfile.PAX_FORMAT, **more) -> bytes:
-    """Return an archive of `(name, body)` pairs or TarInfo objects."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tar_format, **more) as tar:
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                tar.addfile(member)
-                continue
-            info = tarfile.TarInfo(member[0])
-            info.size = len(member[1])
-            tar.addfile(info, io.BytesIO(member[1]))
-    return file.getvalue()
-
-
-def info(name, kind, link="") -> tarfile.TarInfo:
-    each = tarfile.TarInfo(name)
-    each.type, each.linkname = kind, link
-    return each
 
 
 PAX = info(LONG, tarfile.REGTYPE).tobuf(tarfile.PAX_FORMAT)

@@ -64,7 +64,7 @@ from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, s
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
-from caf_pipeline_tests.support.postgres import connected, end_connections
+from caf_pipeline_tests.support.postgres import DEADLOCK, connected, end_connections
 
 REPEATED = "INSERT INTO pending_locations SELECT * FROM pending_locations"
 INSERTED = "INSERT INTO header_sets VALUES (%s, '', '', '', '', '', '', '{}')"
@@ -72,17 +72,6 @@ WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
     "wait_event_type = 'Lock'"
 )
-DEADLOCK = """
-    CREATE SEQUENCE deadlocks;
-    CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF nextval('deadlocks') = 1 THEN
-            RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected';
-        END IF;
-        RETURN NEW;
-    END $$;
-    CREATE TRIGGER deadlock_once BEFORE INSERT ON header_sets
-        FOR EACH ROW EXECUTE FUNCTION deadlock_once()
-    """
 
 
 @pytest.fixture

@@ -1,16 +1,12 @@
 """Safe deletion: with a store of several folders, with Jackal, and with a real S3 server."""
 
 import ast
-import csv
 import hashlib
-import io
 import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
 
-import pyarrow.parquet as pq
 import pytest
 
 import caf_pipeline
@@ -42,6 +38,7 @@ from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.compare_headers import OTHER_BYTES, WITHOUT_CHECKSUM
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.current_content import next_second
+from caf_pipeline_tests.support.deletion_lists import Answer, next_window, pass_window
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
@@ -81,48 +78,6 @@ def proven(context, store, names):
     """Return the names of the chunks, which were proven in the window before the current one."""
     pass_window(context, store)
     return names
-
-
-def pass_window(context, store):
-    """Prove every located chunk in a window, and begin the next window."""
-    store.window = store.now = (store.now or 0) + 1
-    for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED]):
-        assert prove_chunk(context, chunk.name).proven
-    store.window = store.now = store.now + 1
-
-
-class Answer:
-    """The result of `find_deletable`: the report, and the lists as another program reads them."""
-
-    def __init__(self, context, folder, **options):
-        self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
-        self.notes: list[str] = []
-        reporter = assessment.ProgressReporter(note=self.notes.append)
-        self.found = find_deletable(
-            context, self.file, report=self.report_file, reporter=reporter, **options
-        )
-        self.listed = read_list(self.file) if self.file.exists() else []
-        self.rest = pq.read_table(self.report_file).to_pylist()
-        assert len(self.listed) == self.found.safe_objects
-        assert len(self.listed) + len(self.rest) == self.found.snapshot.object_count
-        assert (self.found.manifest is None) == (not self.listed)
-
-    @property
-    def keys(self) -> list[str]:
-        return [key.decode() for _, key, *_ in self.listed]
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        return {row["key"].decode(): row["reason"] for row in self.rest}
-
-    @property
-    def details(self) -> set[str]:
-        return {row["detail"] for row in self.rest}
-
-
-def read_list(file: Path) -> list[tuple]:
-    lines = csv.reader(io.StringIO(file.read_text(encoding="ascii"), newline=""))
-    return [(bucket, unquote_to_bytes(key), *version) for bucket, key, *version in lines]
 
 
 def posting(context, name):
@@ -879,25 +834,6 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
     yield make
     for store in opened:
         store.close()
-
-
-def next_window(context, network):
-    """Make blocks until every chunk was proven in its next window."""
-    postings = [
-        chunk_steps.posting_of(chunk)
-        for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED])
-    ]
-    # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be
-    # led past its next one.
-    following = [(at, context.store.current_window(at) + 1) for at in postings]
-    for at, window in following:
-        while context.store.current_window(at) < window:
-            network.advance(10)
-        network.wait_for(
-            lambda _, at=at, window=window: all(
-                context.store.proof_window(at, copy) == window for copy in context.store.copies(at)
-            )
-        )
 
 
 @pytest.mark.thorough

@@ -20,22 +20,8 @@ from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import build_client
 from caf_pipeline.source.s3.listing import CycleDetector, Undecodable, decode_key
 from caf_pipeline_tests.contracts.object_source import listed
+from caf_pipeline_tests.support.listing_entries import TIME, entry, version
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error
-
-TIME = "2026-11-01T12:30:15.000Z"
-
-
-def entry(key: str, **changes: str | None) -> str:
-    fields = {
-        "Key": key,
-        "LastModified": TIME,
-        "ETag": '"e1"',
-        "Size": "3",
-        "StorageClass": "STANDARD",
-    } | changes
-    return "".join(
-        f"<{name}>{escape(value)}</{name}>" for name, value in fields.items() if value is not None
-    )
 
 
 def page(
@@ -298,12 +284,6 @@ def test_the_checksum_is_kept_as_listed(scripted_s3, fields, checksum):
 
 
 # Versions.
-
-
-def version(key: str, version_id: str, latest: bool, tag: str = "Version") -> str:
-    size = None if tag == "DeleteMarker" else "3"
-    fields = entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)
-    return f"<{tag}>{fields}</{tag}>"
 
 
 def test_listing_yields_latest_versions_and_no_deleted_objects(scripted_s3):

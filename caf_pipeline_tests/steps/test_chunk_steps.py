@@ -27,10 +27,9 @@ from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline_tests.ledger.test_postgres import DEADLOCK
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import limit_to_target
-from caf_pipeline_tests.support.postgres import connected
+from caf_pipeline_tests.support.postgres import DEADLOCK, connected
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,

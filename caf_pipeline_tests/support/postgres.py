@@ -240,3 +240,16 @@ def database_url(database: Database) -> str:
 def ledger(database: Database) -> Ledger:
     """A ledger in a new database."""
     return Ledger(database)
+
+
+DEADLOCK = """
+    CREATE SEQUENCE deadlocks;
+    CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('deadlocks') = 1 THEN
+            RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected';
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER deadlock_once BEFORE INSERT ON header_sets
+        FOR EACH ROW EXECUTE FUNCTION deadlock_once()
+    """
