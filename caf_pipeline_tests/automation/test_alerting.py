@@ -163,7 +163,7 @@ def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog)
     with pytest.raises(AlertNotSent, match=r"127\.0\.0\.1.* 500") as refused:
         evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
     away = SecretStr(f"http://127.0.0.1:{free_port()}/services/T0/secret")
-    with pytest.raises(AlertNotSent, match="no answer") as gone:
+    with pytest.raises(AlertNotSent, match="answer") as gone:
         evaluate_tick(told(pipeline, webhook=away), SENSOR)
     for error in (refused, gone):
         assert "secret" not in f"{error.value}{error.value.hint}{error.value.__cause__}"

@@ -478,7 +478,7 @@ def test_a_full_device_is_one_sentence(here, unbuffered):
 def test_the_help_lists_the_common_exit_statuses(capsys):
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert {"8 (the", "130 (interrupted", "141 (the"} <= set(re.findall(r"\d+ \(\w+", text))
+    assert {"8 (the", "130 (Ctrl", "141 (the"} <= set(re.findall(r"\d+ \(\w+", text))
 
 
 def run_by_shell(redirected, *arguments):

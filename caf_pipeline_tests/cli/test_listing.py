@@ -237,7 +237,7 @@ def test_invalid_settings_open_no_archive(caf, path):
         open_archive(path)
     with caf.surroundings(), open_archive(load_settings("caf.toml")) as archive:
         assert archive.sources() == ["src"]
-    with caf.surroundings(), pytest.raises(SettingsError, match="it is a folder"):
+    with caf.surroundings(), pytest.raises(SettingsError, match="is a folder"):
         load_settings("")
 
 

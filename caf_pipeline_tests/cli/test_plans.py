@@ -168,7 +168,7 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     caf.settings(source_text(s3_server, new_bucket.name, versions="all") + "public = true\n")
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
-    for fact in ('versions = "current"', 'sources.src.versions is "all"', "--last-inventory"):
+    for fact in ('versions = "current"', "sources.src.versions", "--last-inventory"):
         assert fact in done.err
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
         context = open_run_context(settings, "src", run="another", ledger=ledger)

@@ -323,7 +323,7 @@ def test_copy_with_a_wrong_object_makes_the_chunk_damaged(archived, lost):
     corrupt(lost.store.file("bert", posting), sample.offset + 7)
     (outcome,) = [result for result in rebuild.rebuild(lost) if result.fault]
     assert "2 of 3 copies" in outcome.fault
-    assert "'key-" in outcome.fault
+    assert "bert" in outcome.fault
     restored = lost.ledger.chunks.get(chunk.name)
     assert (restored.state, restored.samples) == (
         ChunkState.DAMAGED,
@@ -471,11 +471,11 @@ SPOOFS = {
     "no object": ({"bodies": {}}, "holds no object"),
     "a row too many": (
         {"skipped": [a_row("c", b"", 518)]},
-        "names member 'c', which the index does not have",
+        "names member 'c'",
     ),
-    "a member too many": ({"extra_member": True}, "the index has 5 members"),
-    "another range": (row_with(start_byte=514), "at another range"),
-    "another size": (row_with(size_bytes=4), "at another range"),
+    "a member too many": ({"extra_member": True}, "the index has"),
+    "another range": (row_with(start_byte=514), "different ranges"),
+    "another size": (row_with(size_bytes=4), "different ranges"),
     "a range of another member": (
         row_with(member="a", start_byte=512, end_byte=515),
         "overlap",

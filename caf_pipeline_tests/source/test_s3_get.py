@@ -177,7 +177,7 @@ def test_transient_failures_are_retried(scripted_s3, failure):
     [
         (s3_error(503, "SlowDown"), "SlowDown"),
         (s3_error(500, "InternalError"), "InternalError"),
-        (ok(b"byt", length=5), "broke its answer off"),
+        (ok(b"byt", length=5), "broke off its answer"),
         (ScriptedAnswer(502, b"<html>"), "502"),
         (ok(b"byt"), "3 bytes of 3, and 5 of 5"),
         (ok(b"bytes and more"), "14 bytes of 14, and 5 of 5"),
