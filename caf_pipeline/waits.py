@@ -1,4 +1,4 @@
-"""Reports of what a run waits for. Each wait has a reason, a start, and an end; listeners show it.
+"""Reports why a run waits. Each wait has a reason, a start, and an end; listeners show it.
 
 A wait that ends within its grace period is not reported.
 """

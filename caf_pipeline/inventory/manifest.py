@@ -2,7 +2,7 @@
 
 The head has a fixed size, so that no two chunks share a root or leading blocks. The manifest has a
 Parquet row for each planned object, in plan order. The stored chunks alone suffice to rebuild the
-archive. Source: "A chunk" in docs/reference/chunk-format.md.
+archive. Source: "Manifest" in docs/reference/chunk-format.md.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The bucket's current content: planned inventories, and exceptions to LastModified.
 
-Source: "Which objects are to be archived" in docs/explanation/design.md.
+Source: "Which objects are archived" in docs/explanation/design.md.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Lookups for readers: where the content of keys is, and whether it is current in the bucket.
 
 Uses psycopg alone (decision 30) and only the right to SELECT. One round trip answers any number of
-keys at one moment. Source: "Which objects are to be archived" in docs/explanation/design.md.
+keys at one moment. Source: "Which objects are archived" in docs/explanation/design.md.
 """
 
 import re
