@@ -3,7 +3,8 @@
     forward   planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located
     back      sealed ─▶ packing    verified ─▶ uploading    damaged ─▶ located
     end       packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
-              posted, uploading, parked ─▶ abandoned    located, damaged ─▶ expired
+              posting, posted, uploading, parked ─▶ abandoned
+              located, damaged ─▶ expired
     later     located ─▶ damaged
 
 A chunk may also move to `parked` from every state in which a run has work to do, and back. The
@@ -127,7 +128,8 @@ _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
     _S.PACKING: frozenset({_S.PACKING, _S.SEALED, _S.EMPTY, _S.WITHDRAWN, _S.PARKED}),
     # Back to packing: the staged file was lost before a post was made.
     _S.SEALED: frozenset({_S.PACKING, _S.POSTING, _S.WITHDRAWN, _S.PARKED}),
-    _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.PARKED}),
+    # Abandoned: an encrypted chunk's staged file is lost, and no transaction posts it.
+    _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.ABANDONED, _S.PARKED}),
     _S.POSTED: frozenset({_S.UPLOADING, _S.ABANDONED, _S.PARKED}),
     _S.UPLOADING: frozenset({_S.UPLOADING, _S.VERIFIED, _S.ABANDONED, _S.PARKED}),
     _S.VERIFIED: frozenset({_S.LOCATED, _S.UPLOADING, _S.PARKED}),
@@ -178,7 +180,8 @@ def copy_after(
     if after is _S.WITHDRAWN and copy in (None, _C.WANTED):
         return None
     if (after is _S.WITHDRAWN and copy is _C.DAMAGED) or (
-        after is _S.ABANDONED and copy in (_C.POSTED, _C.UPLOADING)
+        after is _S.ABANDONED
+        and (copy in (_C.POSTED, _C.UPLOADING) or (before, copy) == (_S.POSTING, _C.POSTING))
     ):
         return _C.RETIRED
     if after in (_S.WITHDRAWN, _S.ABANDONED):

@@ -5,10 +5,12 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.errors import StagingError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Holder
@@ -103,6 +105,13 @@ class RunContext:
     def store(self) -> ChunkStore:
         """The store, opened at first use."""
         return self.lazy_store.get()
+
+    @cached_property
+    def opened(self) -> OpeningReader:
+        """The store's chunks in CAF coordinates. Encrypted ones need an identity."""
+        return OpeningReader(
+            self.store, self.ledger.lookup.chunk_header, self.settings.encryption
+        )
 
     @property
     def ledger(self) -> Ledger:

@@ -6,6 +6,7 @@
 import contextlib
 from typing import TYPE_CHECKING
 
+from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.ledger.database import database_of, waiting_for_database
 from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.settings import Settings, load_settings
@@ -33,7 +34,15 @@ def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
 
 
 def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> ChunkReader:
-    """Return a reader of the configured store. It has no wallet and uploads nothing."""
+    """Return a reader of the configured store's chunks, which opens encrypted ones.
+
+    It has no wallet and uploads nothing.
+    """
+    stored = _open_stored(settings, lookup, waits)
+    return OpeningReader(stored, lookup.chunk_header, settings.encryption)
+
+
+def _open_stored(settings: Settings, lookup: Lookup, waits: Waits | None) -> ChunkReader:
     if settings.store.kind == "jackal":
         # A store in a folder does not load the network.
         from caf_pipeline.store.jackal.read import open_jackal_reader  # noqa: PLC0415

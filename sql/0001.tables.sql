@@ -370,6 +370,7 @@ CREATE TABLE posts (
     message        bytea NOT NULL,
     charged_bytes  bigint NOT NULL CHECK (charged_bytes >= 0),
     asked_at       timestamptz NOT NULL DEFAULT now(),
+    epoch          bigint NOT NULL,
     PRIMARY KEY (caf_file_id, account)
 );
 

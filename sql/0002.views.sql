@@ -16,7 +16,7 @@ CREATE VIEW chunks AS
 SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
     CASE WHEN caf_files.state = 'sealed' AND copies.state <> 'wanted' OR caf_files.state = 'located' AND copies.state <> 'verified'
         THEN copies.state ELSE caf_files.state END AS state,
-    caf_files.state AS chunk_state, copies.state AS copy_state, store,
+    caf_files.state AS chunk_state, copies.state AS copy_state, store, header IS NOT NULL AS encrypted,
     CASE WHEN caf_files.state = 'located' THEN damage ELSE reason END AS reason, epoch, attempts,
     object_count, object_bytes, expected_size_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count,
     released_count, merkle_root, proof_type, owner, start, samples, tail_start, tail_sha256, has_log_times, created_at,

@@ -5,6 +5,7 @@ CREATE INDEX caf_files_by_source_and_state ON caf_files (source_id, state);
 -- UNDER_WAY of chunk_state.py, as stored.
 CREATE INDEX caf_files_under_way ON caf_files (source_id, caf_file_id) WHERE state IN ('planned', 'packing', 'sealed');
 CREATE INDEX caf_files_by_located ON caf_files (source_id, located_at) WHERE located_at IS NOT NULL;
+CREATE INDEX chunk_copies_by_root ON chunk_copies (merkle_root);
 CREATE INDEX chunk_copies_suspected ON chunk_copies (caf_file_id) WHERE suspected_at IS NOT NULL;
 CREATE INDEX chunk_copies_unanswered ON chunk_copies (caf_file_id) WHERE unanswered_at IS NOT NULL;
 

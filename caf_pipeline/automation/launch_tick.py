@@ -22,11 +22,13 @@ from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
 from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, partitions_name
+from caf_pipeline.encryption.identities import require_recipients
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
     ChunkTooLarge,
     HeldByOther,
     NoProvider,
+    NotPublic,
     PlanTooSmall,
     StoreUnreachable,
     with_hint,
@@ -220,15 +222,9 @@ class LaunchTick:
         # to every chunk. Otherwise all chunks would be launched and fail because, for example, a
         # wallet is empty.
         launch = sorted(selected, key=lambda chunk: chunk.caf_file_id)
-        for public in (True, False):
-            unposted = [
-                chunk
-                for chunk in launch
-                if chunk.state in NOT_POSTED
-                and self.settings.sources[chunk.source].public is public
-            ]
-            if not unposted:
-                continue
+        launch = [chunk for chunk in launch if self._may_be_stored(chunk.source)]
+        unposted = [chunk for chunk in launch if chunk.state in NOT_POSTED]
+        if unposted:
             names = {chunk.name for chunk in unposted}
             waiting = self._ask_ledger(
                 partial(chunk_steps.bytes_to_post, ledger, BEGUN_NOT_POSTED, beside=names)
@@ -238,13 +234,9 @@ class LaunchTick:
                 lcd = ", ".join(self.settings.jackal.lcd)
                 store_name = f"the chain at {lcd}, or a provider that it lists,"
 
-            def ask_store(
-                unposted: Sequence[LaunchableChunk] = unposted,
-                waiting: int = waiting,
-                public: bool = public,
-            ) -> tuple[set[str], str]:
+            def ask_store() -> tuple[set[str], str]:
                 store = self._open(unposted[0].source).store
-                return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
+                return refused_chunks(store, unposted, waiting_bytes=waiting)
 
             try:
                 refused, reason = ask_in_time(self.context, self.deadline, store_name, ask_store)
@@ -257,6 +249,16 @@ class LaunchTick:
                 self.notes.append(reason)
             launch = [chunk for chunk in launch if chunk.name not in refused]
         return self._with_room_in_staging(ledger, launch)[:MAX_LAUNCHED]
+
+    def _may_be_stored(self, source: str) -> bool:
+        try:
+            require_recipients(self.settings, source)
+        except NotPublic as error:
+            note = f"{with_hint(error)}."
+            if note not in self.notes:
+                self.notes.append(note)
+            return False
+        return True
 
     def _with_room_in_staging(
         self, ledger: Ledger, launch: Sequence[LaunchableChunk]
@@ -288,7 +290,7 @@ class LaunchTick:
 
 
 def refused_chunks(
-    store: ChunkStore, unposted: Sequence[LaunchableChunk], *, public: bool, waiting_bytes: int
+    store: ChunkStore, unposted: Sequence[LaunchableChunk], *, waiting_bytes: int
 ) -> tuple[set[str], str]:
     """Return the names of the chunks that the store has no room for now, and the reason.
 
@@ -306,9 +308,7 @@ def refused_chunks(
         largest = max(chunk.size_bytes for chunk in accepted)
         others = sum(chunk.size_bytes for chunk in accepted) - largest
         try:
-            store.admit(
-                public=public, stored_size_bytes=largest, waiting_bytes=waiting_bytes + others
-            )
+            store.admit(stored_size_bytes=largest, waiting_bytes=waiting_bytes + others)
             break
         except ChunkTooLarge as error:
             fitting = min(error.fitting_bytes, largest - 1)

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from caf_pipeline import run_wiring
 from caf_pipeline.defs.naming import ASSETS, asset_key
+from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
@@ -28,6 +29,7 @@ from caf_pipeline.retrieval.restore import (
     restore_objects,
 )
 from caf_pipeline.retrieval.side_by_side import take_all
+from caf_pipeline.settings import Settings
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
 
@@ -82,7 +84,9 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
             "`profile` and `endpoint_url` need a bucket as destination",
             hint="set `destination` to s3://BUCKET/PREFIX",
         )
-    store = context.resources.store.open(ledger, this_process(context.run_id), waits)
+    stored = context.resources.store.open(ledger, this_process(context.run_id), waits)
+    settings: Settings = context.resources.run.settings
+    store = OpeningReader(stored, ledger.lookup.chunk_header, settings.encryption)
     progress = _Progress(context, config, sums)
     try:
         with run_wiring.open_restore(

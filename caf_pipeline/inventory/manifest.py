@@ -5,6 +5,7 @@ Parquet row for each planned object, in plan order. The stored chunks alone suff
 archive. Source: "Manifest" in docs/reference/chunk-format.md.
 """
 
+import io
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -202,7 +203,7 @@ class ManifestWriter:
     Missing columns are null. `bound_bytes` is an upper bound of the finished file's size.
     """
 
-    def __init__(self, path: Path, identity: ChunkIdentity) -> None:
+    def __init__(self, file: IO[bytes] | io.RawIOBase | Path, identity: ChunkIdentity) -> None:
         self._logs: list[LogTimes] = []
         self.row_count = 0
         self.bound_bytes = MANIFEST_FIXED_BYTES
@@ -223,7 +224,7 @@ class ManifestWriter:
                 "planned_bytes": identity.planned_bytes,
             }
         self._writer = pq.ParquetWriter(
-            path,
+            file,
             MANIFEST_SCHEMA.with_metadata({METADATA_KEY: json.dumps(described).encode()}),
             compression="zstd",
         )

@@ -105,7 +105,9 @@ class ChunkMoves(LedgerPart):
             changes["attempts"] = CAF_FILES.c.attempts + 1
         if (before, after) == (_S.SEALED, _S.PACKING):
             # The sealed file is lost, and its root must never be posted.
-            changes |= {"sealed_at": None, "tail_start": None, "tail_sha256": None}
+            changes |= dict.fromkeys(
+                ("sealed_at", "tail_start", "tail_sha256", "header", "nonce", "recipients")
+            )
         if (before, after) == (_S.SEALED, _S.POSTING):
             # The settings may name another store than at the seal.
             copy_changes["store"] = self._store
@@ -153,6 +155,12 @@ class ChunkMoves(LedgerPart):
         facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
         after = _S.SEALED if seal.member_count else _S.EMPTY
+        if seal.header and after is _S.SEALED:
+            facts |= {
+                "header": seal.header.header,
+                "nonce": seal.header.nonce,
+                "recipients": list(seal.recipients),
+            }
         with self._engine.begin() as connection:
             moved = move_row(connection, lease, chunk, _S.PACKING, after, changes=facts)
             if after is _S.SEALED:

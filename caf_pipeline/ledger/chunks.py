@@ -1,6 +1,6 @@
 """Questions about chunks: their rows, versions of a key, sums over a source."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -12,10 +12,12 @@ from sqlalchemy import (
     and_,
     any_,
     bindparam,
+    desc,
     exists,
     false,
     func,
     select,
+    union_all,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -38,6 +40,7 @@ from caf_pipeline.ledger.tables import (
     FILE_LOCATIONS,
     FULL_READS,
     OBJECT_PARTS,
+    PENDING_LOCATIONS,
     PLANS,
     SKIPPED_OBJECTS,
     SOURCES,
@@ -151,6 +154,23 @@ _SOME_MEMBERS: Final[Select[Any]] = (
     .limit(bindparam("limit"))
 )
 
+_SKIPPED_OF_CHUNK: Final = (
+    select(SKIPPED_OBJECTS.c.reason, func.count().label("objects"))
+    .join(CAF_FILES, CAF_FILES.c.caf_file_id == SKIPPED_OBJECTS.c.caf_file_id)
+    .where(CAF_FILES.c.name == bindparam("chunk"))
+    .group_by(SKIPPED_OBJECTS.c.reason)
+)
+_ROWS: Final = union_all(
+    *(
+        select(rows.c.file_path, rows.c.size_bytes)
+        .join(CAF_FILES, CAF_FILES.c.caf_file_id == rows.c.caf_file_id)
+        .where(CAF_FILES.c.name == bindparam("chunk"))
+        for rows in (PENDING_LOCATIONS, FILE_LOCATIONS)
+    )
+)
+_LARGEST: Final = _ROWS.order_by(desc("size_bytes"), desc("file_path")).limit(bindparam("limit"))
+_COUNT_ROWS: Final = select(func.count()).select_from(_ROWS.subquery())
+
 
 def _sum_without_parts(column: ColumnElement[int]) -> ColumnElement[int]:
     """Objects in parts are counted by object."""
@@ -249,6 +269,20 @@ class Chunks(LedgerPart):
         """Takes as long as `any_object`. A part has a row of its own."""
         rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
         return [LocationRow(**row._asdict()) for row in rows]
+
+    def skipped(self, chunk: str) -> Mapping[SkipReason, int]:
+        """Count the objects that the chunk skipped and that are still skipped."""
+        rows = self._rows(_SKIPPED_OF_CHUNK, chunk=chunk)
+        return {SkipReason(row.reason): row.objects for row in rows}
+
+    def count_rows(self, chunk: str) -> int:
+        """Count the rows of a sealed or located chunk."""
+        return int(self._scalar(_COUNT_ROWS, chunk=chunk))
+
+    def largest(self, chunk: str, limit: int) -> Sequence[tuple[str, int]]:
+        """Return keys and sizes of a sealed or located chunk, the largest first."""
+        rows = self._rows(_LARGEST, chunk=chunk, limit=limit)
+        return [(row.file_path, row.size_bytes) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
         """Only the objects planned last count."""

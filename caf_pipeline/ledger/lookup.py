@@ -23,7 +23,14 @@ from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.read_connections import ReadConnections
-from caf_pipeline.ledger.records import Currency, LocatedRange, Location, NotArchived, require_zone
+from caf_pipeline.ledger.records import (
+    ChunkHeader,
+    Currency,
+    LocatedRange,
+    Location,
+    NotArchived,
+    require_zone,
+)
 from caf_pipeline.store.protocol import PostRecord, ProviderRecord
 from caf_pipeline.waits import Waits
 
@@ -219,6 +226,16 @@ class Lookup:
             cursor = connection.cursor(binary=True)
             rows = cursor.execute(query("header_sets"), {"names": list(names)}).fetchall()
         return {name: ObjectHeaders(*values) for name, *values in rows}
+
+    def chunk_header(self, merkle_root: bytes) -> ChunkHeader | None:
+        """Return the header of the chunk with this root; None if it is not encrypted."""
+        statement = (
+            "SELECT header, nonce, caf_size_bytes FROM caf_files JOIN chunk_copies "
+            "USING (caf_file_id) WHERE merkle_root = %(merkle_root)s AND header IS NOT NULL"
+        )
+        with self._connections.connection() as connection:
+            cursor = connection.cursor(row_factory=args_row(ChunkHeader))
+            return cursor.execute(statement, {"merkle_root": merkle_root}).fetchone()
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"

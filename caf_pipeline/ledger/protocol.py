@@ -6,7 +6,7 @@ from typing import Protocol
 
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.location_row import LocationRow
-from caf_pipeline.ledger.records import Location, NotArchived
+from caf_pipeline.ledger.records import ChunkHeader, Location, NotArchived
 
 
 class LocationLookups(Protocol):
@@ -52,6 +52,8 @@ class LocationLookups(Protocol):
     ) -> tuple[int, int]: ...
 
     def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]: ...
+
+    def chunk_header(self, merkle_root: bytes) -> ChunkHeader | None: ...
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]: ...
 

@@ -1,5 +1,6 @@
 """The ledger's records. Ends are exclusive; times are aware and in UTC."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
@@ -111,10 +112,29 @@ class ArchiveRate:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """The header of an encrypted chunk: with an identity, it opens any range."""
+
+    header: bytes
+    nonce: bytes
+    caf_size_bytes: int
+
+    @property
+    def sha256(self) -> bytes:
+        """SHA-256 of header and nonce, which the note of the post has, too."""
+        return hashlib.sha256(self.header + self.nonce).digest()
+
+    @property
+    def payload_start(self) -> int:
+        return len(self.header) + len(self.nonce)
+
+
+@dataclass(frozen=True, slots=True)
 class SealRecord:
     """A chunk at its seal.
 
-    `samples` have offsets in the stored bytes. `tail_sha256` covers `tail_start` to the end.
+    `samples` have offsets in the stored bytes. `tail_sha256` covers `tail_start` to the end, in the
+    CAF. `header` is None for a plain chunk.
     """
 
     caf_size_bytes: int
@@ -128,6 +148,8 @@ class SealRecord:
     samples: Sequence[Sample]
     tail_start: int
     tail_sha256: bytes
+    header: ChunkHeader | None = None
+    recipients: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +202,7 @@ class Chunk:
     adopted: bool = False
     unanswered_at: datetime | None = None
     copy_state: CopyState | None = None
+    encrypted: bool = False
 
     @property
     def was_sealed(self) -> bool:

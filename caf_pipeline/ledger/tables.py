@@ -511,6 +511,7 @@ CHUNK_COPIES: Final = Table(
         name="verified_before",
     ),
     CheckConstraint("damage = '' OR state IN ('damaged', 'retired')", name="damage_of_damaged"),
+    Index("chunk_copies_by_root", "merkle_root"),
     Index(
         "chunk_copies_suspected", "caf_file_id", postgresql_where=text("suspected_at IS NOT NULL")
     ),
@@ -1293,6 +1294,12 @@ POSTS: Final = Table(
         nullable=False,
         server_default=NOW,
         comment="when the post was requested",
+    ),
+    Column(
+        "epoch",
+        BigInteger,
+        nullable=False,
+        comment="epoch of the run's lease on the chunk; the request counts while it is live",
     ),
     Index("posts_by_account", "account", "asked_at"),
     comment="Messages that wait for a transaction. A row is deleted when a transaction includes "

@@ -32,11 +32,13 @@ from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
+from caf_pipeline.ledger.moves import guarded
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Holder, account_lease
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHAIN_HEIGHTS,
+    LEASES,
     POSTS,
     SOURCES,
     STORAGE_PLANS,
@@ -94,6 +96,18 @@ _END_FIRST_POST: Final = (
     )
     .values(live=false())
 )
+# The run that asked still holds the chunk. A dead run's staged file may be lost, and the file of an
+# encrypted chunk cannot be made again.
+_IS_HELD: Final = (
+    exists()
+    .where(
+        LEASES.c.name == "chunk/" + CAF_FILES.c.name,
+        CAF_FILES.c.caf_file_id == POSTS.c.caf_file_id,
+        LEASES.c.epoch == POSTS.c.epoch,
+        LEASES.c.expires_at > func.now(),
+    )
+    .correlate(POSTS)
+)
 _WAITING: Final = (
     select(CHUNKS.c.name.label("chunk"), POSTS.c.message, POSTS.c.charged_bytes)
     .join_from(POSTS, CHUNKS, CHUNKS.c.caf_file_id == POSTS.c.caf_file_id)
@@ -101,12 +115,14 @@ _WAITING: Final = (
         POSTS.c.account == bindparam("account"),
         CHUNKS.c.state == any_(bindparam("states", type_=ARRAY(Text))),
         ~_HAS_LIVE_POST,
+        _IS_HELD,
     )
     .order_by(POSTS.c.asked_at, POSTS.c.caf_file_id)
 )
 _REQUESTS: Final = select(POSTS.c.caf_file_id, _HAS_LIVE_POST.label("taken")).where(
     POSTS.c.account == bindparam("account"),
     POSTS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger))),
+    _IS_HELD,
 )
 _END_OTHER_REQUESTS: Final = delete(POSTS).where(
     POSTS.c.caf_file_id == bindparam("id"), POSTS.c.account != bindparam("account")
@@ -273,7 +289,9 @@ class TransactionLog(LedgerPart):
             self._engine, account_lease(account), self._holder, seconds=self._lease_seconds
         )
 
-    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+    def ask(
+        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int
+    ) -> None:
         """Request a post of the chunk, replacing a request.
 
         Nothing changes if the chunk has a live post. For a damaged chunk, the post in its row
@@ -293,8 +311,14 @@ class TransactionLog(LedgerPart):
                 "account": account,
                 "message": message,
                 "charged_bytes": charged_bytes,
+                "epoch": epoch,
             }
             connection.exec_driver_sql(query("ask_for_post"), post)
+
+    def end_requests(self, lease: Lease, chunk: str) -> None:
+        """End all requests for a chunk. Raises LeaseLost."""
+        with self._engine.begin() as connection:
+            end_waiting(connection, guarded(connection, lease, chunk))
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         """End other accounts' requests for the chunk; return accounts with a live post of it.
@@ -452,7 +476,9 @@ def before_move(
     if after in _FORGETTING:
         # The post in the row of a damaged chunk is known to be lost. The cost of a post that is
         # abandoned is reported.
-        known_post_counts = before is not _S.DAMAGED and after is not _S.ABANDONED
+        known_post_counts = before is not _S.DAMAGED and (
+            after is not _S.ABANDONED or before is _S.POSTING
+        )
         starts = _LIVE_STARTS if known_post_counts else _UNKNOWN_LIVE_STARTS
         post = connection.execute(starts, {"id": caf_file_id}).one_or_none()
         if post is not None:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from sqlalchemy import Column, MetaData, Table, Text
+from sqlalchemy import Boolean, Column, MetaData, Table, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from caf_pipeline.ledger.tables import (
@@ -30,6 +30,7 @@ CHUNKS: Final = Table(
     Column("state", Text),
     Column("chunk_state", Text),
     Column("copy_state", Text),
+    Column("encrypted", Boolean),
     *_columns(
         CAF_FILES,
         "caf_file_id name source_id plan_id number reason epoch attempts object_count "

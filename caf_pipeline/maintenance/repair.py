@@ -85,7 +85,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
             if not findings:
                 # A post that the store still has costs nothing; a new one is charged.
                 now = context.store.post(
-                    to_store(context, chunk), context.ledger.transactions(context.holder)
+                    to_store(context, lease, chunk), context.ledger.transactions(context.holder)
                 )
                 if now != posting:
                     context.ledger.moves.record_repost(lease, chunk.name, now)
@@ -184,7 +184,9 @@ def _find_bytes(
     is_downloaded, failures = download(context, lease, chunk, posting, providers)
     if is_downloaded:
         return "provider"
-    attempts += failures
+    attempts += [f"{provider}: {error}" for provider, error in failures.items()]
+    if chunk.encrypted:
+        attempts.append("an encrypted chunk cannot be packed again to the same bytes")
     try:
         if chunk.adopted:
             raise CafError("another program wrote the file")
@@ -195,7 +197,8 @@ def _find_bytes(
             raise  # the source is not to blame
         attempts.append(f"they cannot be packed again: {error}")
     else:
-        attempts.append("the source's objects have changed since they were packed")
+        if not chunk.encrypted:
+            attempts.append("the source's objects have changed since they were packed")
     raise StoreError(
         f"chunk {chunk.name} cannot be repaired, because no copy of its bytes is available: "
         f"{'; '.join(attempts)}",

@@ -79,7 +79,8 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
-        an_object = an_object or context.ledger.chunks.any_object(name, OBJECT_BYTES)
+        if an_object is None and (not chunk.encrypted or context.settings.encryption.has_identity):
+            an_object = context.ledger.chunks.any_object(name, OBJECT_BYTES)
         # The places of samples follow from the root, and the first look has revealed them all.
         samples = chunk.samples
         if not (
@@ -230,7 +231,7 @@ def check_copies(
             continue
         finding = check_copy(context.store, posting, copy, samples)
         if finding.good and an_object is not None:
-            finding = check_copy(context.store, posting, copy, [an_object])
+            finding = check_copy(context.opened, posting, copy, [an_object])
             if finding.fault:
                 finding = check_whole_copy(context, lease, chunk, posting, copy)
         findings.append(finding)

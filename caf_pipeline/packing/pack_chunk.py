@@ -4,13 +4,18 @@ Source: promises 2 and 4 in docs/explanation/design.md.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
+from caf_pipeline.encryption.identities import require_recipients
+from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.sealing import MAX_PRIVATE_CAF_BYTES
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
+from caf_pipeline.formats import age
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import (
     ChunkPlan,
@@ -31,54 +36,73 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
 
-def pack_or_resume(context: RunContext, lease: Lease, chunk: Chunk) -> PackedChunk:
+def pack_or_resume(
+    context: RunContext, lease: Lease, chunk: Chunk
+) -> tuple[PackedChunk, OpenedChunk | None]:
     """Pack a chunk into files of this lease's epoch, or resume what an earlier run packed.
+
+    Returns the packed file, and how to read it if it is encrypted: only this process has its key.
 
     Raises:
         StagingError: no room, even without kept files of located chunks.
         SourceError: the next run resumes the journaled bytes.
         ObjectReadFailed: too few runs have failed on an object to skip it.
+        NotPublic: the source is neither public nor has recipients.
     """
     staging, folder = context.staging(), Path(chunk.plan_folder)
     plan = read_chunk_plan(folder, chunk.number)
-    packer = packer_of(context, lease, chunk, plan)
+    recipients = _recipients_of(context, chunk)
+    packer = packer_of(context, lease, chunk, plan, recipients)
     part_path, journal_path, spool = (
         staging / f"{chunk.name}.{lease.epoch}.{kind}" for kind in ("part", "journal", "manifest")
     )
-    part, journal, why = _files_to_pack_into(
-        context, lease, chunk, packer, plan.expected_size_bytes
-    )
+    size_bytes = plan.expected_size_bytes
+    journal: Journal | None = None
+    if recipients:
+        size_bytes = age.MAX_HEADER_BYTES + age.sealed_size(size_bytes)
+        part, why = _new_part(context, lease, chunk, part_path, size_bytes)
+    else:
+        part, journal, why = _files_to_pack_into(context, lease, chunk, packer, size_bytes)
     try:
         try:
             packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
         except ObjectReadFailed as error:
             raise combined_read_failure(context, chunk, error) from error
         finally:
-            journal.close()
+            if journal:
+                journal.close()
         lease.check()
-        write_packed(
-            context,
-            chunk.name,
-            lease.epoch,
-            part_path,
-            replace(packed, not_resumed=packed.not_resumed or why),
-        )
+        packed = replace(packed, not_resumed=packed.not_resumed or why)
+        write_packed(context, chunk.name, lease.epoch, part_path, packed)
     except BaseException:
-        if not packer.kept_bytes:
+        if not packer.kept_bytes or journal is None:
             remove_staged(part_path, journal_path)
         # If another run has the chunk or the database is down, the next run reserves again.
         with contextlib.suppress(LedgerError):
-            kept_bytes = packer.kept_bytes and packer.kept_bytes + journal.size_bytes
+            kept_bytes = packer.kept_bytes + journal.size_bytes if journal else 0
             context.ledger.staging.reserve(lease, chunk.name, str(staging), kept_bytes, 0)
             if not kept_bytes:
                 context.ledger.staging.release(chunk.name)
         raise
     finally:
         remove_staged(spool)
-    return packed
+    return packed, packer.opened
 
 
-def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
+def _recipients_of(context: RunContext, chunk: Chunk) -> Sequence[age.Recipient]:
+    """Return who can open the chunk. A sealed plain chunk must get the same root again."""
+    if chunk.merkle_root is not None:
+        return ()
+    return require_recipients(context.settings, context.source)
+
+
+def packer_of(
+    context: RunContext,
+    lease: Lease,
+    chunk: Chunk,
+    plan: ChunkPlan,
+    recipients: Sequence[age.Recipient] = (),
+) -> Packer:
     """Return a packer whose progress callback raises if the lease is lost."""
     terms = read_terms(Path(chunk.plan_folder))
     identity = ChunkIdentity(
@@ -98,7 +122,8 @@ def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) 
         context.progress(objects, size_bytes)
 
     # An object that fills a chunk may exceed the limit by its headers, which the plan did not know.
-    least_limit = DEFAULT_LIMITS.max_bytes if plan.object_count == 1 else plan.expected_size_bytes
+    max_bytes = MAX_PRIVATE_CAF_BYTES if recipients else DEFAULT_LIMITS.max_bytes
+    least_limit = max_bytes if plan.object_count == 1 else plan.expected_size_bytes
     packer = Packer(
         plan,
         identity,
@@ -108,11 +133,35 @@ def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) 
         proof_type=context.store.proof_type
         if chunk.merkle_root is None
         else type_of_root(chunk.merkle_root),
-        limit_bytes=max(int(terms["limit_size"]), least_limit),
+        # A plan may be older than the source's recipients.
+        limit_bytes=min(max(int(terms["limit_size"]), least_limit), max_bytes),
         give_up_on=lambda planned: give_up_on(context, chunk, packer, planned),
         progress=progress,
+        recipients=recipients,
     )
     return packer
+
+
+def _new_part(
+    context: RunContext, lease: Lease, chunk: Chunk, path: Path, size_bytes: int
+) -> tuple[PartFile, str]:
+    """Reserve space; return a new part, and why nothing is resumed, or "".
+
+    The key of an encrypted part ended with its process. Plain bytes must not stay.
+    """
+    files = leftovers(context, chunk.name)  # before reserving, as in `_files_to_pack_into`
+    make_room(context, chunk.name, size_bytes)
+    context.ledger.staging.reserve(
+        lease,
+        chunk.name,
+        str(context.staging()),
+        size_bytes,
+        context.settings.packing.staging_limit,
+    )
+    remove_staged(*(file.path for file in files if file.kind != "foreign"), path)
+    part = PartFile.create(path)
+    parts = [file for file in files if file.kind in ("part", "packed")]
+    return part, "an encrypted chunk is packed from its start" if parts else ""
 
 
 def _files_to_pack_into(

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,10 @@ from typing import Any, Final
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
+from caf_pipeline.encryption.opened import OpenedChunk
+from caf_pipeline.encryption.sealing import SealedSpool
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
+from caf_pipeline.formats import age
 from caf_pipeline.inventory.checksums import Digest, new_crc64nvme, new_digest
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import (
@@ -31,9 +34,10 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
-from caf_pipeline.ledger.records import SealRecord
+from caf_pipeline.ledger.records import ChunkHeader, SealRecord
 from caf_pipeline.packing.journal.format import (
     Journal,
+    JournalPosition,
     Opening,
     PackedMember,
     SkippedObject,
@@ -86,9 +90,11 @@ class Packer:
         progress: called with the objects and bytes done since the last call. Bytes are negative if
             a counted object is skipped. May raise to end the packing.
         pace: by default, from the settings.
+        recipients: who can open the chunk; none for a plain chunk.
 
     Attributes:
         kept_bytes: after a failure, the bytes that can be resumed.
+        opened: the finished chunk with its file key; None if it is plain.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class Packer:
         give_up_on: Callable[[PlannedObject], bool],
         progress: Callable[[int, int], None],
         pace: CheckpointPace | None = None,
+        recipients: Sequence[age.Recipient] = (),
     ) -> None:
         self._chunk = chunk
         self._identity = identity
@@ -112,6 +119,7 @@ class Packer:
         self._limit_bytes = limit_bytes
         self._give_up_on = give_up_on
         self._progress = progress
+        self._recipients = recipients
         self._reported_bytes = 0  # of the current object
         self._pace = pace or pace_of(settings)
         self._index = IndexBuilder()
@@ -121,6 +129,7 @@ class Packer:
         self._checkpoints: Checkpoints
         self._open: OpenObject | None = None
         self.kept_bytes = 0
+        self.opened: OpenedChunk | None = None
 
     @property
     def opening(self) -> Opening:
@@ -133,19 +142,24 @@ class Packer:
         )
 
     def pack(
-        self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal
+        self,
+        objects: Iterable[PlannedObject],
+        part: PartFile,
+        spool: Path,
+        journal: Journal | None,
     ) -> PackedChunk:
         """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
 
         `objects` are in plan order. `part` is new, or is resumed with its `journal`. After an
-        error, it keeps what the journal holds.
+        error, it keeps what the journal holds. A chunk with recipients has no journal.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
         self.kept_bytes = part.size_bytes  # a failure before the cut keeps the whole file
         with (
-            StagingSink(part, proof_type=self._proof_type) as sink,
-            ManifestWriter(spool, self._identity) as manifest,
+            StagingSink(part, proof_type=self._proof_type, recipients=self._recipients) as sink,
+            SealedSpool(spool) as file,
+            ManifestWriter(file, self._identity) as manifest,
         ):
             reached, fault = self._begin(queue, sink, manifest, journal)
             opened = reached.open
@@ -161,12 +175,16 @@ class Packer:
                     self._checkpoints.reached()
                 self._checkpoints.save()  # a kill from here on costs no GET
                 tail_start = sink.size_bytes
-                tail_sha256 = self._add_tail(manifest, sink, spool)
+                tail_sha256 = self._add_tail(manifest, sink, file, spool)
                 root = sink.finish()
-        self.kept_bytes = sink.size_bytes
+        self.kept_bytes = sink.stored_size_bytes
+        header = None
+        if sink.segments:
+            header = ChunkHeader(sink.header, sink.segments.nonce, sink.size_bytes)
+            self.opened = OpenedChunk(header, sink.segments.payload)
         return PackedChunk(
             caf_size_bytes=sink.size_bytes,
-            stored_size_bytes=sink.size_bytes,
+            stored_size_bytes=sink.stored_size_bytes,
             merkle_root=root,
             proof_type=self._proof_type,
             samples=(),
@@ -180,15 +198,25 @@ class Packer:
             not_resumed=fault,
             tail_start=tail_start,
             tail_sha256=tail_sha256,
+            header=header,
+            recipients=[str(recipient) for recipient in self._recipients],
         )
 
     # --- what is there already --------------------------------------------------------------------
 
     def _begin(
-        self, queue: ObjectQueue, sink: StagingSink, manifest: ManifestWriter, journal: Journal
+        self,
+        queue: ObjectQueue,
+        sink: StagingSink,
+        manifest: ManifestWriter,
+        journal: Journal | None,
     ) -> tuple[ReplayState, str]:
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
+        if journal is None:
+            start = sink.mark()
+            sink.write(head)
+            return ReplayState(JournalPosition(), start, start, hashlib.sha256()), ""
         reached, fault = replay(
             journal,
             sink,
@@ -227,7 +255,7 @@ class Packer:
 
     @contextlib.contextmanager
     def _journaled(
-        self, journal: Journal, sink: StagingSink, reached: ReplayState
+        self, journal: Journal | None, sink: StagingSink, reached: ReplayState
     ) -> Iterator[None]:
         """After a failure, save a last checkpoint and cut the part to it."""
         checkpoints = self._checkpoints = Checkpoints(
@@ -383,8 +411,8 @@ class Packer:
     ) -> "_MemberChecks":
         checks = _checks_of(planned, fetch, opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
-            size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
-            checks.update_crcs(os.pread(sink.part.descriptor, size_bytes, start_byte))
+            end_byte = min(start_byte + _COPY_BYTES, sink.size_bytes)
+            checks.update_crcs(sink.read_staged(start_byte, end_byte))
         self._checkpoints.begin_member(opened)
         return checks
 
@@ -430,15 +458,16 @@ class Packer:
 
     # --- manifest and index -----------------------------------------------------------------------
 
-    def _add_tail(self, manifest: ManifestWriter, sink: StagingSink, spool: Path) -> bytes:
+    def _add_tail(
+        self, manifest: ManifestWriter, sink: StagingSink, file: SealedSpool, path: Path
+    ) -> bytes:
         tail = hashlib.sha256()
-        with staging_errors(spool):
+        with staging_errors(path):
             manifest.close()
             start_byte = sink.size_bytes
-            with spool.open("rb") as file:
-                while piece := file.read(_COPY_BYTES):
-                    tail.update(piece)
-                    sink.write(piece)
+            for piece in file.pieces(_COPY_BYTES):
+                tail.update(piece)
+                sink.write(piece)
         self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)

@@ -1,6 +1,7 @@
 """Writes a chunk's stored bytes to the staged file and computes their Merkle root.
 
-A thread computes the root, a bounded distance behind the file.
+For a private chunk, these are its header, nonce and sealed segments. A thread computes the root, a
+bounded distance behind the file.
 """
 
 import contextlib
@@ -8,7 +9,7 @@ import errno
 import fcntl
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Final, Self
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.merkle import MerkleTree
+from caf_pipeline.encryption.sealing import SegmentWriter, read_at
 from caf_pipeline.errors import StagingError
+from caf_pipeline.formats import age
 from caf_pipeline.system.atomic_files import WRITE_BYTES
 
 BUFFER_BYTES: Final = 1 << 20
@@ -28,6 +31,7 @@ MAX_UNHASHED_BYTES: Final = 16 << 20
 """Bytes that the root may be behind the file; bounds the memory."""
 
 _REREAD_BYTES: Final = 4 << 20
+_SEALED_AGAIN_SEGMENTS: Final = 16
 
 
 class PartFile:
@@ -101,10 +105,16 @@ def _lock(descriptor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A position to return to, and the tree up to it."""
+    """A position to return to, and the tree of the stored bytes up to it.
+
+    Attributes:
+        offset: in the CAF.
+        segments: `SegmentWriter.position`; None for a plain chunk.
+    """
 
     offset: int
     _tree: "Future[MerkleTree]"
+    segments: tuple[int, bytes] | None = None
 
     def tree(self) -> MerkleTree:
         """Wait for the hashing thread; return a copy of the tree."""
@@ -116,11 +126,20 @@ class Mark:
 
 
 class StagingSink:
-    """Appends bytes to a part and to its Merkle tree, or reads back existing ones."""
+    """Appends a CAF to a part and its Merkle tree, sealed if there are recipients.
 
-    def __init__(self, part: PartFile, *, proof_type: int) -> None:
+    It also reads back the existing bytes of a plain part. `size_bytes` is that of the CAF.
+    """
+
+    def __init__(
+        self, part: PartFile, *, proof_type: int, recipients: Sequence[age.Recipient] = ()
+    ) -> None:
         self.part = part
         self.size_bytes = 0
+        self.segments: SegmentWriter | None = None
+        self.header = b""
+        self._recipients = recipients
+        self._proof_type = proof_type
         self._tree = MerkleTree(proof_type)
         self._buffered: list[Buffer] = []
         self._buffered_bytes = 0
@@ -132,6 +151,8 @@ class StagingSink:
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="merkle")
 
     def __enter__(self) -> Self:
+        if self._recipients:
+            self._begin_sealing()
         return self
 
     def __exit__(
@@ -144,6 +165,8 @@ class StagingSink:
         self.part.close()
 
     def reserve(self, size_bytes: int) -> None:
+        if self.segments:
+            size_bytes = self._payload_start + age.sealed_size(size_bytes)
         if hasattr(os, "posix_fallocate"):  # on macOS, a full disk fails a write
             with staging_errors(self.part.path, size_bytes):
                 os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
@@ -165,7 +188,12 @@ class StagingSink:
             return
         data = self._buffered[0] if len(self._buffered) == 1 else b"".join(self._buffered)
         self._buffered, self._buffered_bytes = [], 0
+        self._store(self.segments.write(data) if self.segments else data)
+
+    def _store(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
+        if not view:
+            return
         self._hash(view)
         with staging_errors(self.part.path):
             written = 0
@@ -176,14 +204,71 @@ class StagingSink:
     def read_staged(self, start_byte: int, end_byte: int) -> bytes:
         self.flush()
         with staging_errors(self.part.path):
-            return os.pread(self.part.descriptor, end_byte - start_byte, start_byte)
+            if self.segments:
+                return self.segments.read(self._read_sealed, start_byte, end_byte)
+            return read_at(self.part.descriptor, start_byte, end_byte)
+
+    def _read_sealed(self, start_byte: int, end_byte: int) -> bytes:
+        start = self._payload_start
+        return read_at(self.part.descriptor, start + start_byte, start + end_byte)
 
     def finish(self) -> bytes:
         """Truncate the file to its size, fsync it, and return the Merkle root."""
         self._settle()
+        if self.segments:
+            self._store(self.segments.finish())
+            self._settle()
         with staging_errors(self.part.path):
-            self.part.cut(self.size_bytes)
+            self.part.cut(self._tree.size_bytes)
         return self._tree.root()
+
+    @property
+    def stored_size_bytes(self) -> int:
+        """The bytes of the finished file."""
+        return self._tree.size_bytes
+
+    # --- sealing ----------------------------------------------------------------------------------
+
+    @property
+    def _payload_start(self) -> int:
+        return len(self.header) + age.NONCE_BYTES
+
+    def _begin_sealing(self) -> None:
+        self.segments = SegmentWriter()
+        self.header = age.make_header(self._recipients, self.segments.file_key)
+        self._tree = MerkleTree(self._proof_type)
+        self._store(self.header + self.segments.nonce)
+
+    def _seal_again(self, sealed: SegmentWriter, count: int, open_segment: bytes) -> None:
+        """Seal `count` segments and an open one again, under a new file key and into a new file.
+
+        Other bytes must not get the nonces of segments that were written: a snapshot of the disk
+        may have them. Raises StagingError if there is no room.
+        """
+        old_part, old_start = self.part, self._payload_start
+        copy = old_part.path.with_suffix(".copy")
+        copy.unlink(missing_ok=True)
+        new_part = PartFile.create(copy)
+        try:
+            self.part, self.size_bytes = new_part, 0
+            self._begin_sealing()
+            for number in range(0, count, _SEALED_AGAIN_SEGMENTS):
+                taken = min(_SEALED_AGAIN_SEGMENTS, count - number)
+                start = old_start + number * age.SEALED_SEGMENT_BYTES
+                with staging_errors(copy):
+                    piece = read_at(
+                        old_part.descriptor, start, start + taken * age.SEALED_SEGMENT_BYTES
+                    )
+                self.write(sealed.payload.open(number, piece, is_end=False))
+            self.write(open_segment)
+            self._settle()
+            with staging_errors(copy):
+                new_part.rename(old_part.path)
+        except BaseException:
+            copy.unlink(missing_ok=True)
+            raise
+        finally:
+            old_part.close()
 
     # --- what is there already --------------------------------------------------------------------
 
@@ -228,12 +313,21 @@ class StagingSink:
     def mark(self) -> Mark:
         self.flush()
         self._hash_block()
-        return Mark(self.size_bytes, self._hasher.submit(self._tree.copy))
+        segments = self.segments.position if self.segments else None
+        return Mark(self.size_bytes, self._hasher.submit(self._tree.copy), segments)
 
     def roll_back(self, mark: Mark) -> None:
         self._buffered, self._buffered_bytes = [], 0
         self._block, self._block_taken = memoryview(b""), 0
         self._settle()
+        if self.segments and mark.segments:
+            count, open_segment = mark.segments
+            if self.segments.position[0] != count:
+                self._seal_again(self.segments, count, open_segment)
+                return
+            self.segments.reopen(open_segment)
+            self.size_bytes = mark.offset
+            return
         os.lseek(self.part.descriptor, mark.offset, os.SEEK_SET)
         self.size_bytes = mark.offset
         self._tree = mark.tree()

@@ -102,6 +102,11 @@ def staged_path(context: RunContext, name: str) -> Path:
     return context.staging() / f"{name}{_SEALED}"
 
 
+def packed_path(context: RunContext, name: str, epoch: int) -> Path:
+    """Return the path of a chunk that was packed under a lease and not sealed."""
+    return context.staging() / f"{name}.{epoch}.packed"
+
+
 def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
     """Return whether the sealed file exists with its length and samples."""
     path = staged_path(context, chunk.name)
@@ -120,12 +125,14 @@ def write_packed(
     context: RunContext, name: str, epoch: int, part: Path, packed: PackedChunk
 ) -> None:
     """Rename a finished packing, then write its record, both durably."""
-    final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(context, name)
+    final, record = packed_path(context, name, epoch), _record_path(context, name)
     described = {
         name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED
     } | {
         "merkle_root": packed.merkle_root.hex(),
-        "tail_sha256": packed.tail_sha256.hex(),
+        # No hash of plaintext stays beside an encrypted chunk.
+        "tail_sha256": "" if packed.header else packed.tail_sha256.hex(),
+        "encrypted": packed.header is not None,
         "file": final.name,
         "run": context.holder.run,
     }
@@ -144,10 +151,10 @@ def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
     if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
         return None
     # Another version may have recorded other fields.
-    return described if described.keys() == {*_RECORDED, "file", "run"} else None
+    return described if described.keys() == {*_RECORDED, "encrypted", "file", "run"} else None
 
 
-_NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples"}
+_NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples", "header", "recipients"}
 
 _RECORDED: Final = {field.name for field in fields(PackedChunk)} - _NOT_RECORDED
 
@@ -159,10 +166,11 @@ def _check_of(described: Mapping[str, Any]) -> str:
 def read_packed(context: RunContext, name: str) -> tuple[PackedChunk, Path] | None:
     """Return an unsealed chunk's finished packing and file; None if it is incomplete.
 
-    Checks the file's length, manifest and index, but not its other bytes.
+    Checks the file's length, manifest and index, but not its other bytes. An encrypted file that
+    was not sealed cannot be read, and a plain file of a private source must not be stored.
     """
     record = read_record(context, name)
-    if record is None:
+    if record is None or record["encrypted"] or not context.source_settings.public:
         return None
     root = bytes.fromhex(record["merkle_root"])
     fields_of_packed = {field: record[field] for field in _RECORDED} | {
@@ -240,10 +248,10 @@ def _record_path(context: RunContext, name: str) -> Path:
 
 def download(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, providers: Iterable[str]
-) -> tuple[bool, Sequence[str]]:
+) -> tuple[bool, Mapping[str, CafError]]:
     """Make room, and download a stored chunk as its sealed file.
 
-    Tries providers in turn. Returns whether one succeeded, and the errors of the others.
+    Tries providers in turn. Returns whether any succeeded, and the errors of the others.
     """
     remove_staged(
         *(
@@ -253,7 +261,7 @@ def download(
         )
     )
     make_room(context, chunk.name, chunk.stored_size_bytes)
-    errors = []
+    errors: dict[str, CafError] = {}
     path = context.staging() / f"{chunk.name}.{lease.epoch}.download"
     for provider in providers:
         try:
@@ -262,7 +270,7 @@ def download(
             )
             give_final_name(context, chunk.name, path)
         except (StoreError, IntegrityError) as error:
-            errors.append(f"{provider}: {error}")
+            errors[provider] = error
         else:
             return True, errors
         finally:

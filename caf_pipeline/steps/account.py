@@ -3,7 +3,6 @@
 Memory is one batch of manifest and plan. Source: promise 2 in docs/explanation/design.md.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, PART_COLUMNS, identities
-from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import (
     PLAN_SCHEMA,
     count_chunk_objects,
@@ -34,8 +32,7 @@ ACCOUNT_COLUMNS: Final = (
     "end_byte",
     "skip_reason",
 )
-REPORT_COLUMNS: Final = ("key", "size_bytes", "skip_reason")
-"""The manifest's columns for `ChunkAuditor` and `ManifestReport`."""
+"""The manifest's columns for `ChunkAuditor`."""
 
 LARGEST_SHOWN: Final = 10
 
@@ -171,23 +168,3 @@ class _PlanRows:
         yield remaining.select(_PLAN_COLUMNS)
         for batch in self._batches:
             yield batch.select(_PLAN_COLUMNS)
-
-
-class ManifestReport:
-    """A chunk's skips by reason, and keys and sizes of its largest members, the largest first."""
-
-    def __init__(self) -> None:
-        self.skipped: Counter[SkipReason] = Counter()
-        self.largest: list[tuple[str, int]] = []
-
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Add the next rows, with `REPORT_COLUMNS`."""
-        for reason in batch["skip_reason"].drop_null().value_counts():
-            self.skipped[SkipReason(reason["values"].as_py())] += reason["counts"].as_py()
-        members = pa.Table.from_batches([batch.filter(pc.is_null(batch["skip_reason"]))])
-        order = [("size_bytes", "descending"), ("key", "descending")]
-        top = members.take(pc.select_k_unstable(members, LARGEST_SHOWN, order))
-        largest = zip(top["key"].to_pylist(), top["size_bytes"].to_pylist(), strict=True)
-        self.largest = sorted(
-            [*self.largest, *largest], key=lambda member: (member[1], member[0]), reverse=True
-        )[:LARGEST_SHOWN]

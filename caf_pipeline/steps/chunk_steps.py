@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.caf.merkle import merkle_roots
 from caf_pipeline.chunk_state import (
     BEGUN_NOT_POSTED,
@@ -21,13 +22,17 @@ from caf_pipeline.chunk_state import (
     has_reached,
     unparked_state,
 )
+from caf_pipeline.encryption.identities import require_recipients
+from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
     IntegrityError,
+    NotPublic,
     RootRefused,
     StagingError,
     StoreError,
+    StoreUnreachable,
 )
 from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
@@ -42,11 +47,13 @@ from caf_pipeline.packing.chunk_reader import (
     skips_of,
 )
 from caf_pipeline.packing.pack_chunk import pack_or_resume
-from caf_pipeline.packing.packer import remove_staged
+from caf_pipeline.packing.packer import PackedChunk, remove_staged
 from caf_pipeline.packing.samples import check_copy, samples_of, staged_matches, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
+    download,
     give_final_name,
+    packed_path,
     packing_run,
     proof_type_of,
     read_packed,
@@ -60,7 +67,7 @@ from caf_pipeline.packing.staging import (
     staged_path,
 )
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
+from caf_pipeline.steps.account import ACCOUNT_COLUMNS, LARGEST_SHOWN, ChunkAuditor
 from caf_pipeline.steps.first_plan import refuse_unknown
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, PostRecord
 from caf_pipeline.system.quantities import counted
@@ -116,6 +123,7 @@ def load_batch(context: RunContext, name: str) -> Chunk:
                 hint=f"the files in {chunk.plan_folder} have changed; restore them, or withdraw "
                 "the chunk",
             )
+        require_recipients(context.settings, context.source)
         if read_packed(context, name) is None:
             _require_admitted(
                 context, lease, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED
@@ -132,22 +140,28 @@ def pack_chunk(context: RunContext, name: str) -> Chunk:
                 f"chunk {name} is not loaded yet", hint="run the partition from its first step"
             )
         if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
-            pack_or_resume(context, lease, chunk)
+            chunk = _pack(context, lease, chunk)
         return _with_staged_file(context, lease, chunk)
+
+
+def _pack(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
+    """Pack a chunk. An encrypted one is sealed, too: only this process has its file key."""
+    packed, opened = pack_or_resume(context, lease, chunk)
+    if opened:
+        file = packed_path(context, chunk.name, lease.epoch)
+        _seal(context, lease, chunk, packed, file, opened=opened)
+        remove_packing(context, chunk.name)
+    return context.ledger.chunks.get(chunk.name)
 
 
 def seal_chunk(context: RunContext, name: str) -> SealReport:
     """Check and sample the packed file, and move the chunk from packing to sealed or empty."""
     with lease_chunk(context, name) as lease:
         chunk = _workable_or_withdrawn(context, lease, name)
-        manifest = ManifestReport()
+        if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
+            chunk = _pack(context, lease, chunk)
         if chunk.state is ChunkState.PACKING:
-            if read_packed(context, name) is None:
-                pack_or_resume(context, lease, chunk)
-            manifest = _seal(context, lease, chunk)
-        elif has_reached(chunk.state, ChunkState.SEALED):
-            for batch in open_chunk(context, chunk).manifest().batches(REPORT_COLUMNS):
-                manifest.take(batch)
+            _seal(context, lease, chunk, *_packed_or_raise(context, name))
         remove_packing(context, name)  # even if a run was killed right after the seal
         chunk = context.ledger.chunks.get(name)
     record = read_record(context, name) or {}
@@ -159,8 +173,8 @@ def seal_chunk(context: RunContext, name: str) -> SealReport:
         else 0.0,
         seconds=seconds,
         bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
-        skipped=manifest.skipped,
-        largest=manifest.largest,
+        skipped=context.ledger.chunks.skipped(name),
+        largest=context.ledger.chunks.largest(name, LARGEST_SHOWN),
         resumed_bytes=record.get("resumed_bytes", 0),
         not_resumed=record.get("not_resumed", ""),
     )
@@ -176,7 +190,6 @@ def _require_admitted(
 ) -> None:
     try:
         context.store.admit(
-            public=context.source_settings.public,
             stored_size_bytes=size_bytes,
             waiting_bytes=bytes_to_post(context.ledger, waiting_in, beside={chunk.name}),
         )
@@ -201,16 +214,28 @@ def bytes_to_post(
     )
 
 
-def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
-    finished = read_packed(context, chunk.name)
+def _packed_or_raise(context: RunContext, name: str) -> tuple[PackedChunk, Path]:
+    finished = read_packed(context, name)
     if finished is None:
         raise StagingError(
-            f"the packed file of chunk {chunk.name} is missing or damaged",
+            f"the packed file of chunk {name} is missing or damaged",
             hint="run the partition again to pack it",
         )
-    packed, file = finished
+    return finished
+
+
+def _seal(
+    context: RunContext,
+    lease: Lease,
+    chunk: Chunk,
+    packed: PackedChunk,
+    file: Path,
+    *,
+    opened: OpenedChunk | None = None,
+) -> None:
+    """Sample, audit and seal a packed file. `opened` reads an encrypted one."""
     samples = (
-        samples_of(StagedSource(file), packed.caf_size_bytes, packed.merkle_root)
+        samples_of(StagedSource(file), packed.stored_size_bytes, packed.merkle_root)
         if packed.member_count
         else []
     )
@@ -218,10 +243,13 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
     lease.check()
     if packed.member_count:
         file = give_final_name(context, chunk.name, file)
-    chunk_file = ChunkFile(StagedSource(file), chunk.name)
-    account, report = ChunkAuditor(chunk, chunk_file), ManifestReport()
-    opened = chunk_file.manifest()
-    skips = _accounted_skips(chunk.name, opened, seal, account, report)
+    source: RangeSource = StagedSource(file)
+    if opened:
+        source = OpenedSource(source, opened)
+    chunk_file = ChunkFile(source, chunk.name)
+    account = ChunkAuditor(chunk, chunk_file)
+    manifest = chunk_file.manifest()
+    skips = _accounted_skips(chunk.name, manifest, seal, account)
     released = account.released() if packed.released_count else ()
     context.ledger.moves.seal(
         lease,
@@ -229,28 +257,22 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
         seal,
         skips,
         released,
-        rows=opened.locations,
-        part=opened.part(),
-        logs=opened.logs(),
+        rows=manifest.locations,
+        part=manifest.part(),
+        logs=manifest.logs(),
     )
     if not packed.member_count:
         context.ended(ChunkState.EMPTY)
         remove_unsealed(context, chunk.name)
         context.ledger.staging.release(chunk.name)
-    return report
 
 
 def _accounted_skips(
-    chunk: str,
-    manifest: OpenedManifest,
-    seal: SealRecord,
-    account: ChunkAuditor,
-    report: ManifestReport,
+    chunk: str, manifest: OpenedManifest, seal: SealRecord, account: ChunkAuditor
 ) -> Iterator[Skip]:
     """Raise IntegrityError at the end if the account does not agree."""
-    for batch in manifest.batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
+    for batch in manifest.batches({*ACCOUNT_COLUMNS, *SKIP_COLUMNS}):
         account.take(batch)
-        report.take(batch)
         yield from skips_of(batch)
     result = account.finish(
         members=seal.member_count, skipped=seal.skipped_count, released=seal.released_count
@@ -316,13 +338,15 @@ def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk
         return chunk
     if (
         context.store.posted_already(
-            to_store(context, chunk), context.ledger.transactions(context.holder)
+            to_store(context, lease, chunk), context.ledger.transactions(context.holder)
         )
         is not None
     ):
         return chunk
     refuse_unknown(context)  # the chunk gets another root
     if not staged_has_root(context, chunk):
+        if chunk.encrypted:
+            return chunk  # its file is lost
         remove_staged(staged_path(context, chunk.name))
         if not repeat_packing(context, lease, chunk):
             return chunk
@@ -331,7 +355,7 @@ def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk
 
 def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     posting = context.store.post(
-        to_store(context, chunk), context.ledger.transactions(context.holder)
+        to_store(context, lease, chunk), context.ledger.transactions(context.holder)
     )
     context.ledger.moves.record_posting(lease, chunk.name, posting)
     return context.ledger.chunks.get(chunk.name)
@@ -365,6 +389,7 @@ def put_staged(
 
     If providers refuse the file and its root is wrong, it is packed again.
     """
+    _require_encrypted_or_public(context, chunk)
 
     def progress(size_bytes: int) -> None:
         lease.check()
@@ -376,8 +401,11 @@ def put_staged(
         if staged_has_root(context, chunk):
             hint = "the staged file has the posted root; run the chunk again later"
             raise RootRefused(str(error), hint=hint) from error
-        remove_staged(staged_path(context, chunk.name))
-        _repeat_or_abandon(context, lease, chunk)
+        if chunk.encrypted:
+            _find_lost_file(context, lease, chunk)
+        else:
+            remove_staged(staged_path(context, chunk.name))
+            _repeat_or_abandon(context, lease, chunk)
         context.store.put(posting, staged_path(context, chunk.name), progress, wrong=wrong)
 
 
@@ -405,21 +433,36 @@ def verify_stored(context: RunContext, name: str) -> VerifyReport:
         return VerifyReport(chunk, copies, 0)
 
 
-def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
-    """Return a sealed chunk as a store sees it."""
+def to_store(context: RunContext, lease: Lease, chunk: Chunk) -> ChunkToStore:
+    """Return a sealed chunk as a store sees it.
+
+    Raises NotPublic for a plain chunk of a private source.
+    """
     if chunk.merkle_root is None or chunk.proof_type is None:
         raise CafError(
             f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root",
             hint="withdraw the chunk; the next plan has its objects",
         )
+    _require_encrypted_or_public(context, chunk)
+    header = context.ledger.lookup.chunk_header(chunk.merkle_root) if chunk.encrypted else None
     return ChunkToStore(
         name=chunk.name,
+        epoch=lease.epoch,
         archive_id=chunk.archive_id,
-        public=context.source_settings.public,
+        header_sha256=header.sha256 if header else None,
         stored_size_bytes=chunk.stored_size_bytes,
         proof_type=chunk.proof_type,
         merkle_root=chunk.merkle_root,
     )
+
+
+def _require_encrypted_or_public(context: RunContext, chunk: Chunk) -> None:
+    if not chunk.encrypted and not context.source_settings.public:
+        raise NotPublic(
+            f"chunk {chunk.name} is not encrypted, and source {context.source} is not public",
+            hint="withdraw the chunk, so that the next plan encrypts its objects, or set "
+            "public = true for the source",
+        )
 
 
 def _with_staged_file(
@@ -427,14 +470,18 @@ def _with_staged_file(
 ) -> Chunk:
     """Pack a chunk again if it needs its staged file, and that is not whole.
 
-    Before the post, it may get other members. Later, it is abandoned if its objects have changed.
+    Before the post, it may get other members, and a plain chunk of a source that is now private is
+    encrypted. Later, it is abandoned if its objects have changed.
+    An encrypted chunk cannot be packed again then: see `_find_lost_file`.
     """
     chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
     if chunk.state not in needed:
         return chunk
     is_sealed = chunk.state is ChunkState.SEALED
-    is_whole = staged_is_whole(context, chunk)
+    is_whole = staged_is_whole(context, chunk) and (
+        not is_sealed or chunk.encrypted or context.source_settings.public
+    )
     # A post costs money: first read a file that another run packed. Later, providers check it.
     if is_whole and before_post and is_sealed:
         is_whole = packing_run(context, chunk) == context.holder.run or staged_has_root(
@@ -442,14 +489,17 @@ def _with_staged_file(
         )
     if is_whole:
         return chunk
+    if chunk.encrypted and not is_sealed:
+        return _find_lost_file(context, lease, chunk)
+    lease.check()
     if is_sealed or chunk.state is ChunkState.POSTING:
         refuse_unknown(context)  # packing may give another root
     remove_staged(staged_path(context, chunk.name))
     if is_sealed:
-        chunk = _move(context, lease, chunk, ChunkState.PACKING)
-        pack_or_resume(context, lease, chunk)
-        _seal(context, lease, chunk)
-        remove_packing(context, chunk.name)
+        chunk = _pack(context, lease, _move(context, lease, chunk, ChunkState.PACKING))
+        if chunk.state is ChunkState.PACKING:
+            _seal(context, lease, chunk, *_packed_or_raise(context, chunk.name))
+            remove_packing(context, chunk.name)
         return context.ledger.chunks.get(chunk.name)
     if chunk.state is ChunkState.POSTING:
         chunk = _post(context, lease, chunk)
@@ -494,15 +544,81 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
 
 
 def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
-    """Pack a sealed chunk again; return False, without a file, if its objects have changed."""
-    pack_or_resume(context, lease, chunk)
-    finished = read_packed(context, chunk.name)
-    if finished is None or finished[0].merkle_root != chunk.merkle_root:
+    """Pack a sealed chunk again; return False, without a file, if it gets another root.
+
+    An encrypted chunk always would, and a plain one if its objects have changed.
+    """
+    if chunk.encrypted:
+        return False
+    packed, _ = pack_or_resume(context, lease, chunk)
+    if packed.merkle_root != chunk.merkle_root:
         remove_unsealed(context, chunk.name)
         return False
-    give_final_name(context, chunk.name, finished[1])
+    give_final_name(context, chunk.name, packed_path(context, chunk.name, lease.epoch))
     remove_packing(context, chunk.name)
     return True
+
+
+def _find_lost_file(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
+    """Get an encrypted chunk, which may be posted, back from a provider, or abandon it.
+
+    Nothing is signed. The chunk waits while a provider that may have it does not answer.
+
+    Raises:
+        StagingError: its file was packed into another staging folder.
+        StoreUnreachable: a provider does not answer.
+        StoreError: the chunk is abandoned.
+    """
+    _require_own_staging(context, chunk)
+    if chunk.state is ChunkState.POSTING:
+        log = context.ledger.transactions(context.holder)
+        log.end_requests(lease, chunk.name)
+        posting = context.store.posted_already(to_store(context, lease, chunk), log)
+        if posting is None:
+            return _abandon(context, lease, chunk, "it was not posted")
+        context.ledger.moves.record_posting(lease, chunk.name, posting)
+        chunk = context.ledger.chunks.get(chunk.name)
+    posting = posting_of(chunk)
+    is_back, errors = download(
+        context, lease, chunk, posting, context.store.possible_holders(posting)
+    )
+    if is_back:
+        return chunk
+    reasons = "; ".join(f"{provider}: {error}" for provider, error in errors.items())
+    if any(not error.permanent for error in errors.values()):
+        raise StoreUnreachable(
+            f"the staged file of chunk {chunk.name} is lost, and a provider that may have the "
+            f"chunk does not answer ({reasons})",
+            hint="run the chunk again later, or restore the file into the staging folder",
+        )
+    return _abandon(context, lease, chunk, f"no provider has it ({reasons or 'none is listed'})")
+
+
+def _require_own_staging(context: RunContext, chunk: Chunk) -> None:
+    """Raise StagingError unless the chunk was packed into this staging folder.
+
+    The file may be intact in another folder.
+    """
+    packed_into = next(
+        (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
+    )
+    if packed_into and packed_into.folder != str(context.staging()):
+        raise StagingError(
+            f"chunk {chunk.name} was packed into {packed_into.folder}, but this run's staging "
+            f"folder is {context.staging()}",
+            hint="run the chunk on the machine with that folder; if it is lost, run once with "
+            "`staging` set to it",
+        )
+
+
+def _abandon(context: RunContext, lease: Lease, chunk: Chunk, why: str) -> Chunk:
+    _move(context, lease, chunk, ChunkState.ABANDONED)
+    remove_all(context, chunk.name)
+    raise StoreError(
+        f"the staged file of encrypted chunk {chunk.name} is lost, and {why}: the chunk is "
+        "abandoned",
+        hint="the next plan has its objects",
+    )
 
 
 # --- file_locations -------------------------------------------------------------------------------

@@ -281,7 +281,6 @@ def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
     largest, others = max(sizes), bytes_to_post(context.ledger, NOT_POSTED)
     try:
         context.store.admit(
-            public=context.source_settings.public,
             stored_size_bytes=largest,
             waiting_bytes=others + sum(sizes) - largest,
         )

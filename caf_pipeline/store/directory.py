@@ -255,7 +255,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             hint="set store.folder to a folder you own",
         )
 
-    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+    def admit(self, *, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise StoreError if the disk has no room."""
         self.require_here()
         try:
@@ -294,6 +294,8 @@ class DirectoryStore(DirectoryReader, ChunkStore):
                 "archive": chunk.archive_id,
                 "proof_type": chunk.proof_type,
             }
+            if chunk.header_sha256:
+                post["header_sha256"] = chunk.header_sha256.hex()
             self._write(path, iter([json.dumps(post).encode()]))
         return self._posting(chunk.merkle_root)
 
@@ -363,6 +365,9 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             self._write(self._chunk_path(posting), checked_pieces())
         self.require_here()  # the disk may have gone while the chunk was written
 
+    def possible_holders(self, posting: PostRecord) -> Sequence[str]:
+        return self.holders(posting)
+
     def owner(self) -> str:
         return OWNER
 
@@ -404,7 +409,10 @@ class DirectoryStore(DirectoryReader, ChunkStore):
                 int(post["start"]),
                 int(post["stored_size_bytes"]),
             )
-            return PostedFile(posting, int(post["proof_type"])), str(post["archive"])
+            sha256 = post.get("header_sha256")
+            header_sha256 = bytes.fromhex(sha256) if sha256 else None
+            listed = PostedFile(posting, int(post["proof_type"]), header_sha256)
+            return listed, str(post["archive"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path} is not a post of this store: {error}",

@@ -26,11 +26,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ChunkToStore:
-    """A sealed chunk. Size and Merkle root are those of its stored bytes."""
+    """A sealed chunk. Size and Merkle root are those of its stored bytes.
+
+    Attributes:
+        epoch: of the lease on the chunk. A transaction posts it only while this lease is live.
+        header_sha256: SHA-256 of the header and nonce of an encrypted chunk; None: plain.
+    """
 
     name: str
+    epoch: int
     archive_id: str
-    public: bool
+    header_sha256: bytes | None
     stored_size_bytes: int
     proof_type: int
     merkle_root: bytes
@@ -48,10 +54,14 @@ class PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class PostedFile:
-    """A listed file. Any wallet may post any file; only the owner cannot be forged."""
+    """A listed file. Any wallet may post any file; only the owner cannot be forged.
+
+    For `header_sha256` see `ChunkToStore`.
+    """
 
     posting: PostRecord
     proof_type: int
+    header_sha256: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +214,13 @@ class TransactionLog(ChainHeights, Protocol):
     def lease(self, account: str) -> AbstractContextManager[Lease]:
         """Hold the right to sign for the account. One run holds it at a time."""
 
-    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
-        """Queue the chunk's message. It replaces an earlier one."""
+    def ask(
+        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int
+    ) -> None:
+        """Queue the chunk's message. It replaces an earlier one.
+
+        It is waiting only while the chunk's lease of this epoch is live.
+        """
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         """Cancel the chunk's messages in other accounts. Returns those with a live post."""
@@ -319,14 +334,14 @@ class ChunkStore(ChunkReader, Protocol):
 
     proof_type: int
 
-    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+    def admit(self, *, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise the reason why a chunk of this size cannot be posted.
 
         Called before the chunk is packed, and again before it is posted. `waiting_bytes` are the
         stored bytes of the other chunks that are being packed.
 
         Raises:
-            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
+            NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
             UploadsRefused.
             NoProvider: no provider would take the chunk now, so it must not be paid for.
             SettingsError: the store would not prove the chunk.
@@ -382,6 +397,10 @@ class ChunkStore(ChunkReader, Protocol):
         Raises:
             NoProvider, NotProven, RootRefused, ChunkTooLarge.
         """
+
+    def possible_holders(self, posting: PostRecord) -> Sequence[str]:
+        """Return all providers that may have the chunk, whether or not the chain lists them."""
+        return self.holders(posting)
 
     def owner(self) -> str:
         """Return the owner of new posts."""

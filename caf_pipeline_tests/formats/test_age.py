@@ -207,17 +207,6 @@ def run(*command, **options):
     return subprocess.run(command, capture_output=True, check=True, timeout=300, **options).stdout
 
 
-@pytest.fixture(scope="module")
-def age_tool(tmp_path_factory):
-    """The age tool 1.3.2, built by Go."""
-    if not shutil.which("go"):
-        pytest.skip("Go builds the age tool, and is missing")
-    folder = tmp_path_factory.mktemp("age")
-    package = "filippo.io/age/cmd/age@v1.3.2"
-    run("go", "install", package, env={**os.environ, "GOBIN": str(folder)})
-    return folder / "age"
-
-
 @pytest.mark.thorough
 @BOTH_KINDS
 @pytest.mark.parametrize("size", SIZES)

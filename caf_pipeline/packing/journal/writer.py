@@ -105,14 +105,14 @@ class _PendingCheckpoint:
 
 
 class Checkpoints:
-    """The journal of one packing. The packer reports events in order.
+    """The journal of one packing, or none. The packer reports events in order.
 
     `kept_bytes` of the staged file are safe. `holds` is True if there is anything to resume.
     """
 
     def __init__(
         self,
-        journal: Journal,
+        journal: Journal | None,
         sink: StagingSink,
         pace: CheckpointPace,
         *,
@@ -190,7 +190,7 @@ class Checkpoints:
         except StagingError:
             # The packing already has an error, and the journal is valid up to its last entry.
             self._failed = True
-        if self._failed:
+        if self._failed and self._journal:
             self._journal.cut()
 
     def close(self) -> None:
@@ -199,6 +199,8 @@ class Checkpoints:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def _due(self) -> bool:
+        if self._journal is None:
+            return False
         pace = self._pace
         safe_bytes = self._pending.durable_bytes if self._pending else self.kept_bytes
         size_bytes = self._sink.size_bytes - safe_bytes
@@ -224,6 +226,9 @@ class Checkpoints:
         )
 
     def _take(self) -> None:
+        journal = self._journal
+        if journal is None:
+            return
         now = self._sink.mark()
         opened = self._open
         boundary = opened.mark if opened else now
@@ -240,7 +245,7 @@ class Checkpoints:
             with staging_errors(self._sink.part.path):
                 sync_data(self._sink.part.descriptor)
             state = boundary.closed_state()
-            self._journal.append(
+            journal.append(
                 Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside)
             )
 

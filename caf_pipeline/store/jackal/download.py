@@ -65,6 +65,11 @@ class Downloads:
                     self._cached_holders.popitem(last=False)
         return self._selection.to_read(holders)
 
+    def possible_holders(self, posting: PostRecord) -> Sequence[str]:
+        """An active provider may have the bytes before the chain lists it, or after a drop."""
+        active = [provider.address for provider in self.chain.active_providers()]
+        return self._selection.to_read([*self.holders(posting), *active])
+
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
         clients = {address: self._selection.client(address) for address in self.holders(posting)}
         return {

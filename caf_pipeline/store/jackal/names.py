@@ -3,11 +3,15 @@
 import base64
 import hashlib
 import json
+import re
 from typing import Final
 
 DENOM: Final = "ujkl"
 NOTE_MEMBER: Final = "caf_pipeline"
 """The member of a post's note that holds the archive's id."""
+
+HEADER_MEMBER: Final = "header_sha256"
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
 def transaction_hash(body: bytes) -> str:
@@ -28,19 +32,32 @@ def job_id(merkle_root: bytes, sender: str, start: int) -> str:
     return hashlib.sha256(merkle_root + sender.encode() + str(start).encode()).hexdigest()
 
 
-def archive_note(archive_id: str) -> str:
-    """Return a post's note: JSON that names the archive and nothing else."""
-    return json.dumps({NOTE_MEMBER: archive_id}, separators=(",", ":"))
+def archive_note(archive_id: str, header_sha256: bytes | None = None) -> str:
+    """Return a post's note: JSON with the archive's id, and the hash of an encrypted header."""
+    note = {NOTE_MEMBER: archive_id}
+    if header_sha256:
+        note[HEADER_MEMBER] = header_sha256.hex()
+    return json.dumps(note, separators=(",", ":"))
+
+
+def header_of(note: str) -> bytes | None:
+    """Return the SHA-256 of the header that a note names; None if the chunk is plain."""
+    value = _member_of(note, HEADER_MEMBER)
+    return bytes.fromhex(value) if value and _SHA256.fullmatch(value) else None
 
 
 def archive_of(note: str) -> str | None:
     """Return the archive that a note names."""
+    return _member_of(note, NOTE_MEMBER)
+
+
+def _member_of(note: str, name: str) -> str | None:
     try:
         value = json.loads(note)
     except (ValueError, RecursionError):
         return None
-    archive_id = value.get(NOTE_MEMBER) if isinstance(value, dict) else None
-    return archive_id if isinstance(archive_id, str) else None
+    member = value.get(name) if isinstance(value, dict) else None
+    return member if isinstance(member, str) else None
 
 
 def is_ours(note: str) -> bool:

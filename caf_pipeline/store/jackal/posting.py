@@ -220,12 +220,12 @@ class Poster:
             chunk.stored_size_bytes,
             copies=self._settings.copies,
             proof_type=chunk.proof_type,
-            note=archive_note(chunk.archive_id),
+            note=archive_note(chunk.archive_id, chunk.header_sha256),
         ).value
         waiting_post = WaitingPost(
             chunk.name, message, chunk.stored_size_bytes * self._settings.copies
         )
-        log.ask(self.account, waiting_post.chunk, message, waiting_post.charged_bytes)
+        log.ask(self.account, chunk.name, message, waiting_post.charged_bytes, epoch=chunk.epoch)
         attempts = _Attempts()
         with ExitStack() as waiting:
             waiting.enter_context(self._waiting_for_turn())

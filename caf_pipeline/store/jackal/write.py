@@ -16,7 +16,6 @@ from caf_pipeline.errors import (
     ChunkTooLarge,
     EmptyWallet,
     NoStoragePlan,
-    NotPublic,
     PlanExpired,
     PlanTooSmall,
 )
@@ -25,7 +24,7 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.names import DENOM, archive_of, is_ours
+from caf_pipeline.store.jackal.names import DENOM, archive_of, header_of, is_ours
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.store.jackal.read import JackalReader, open_chain
 from caf_pipeline.store.jackal.upload import Uploads
@@ -78,9 +77,8 @@ class JackalStore(JackalReader):
 
         self._interval = lru_cache(CACHED_INTERVALS)(interval)
 
-    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+    def admit(self, *, stored_size_bytes: int, waiting_bytes: int) -> None:
         """SettingsError: the chain may not verify proofs of the set type."""
-        _require_public(public)
         self.chain.require_verified(self.proof_type)
         largest = self.largest_chunk_bytes()
         if largest is not None and stored_size_bytes > largest:
@@ -149,7 +147,6 @@ class JackalStore(JackalReader):
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
         """See `Poster.post`. First checks that enough providers would take the chunk."""
-        _require_public(chunk.public)
         return self.poster.post(
             chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes)
         )
@@ -252,7 +249,9 @@ class JackalStore(JackalReader):
 
 def _posted(file: ChainFile) -> PostedFile:
     return PostedFile(
-        PostRecord(file.merkle_root, file.owner, file.start, file.size_bytes), file.proof_type
+        PostRecord(file.merkle_root, file.owner, file.start, file.size_bytes),
+        file.proof_type,
+        header_of(file.note),
     )
 
 
@@ -262,14 +261,6 @@ def _to_buy(size_bytes: int) -> str:
         "'caf jackal price SOURCE' shows what the whole source needs; 'caf jackal buy --bytes "
         f"{least} --days {LEAST_DAYS}' buys the minimum"
     )
-
-
-def _require_public(public: bool) -> None:
-    if not public:
-        raise NotPublic(
-            "files on Jackal are public, but this source is not marked as public",
-            hint="set public = true for the source if anyone may read every byte of it",
-        )
 
 
 def open_jackal_store(

@@ -1,0 +1,233 @@
+"""Encrypted chunks: what workers store, what an identity reads, and what a lost file costs."""
+
+import os
+import subprocess
+
+import pytest
+
+from caf_pipeline.caf.archive import CafReader
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.errors import (
+    IdentityMissing,
+    IntegrityError,
+    NoMatchingIdentity,
+    NotPublic,
+    StoreError,
+)
+from caf_pipeline.formats import age
+from caf_pipeline.ledger.records import posting_of
+from caf_pipeline.maintenance.repair import repair_chunk
+from caf_pipeline.packing.chunk_reader import StagedSource
+from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps.audit import account_for_chunk, fetch_members
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import (
+    CHUNK_STEPS,
+    a_run_context,
+    account_for_plan,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
+
+IDENTITY = age.new_identity()
+
+
+@pytest.fixture
+def source():
+    return MemorySource(
+        {f"key-{number:03d}": os.urandom(40_000) for number in range(40)}
+        | {"empty": b"", "large": os.urandom(300_000)}
+    )
+
+
+def a_worker(tmp_path, source, ledger, **settings):
+    """A run context with public keys alone."""
+    encryption = {"recipients": [str(IDENTITY.recipient)]}
+    return a_run_context(tmp_path, source, ledger, public=False, encryption=encryption, **settings)
+
+
+def a_reader(tmp_path, source, ledger, identity=IDENTITY):
+    encryption = {"recipients": [str(IDENTITY.recipient)], "identity": identity.reveal()}
+    return a_run_context(tmp_path, source, ledger, public=False, encryption=encryption)
+
+
+def states(context):
+    return {chunk.name: chunk.state for chunk in context.ledger.chunks.list(source="src")}
+
+
+def opened(context, name):
+    """The CAF in a staged chunk."""
+    chunk = context.ledger.chunks.get(name)
+    header = context.ledger.lookup.chunk_header(chunk.merkle_root)
+    return OpenedSource(
+        StagedSource(staged_path(context, name)), OpenedChunk.open(header, [IDENTITY])
+    )
+
+
+def test_every_object_reads_back_with_the_identity(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    report = plan(worker)
+    for chunk in report.chunks:
+        archive_chunk(worker, chunk.name)
+    assert set(states(worker).values()) == {ChunkState.LOCATED}
+    assert account_for_plan(worker, report).located == len(source.bodies)
+    reader = a_reader(tmp_path, source, ledger)
+    for key, body in source.bodies.items():
+        archived = fetch(ledger.lookup, reader.opened, "src", key)
+        assert b"".join(archived.pieces) == body
+
+
+def test_a_worker_cannot_read_objects(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    archive_everything(worker)
+    with pytest.raises(IdentityMissing):
+        b"".join(fetch(ledger.lookup, worker.opened, "src", "key-000").pieces)
+
+
+def test_another_identity_opens_nothing(tmp_path, source, ledger):
+    archive_everything(a_worker(tmp_path, source, ledger))
+    reader = a_reader(tmp_path, source, ledger, identity=age.new_identity())
+    with pytest.raises(NoMatchingIdentity):
+        b"".join(fetch(ledger.lookup, reader.opened, "src", "key-000").pieces)
+
+
+def test_staging_and_store_hold_no_plaintext(tmp_path, ledger):
+    source = MemorySource({f"secret-key-{number}": b"plaintext!" * 5000 for number in range(9)})
+    worker = a_worker(tmp_path, source, ledger)
+    (planned,) = plan(worker).chunks
+    for step in CHUNK_STEPS:
+        step(worker, planned.name)
+        for folder in (worker.staging(), tmp_path / "store"):
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    content = path.read_bytes()
+                    assert b"plaintext!" not in content
+                    assert b"secret-key" not in content
+
+
+def test_checks_count_rows_and_need_no_identity(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    (name, *_) = archive_everything(worker)
+    assert account_for_chunk(worker, name).agrees
+    assert fetch_members(worker, name).not_run
+    fetched = fetch_members(a_reader(tmp_path, source, ledger), name)
+    assert fetched.tried == 20 or fetched.tried == ledger.chunks.get(name).member_count
+    assert not fetched.mismatched
+
+
+def test_a_source_without_recipients_packs_nothing(tmp_path, source, ledger):
+    context = a_run_context(tmp_path, source, ledger, public=False)
+    (planned, *_) = plan(context).chunks
+    with pytest.raises(NotPublic):
+        chunk_steps.load_batch(context, planned.name)
+    assert not list(context.staging().iterdir())
+
+
+def test_a_sealed_plain_chunk_is_encrypted_before_the_post(tmp_path, source, ledger):
+    public = a_run_context(tmp_path, source, ledger)
+    (planned, *_) = plan(public).chunks
+    archive_chunk(public, planned.name, until=chunk_steps.seal_chunk)
+    assert not ledger.chunks.get(planned.name).encrypted
+    archive_chunk(a_worker(tmp_path, source, ledger), planned.name)
+    assert ledger.chunks.get(planned.name).encrypted
+
+
+def test_a_posted_plain_chunk_of_a_private_source_is_not_uploaded(tmp_path, source, ledger):
+    public = a_run_context(tmp_path, source, ledger)
+    (planned, *_) = plan(public).chunks
+    archive_chunk(public, planned.name, until=chunk_steps.post_file)
+    with pytest.raises(NotPublic):
+        chunk_steps.upload_chunk(a_worker(tmp_path, source, ledger), planned.name)
+
+
+def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    (planned, *_) = plan(worker).chunks
+    archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
+    root = ledger.chunks.get(planned.name).merkle_root
+    archive_chunk(a_run_context(tmp_path, source, ledger), planned.name)
+    assert ledger.chunks.get(planned.name).merkle_root == root
+
+
+def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
+    worker = a_worker(tmp_path, source, ledger)
+    (planned, *_) = plan(worker).chunks
+    archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
+    identity = tmp_path / "identity"
+    identity.write_text(IDENTITY.reveal())
+    caf = tmp_path / "chunk.caf"
+    command = [age_tool, "-d", "-i", identity, "-o", caf, staged_path(worker, planned.name)]
+    subprocess.run(command, check=True)
+    reader = CafReader.open(StagedSource(caf), name="chunk")
+    assert len(reader) == ledger.chunks.get(planned.name).member_count + 2
+
+
+def test_a_flipped_bit_is_an_integrity_error(tmp_path, source, ledger):
+    archive_everything(a_worker(tmp_path, source, ledger))
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file() and path.stat().st_size > 100_000:
+            content = bytearray(path.read_bytes())
+            for at in range(2000, len(content), 65_552):
+                content[at] ^= 1
+            path.write_bytes(content)
+    reader = a_reader(tmp_path, source, ledger)
+    with pytest.raises(IntegrityError):
+        b"".join(fetch(ledger.lookup, reader.opened, "src", "large").pieces)
+
+
+# --- a lost staged file
+
+
+def a_lost_chunk(context, until):
+    """Archive a chunk up to a step, then lose its staged file."""
+    (planned, *_) = plan(context).chunks
+    archive_chunk(context, planned.name, until=until)
+    staged_path(context, planned.name).unlink()
+    return planned.name
+
+
+def test_a_sealed_chunk_is_packed_under_a_new_key(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    name = a_lost_chunk(worker, chunk_steps.seal_chunk)
+    before = ledger.chunks.get(name).merkle_root
+    for step in CHUNK_STEPS:
+        step(worker, name)
+    after = ledger.chunks.get(name)
+    assert after.state is ChunkState.LOCATED
+    assert after.merkle_root != before
+
+
+def test_a_posted_chunk_comes_back_from_the_store(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    name = a_lost_chunk(worker, chunk_steps.upload_chunk)
+    chunk_steps.upload_chunk(worker, name)
+    assert ledger.chunks.get(name).state is ChunkState.UPLOADING
+    assert staged_path(worker, name).exists()
+
+
+def test_a_chunk_that_nobody_has_is_abandoned(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    name = a_lost_chunk(worker, chunk_steps.post_file)
+    with pytest.raises(StoreError):
+        chunk_steps.upload_chunk(worker, name)
+    assert ledger.chunks.get(name).state is ChunkState.ABANDONED
+    plan(worker)
+    for chunk in ledger.chunks.list("src", UNDER_WAY):
+        archive_chunk(worker, chunk.name)
+    reader = a_reader(tmp_path, source, ledger)
+    for key, body in source.bodies.items():
+        assert b"".join(fetch(ledger.lookup, reader.opened, "src", key).pieces) == body
+
+
+def test_a_lost_stored_chunk_is_not_repaired_from_the_source(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    (name, *_) = archive_everything(worker)
+    posting = posting_of(ledger.chunks.get(name))
+    worker.store._chunk_path(posting).unlink()
+    with pytest.raises(StoreError):
+        repair_chunk(worker, name)
+    assert ledger.chunks.get(name).state is ChunkState.DAMAGED
