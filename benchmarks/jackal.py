@@ -114,7 +114,7 @@ def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes)
         )
     )
     settings = JackalSettings(lcd=tuple(network.lcds), chain_id=network.chain_id, copies=1)
-    chunk = ChunkToStore("bench", "0" * 32, True, size_bytes, 3, root)
+    chunk = ChunkToStore("bench", "0" * 32, size_bytes, 3, root)
     try:
         return Poster(chain, wallet, settings, spend_cap=lambda: None).post(chunk, MemoryLog())
     finally:

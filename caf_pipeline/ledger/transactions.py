@@ -96,15 +96,17 @@ _END_FIRST_POST: Final = (
     )
     .values(live=false())
 )
-# The run that asked still holds the chunk. A dead run's staged file may be lost, and the file of an
-# encrypted chunk cannot be made again.
-_IS_HELD: Final = (
+# The file of an encrypted chunk may be lost with the run that asked, and cannot be made again.
+_MAY_BE_LOST: Final = (
     exists()
     .where(
-        LEASES.c.name == "chunk/" + CAF_FILES.c.name,
         CAF_FILES.c.caf_file_id == POSTS.c.caf_file_id,
-        LEASES.c.epoch == POSTS.c.epoch,
-        LEASES.c.expires_at > func.now(),
+        CAF_FILES.c.header.is_not(None),
+        ~exists().where(
+            LEASES.c.name == "chunk/" + CAF_FILES.c.name,
+            LEASES.c.epoch == POSTS.c.epoch,
+            LEASES.c.expires_at > func.now(),
+        ),
     )
     .correlate(POSTS)
 )
@@ -115,14 +117,14 @@ _WAITING: Final = (
         POSTS.c.account == bindparam("account"),
         CHUNKS.c.state == any_(bindparam("states", type_=ARRAY(Text))),
         ~_HAS_LIVE_POST,
-        _IS_HELD,
+        ~_MAY_BE_LOST,
     )
     .order_by(POSTS.c.asked_at, POSTS.c.caf_file_id)
 )
 _REQUESTS: Final = select(POSTS.c.caf_file_id, _HAS_LIVE_POST.label("taken")).where(
     POSTS.c.account == bindparam("account"),
     POSTS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger))),
-    _IS_HELD,
+    ~_MAY_BE_LOST,
 )
 _END_OTHER_REQUESTS: Final = delete(POSTS).where(
     POSTS.c.caf_file_id == bindparam("id"), POSTS.c.account != bindparam("account")
@@ -290,7 +292,7 @@ class TransactionLog(LedgerPart):
         )
 
     def ask(
-        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int
+        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int = 0
     ) -> None:
         """Request a post of the chunk, replacing a request.
 

@@ -29,17 +29,17 @@ class ChunkToStore:
     """A sealed chunk. Size and Merkle root are those of its stored bytes.
 
     Attributes:
-        epoch: of the lease on the chunk. A transaction posts it only while this lease is live.
         header_sha256: SHA-256 of the header and nonce of an encrypted chunk; None: plain.
+        epoch: of the lease on the chunk. An encrypted chunk is posted only while it is live.
     """
 
     name: str
-    epoch: int
     archive_id: str
-    header_sha256: bytes | None
     stored_size_bytes: int
     proof_type: int
     merkle_root: bytes
+    header_sha256: bytes | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +215,11 @@ class TransactionLog(ChainHeights, Protocol):
         """Hold the right to sign for the account. One run holds it at a time."""
 
     def ask(
-        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int
+        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int = 0
     ) -> None:
         """Queue the chunk's message. It replaces an earlier one.
 
-        It is waiting only while the chunk's lease of this epoch is live.
+        The message of an encrypted chunk waits only while the chunk's lease of `epoch` is live.
         """
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:

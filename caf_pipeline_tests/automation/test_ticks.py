@@ -353,10 +353,6 @@ def test_refused_chunks_do_not_block_others(pipeline, monkeypatch):
     plan_chunks(pipeline, SOURCE, 1)
     monkeypatch.setattr(launch_tick, "MAX_LAUNCHED", 2)
 
-    def refuse_private(_, unposted, *, public, waiting_bytes):
-        return (set(), "") if public else ({chunk.name for chunk in unposted}, "Not public.")
-
-    monkeypatch.setattr(launch_tick, "refused_chunks", refuse_private)
     (name,) = requested(pipeline)
     assert pipeline.ledger.chunks.get(name).source == SOURCE
 
@@ -368,7 +364,7 @@ class NarrowStore:
         self.room, self.largest, self.error = room, largest, error
         self.asked: list[int] = []
 
-    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+    def admit(self, *, stored_size_bytes: int, waiting_bytes: int) -> None:
         self.asked.append(stored_size_bytes)
         if self.error:
             raise self.error
@@ -419,5 +415,5 @@ def chunks_of(*sizes: int) -> list[LaunchableChunk]:
     ],
 )
 def test_smaller_chunks_go_if_the_store_lacks_room(store, waiting, refused, why, asked):
-    result = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
+    result = refused_chunks(store, chunks_of(10, 20, 30), waiting_bytes=waiting)
     assert (result, store.asked) == ((refused, why), asked)

@@ -161,9 +161,9 @@ def staged_file(folder: Path, data: bytes) -> Path:
     return path
 
 
-def to_store(store, path: Path, *, public=True, name="src-00000000-00001") -> ChunkToStore:
+def to_store(store, path: Path, *, name="src-00000000-00001") -> ChunkToStore:
     root = merkle_root(path, store.proof_type)
-    return ChunkToStore(name, "0" * 32, public, path.stat().st_size, store.proof_type, root)
+    return ChunkToStore(name, "0" * 32, path.stat().st_size, store.proof_type, root)
 
 
 def stored(store, path: Path, log=None) -> PostRecord:
@@ -315,9 +315,9 @@ class ChunkStoreContract(ChunkReaderContract):
         assert after == {**before, chunk.archive_id: 1}
 
     def test_only_fitting_chunks_are_admitted(self, store):
-        store.admit(public=True, stored_size_bytes=1000, waiting_bytes=0)
+        store.admit(stored_size_bytes=1000, waiting_bytes=0)
         with pytest.raises(StoreError):
-            store.admit(public=True, stored_size_bytes=1000, waiting_bytes=1 << 62)
+            store.admit(stored_size_bytes=1000, waiting_bytes=1 << 62)
 
     def test_properties_of_a_store_are_valid(self, store):
         largest = store.largest_chunk_bytes()

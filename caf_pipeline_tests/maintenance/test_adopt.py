@@ -88,7 +88,7 @@ def write(path, members) -> Path:
 def post(context, path, proof_type=3, archive_id="another program") -> Path:
     """Post a file as another program of the same owner does."""
     root = merkle_root(path, proof_type)
-    chunk = ChunkToStore("anything", archive_id, True, path.stat().st_size, proof_type, root)
+    chunk = ChunkToStore("anything", archive_id, path.stat().st_size, proof_type, root)
     context.store.put(context.store.post(chunk, MemoryLog()), path, lambda size: None)
     return path
 

@@ -136,7 +136,7 @@ def test_a_sealed_plain_chunk_is_encrypted_before_the_post(tmp_path, source, led
     assert ledger.chunks.get(planned.name).encrypted
 
 
-def test_a_posted_plain_chunk_of_a_private_source_is_not_uploaded(tmp_path, source, ledger):
+def test_posted_plain_chunk_of_private_source_is_not_uploaded(tmp_path, source, ledger):
     public = a_run_context(tmp_path, source, ledger)
     (planned, *_) = plan(public).chunks
     archive_chunk(public, planned.name, until=chunk_steps.post_file)

@@ -89,7 +89,7 @@ def test_folder_that_cannot_be_created_raises(tmp_path):
     Path(tmp_path / "file").write_text("in the way")
     store = DirectoryStore(tmp_path / "file" / "store")
     with pytest.raises(StoreError, match="file/store"):
-        store.admit(public=False, stored_size_bytes=1, waiting_bytes=0)
+        store.admit(stored_size_bytes=1, waiting_bytes=0)
     with pytest.raises(StoreError, match="file/store"):
         store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
 
@@ -128,7 +128,7 @@ def questions(store, posting, staged):
         lambda: list(store.posted("0" * 32)),
         store.archives,
         store.half_copies,
-        lambda: store.admit(public=False, stored_size_bytes=1, waiting_bytes=0),
+        lambda: store.admit(stored_size_bytes=1, waiting_bytes=0),
         lambda: store.post(to_store(store, staged), MemoryLog()),
         lambda: store.posted_already(to_store(store, staged), MemoryLog()),
         lambda: store.put(posting, staged, lambda _: None),
@@ -139,7 +139,7 @@ def questions(store, posting, staged):
 def test_first_post_writes_the_id_into_folder_and_ledger(tmp_path):
     ledger = FolderMemory()
     store = DirectoryStore(tmp_path / "store", ledger)
-    store.admit(public=False, stored_size_bytes=1, waiting_bytes=0)
+    store.admit(stored_size_bytes=1, waiting_bytes=0)
     assert list(store.archives()) == []
     assert not store.folder.exists()
     assert ledger.folder_id is None
@@ -262,7 +262,7 @@ def test_unreadable_marker_is_not_judged(kept, tmp_path):
 def test_chunk_too_large_for_the_disk_is_refused_with_sizes(small_disk):
     store = DirectoryStore(small_disk / "store")
     with pytest.raises(StoreError, match=r"1\.9 MiB and 5 B"):
-        store.admit(public=False, stored_size_bytes=2_000_000, waiting_bytes=5)
+        store.admit(stored_size_bytes=2_000_000, waiting_bytes=5)
 
 
 def test_a_copy_of_other_bytes_is_replaced(store, tmp_path):

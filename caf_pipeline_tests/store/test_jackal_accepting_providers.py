@@ -58,7 +58,7 @@ def refused(opened, staged, error, match):
     """Assert that the chunk is refused before and at posting, and nothing is broadcast."""
     before = opened.network.state()["broadcasts"]
     with pytest.raises(error, match=match):
-        opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
+        opened.store.admit(stored_size_bytes=SIZE, waiting_bytes=0)
     with pytest.raises(error, match=match) as raised:
         opened.posted(staged)
     assert opened.network.state()["broadcasts"] == before
@@ -151,7 +151,7 @@ def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkey
     monkeypatch.setattr(
         opened.records, "all", lambda: readers.add(threading.current_thread()) or all_records()
     )
-    opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
+    opened.store.admit(stored_size_bytes=SIZE, waiting_bytes=0)
     assert readers == {threading.current_thread()}
 
 

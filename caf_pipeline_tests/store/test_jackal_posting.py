@@ -339,7 +339,7 @@ def test_plan_changed_after_its_check_is_reported_by_code(payer, log, spoil, err
 
 
 def test_note_without_json_is_refused_by_code(payer, log, monkeypatch):
-    monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
+    monkeypatch.setattr(posting_module, "archive_note", lambda *_: "{")
     with pytest.raises(TransactionRefused, match="not valid json") as raised:
         payer.poster(log).post(chunk("a"), log)
     assert raised.value.code == 17
@@ -509,7 +509,7 @@ def test_roots_on_the_chain_replace_a_missing_index(payer, log, network):
 
 
 def test_failed_transaction_without_an_index_ends(payer, log, network, monkeypatch):
-    monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
+    monkeypatch.setattr(posting_module, "archive_note", lambda *_: "{")
     monkeypatch.setattr(posting_module, "SIGNINGS", 2)
     for index in (0, 1):
         network.misbehave(lcd=index, index_off=True)

@@ -199,10 +199,11 @@ def test_bad_file_of_unposted_chunk_is_packed_to_its_root(
 def test_posted_chunk_ignores_later_settings(sealed, make_context, old_network):
     context, name = sealed
     let_it_be_posted(context, name)
-    context.store.post(
-        chunk_steps.to_store(context, context.ledger.chunks.get(name)),
-        context.ledger.transactions(context.holder),
-    )
+    with chunk_steps.lease_chunk(context, name) as lease:
+        context.store.post(
+            chunk_steps.to_store(context, lease, context.ledger.chunks.get(name)),
+            context.ledger.transactions(context.holder),
+        )
     before = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(make_context(0), name)

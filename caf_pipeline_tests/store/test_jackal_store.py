@@ -10,7 +10,6 @@ from caf_pipeline.errors import (
     EmptyWallet,
     MnemonicRefused,
     NoStoragePlan,
-    NotPublic,
     PlanExpired,
     PlanTooSmall,
     SettingsError,
@@ -79,21 +78,11 @@ class TestJackalReader(ChunkReaderContract):
             yield reader
 
 
-def admit(store, size_bytes=1000, *, public=True, waiting_bytes=0):
-    store.admit(public=public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
+def admit(store, size_bytes=1000, *, waiting_bytes=0):
+    store.admit(stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
 
 
 # --- admission ---
-
-
-def test_private_chunk_is_neither_admitted_nor_posted(opened, tmp_path):
-    with pytest.raises(NotPublic):
-        admit(opened.store, public=False)
-    path = staged_file(tmp_path, b"x" * 1000)
-    before = opened.network.state()["broadcasts"]
-    with pytest.raises(NotPublic):
-        opened.store.post(to_store(opened.store, path, public=False), opened.log)
-    assert opened.network.state()["broadcasts"] == before
 
 
 def test_wallet_without_space_gets_the_purchase_command(stranger):

@@ -109,7 +109,7 @@ def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> Post
     root = merkle_root(path, store.proof_type)
     size = path.stat().st_size
     posting = store.post(
-        ChunkToStore("by-hand", archive_id, True, size, store.proof_type, root), MemoryLog()
+        ChunkToStore("by-hand", archive_id, size, store.proof_type, root), MemoryLog()
     )
     if upload:
         store.put(posting, path, lambda _: None)

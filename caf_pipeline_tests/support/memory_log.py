@@ -69,7 +69,9 @@ class MemoryLog:
         with self._lock:
             self._leases.pop(account).lost = True
 
-    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+    def ask(
+        self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int = 0
+    ) -> None:
         with self._lock:
             if not self._held(account, chunk):
                 before = self.queued.get((account, chunk))

@@ -49,7 +49,6 @@ def chunk(name: str, **changes: Any) -> ChunkToStore:
     root = hashlib.sha256(name.encode()).digest()
     facts = {
         "archive_id": ARCHIVE,
-        "public": True,
         "stored_size_bytes": SIZE,
         "proof_type": 3,
         "merkle_root": root,
@@ -198,8 +197,8 @@ class FileLog(MemoryLog):
         new.write_bytes(pickle.dumps((self.entries, self.queued, self.heights)))
         new.replace(self._path)
 
-    def ask(self, *args: Any) -> None:
-        super().ask(*args)
+    def ask(self, *args: Any, **options: Any) -> None:
+        super().ask(*args, **options)
         self._save()
 
     def commit(self, *args: Any) -> None:

@@ -68,7 +68,7 @@ class SeveralFolders:
             name: url for name, one in self.folders.items() for url in one.urls(posting).values()
         }
 
-    def admit(self, *, public, stored_size_bytes, waiting_bytes):
+    def admit(self, *, stored_size_bytes, waiting_bytes):
         self.admitted.append((stored_size_bytes, waiting_bytes))
         if self.largest is not None and stored_size_bytes > self.largest:
             raise ChunkTooLarge(
@@ -93,7 +93,7 @@ class SeveralFolders:
         """Do nothing: each folder knows itself."""
 
     def post(self, chunk, log):
-        self.admit(public=chunk.public, stored_size_bytes=chunk.stored_size_bytes, waiting_bytes=0)
+        self.admit(stored_size_bytes=chunk.stored_size_bytes, waiting_bytes=0)
         if chunk.merkle_root not in self.posts:
             posting = PostRecord(
                 chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes
