@@ -86,7 +86,10 @@ LONGEST_FIRST: Final = (
     "faults/test_world.py",
     "steps/test_planning.py",
 )
-"""By what was measured; in a whole run a file that is not here takes less than 20 s."""
+"""By what was measured; in a whole run a file that is not here takes less than 20 s.
+
+`make test` leaves these files out: they take most of the time.
+"""
 
 _FOLDER: Final = Path(__file__).parents[1]
 
@@ -96,11 +99,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return int(PROCESSES_PER_CORE * (os.cpu_count() or 1))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {_FOLDER / name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(
         key=lambda item: place.get(item.path, len(place))
     )  # stable: a file's tests stay together and in order
+    for item in items:
+        if item.path in place and not item.get_closest_marker("sample"):
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(tryfirst=True)
