@@ -5,12 +5,15 @@ The validators check the text only. A missing bucket, server or folder is detect
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_core import PydanticKnownError
+
+from caf_pipeline.errors import KeyRefused
 
 # A chunk's id has at most 50 characters: <name>-<12 hex>-<5 digits>.
 MAX_SOURCE_NAME: Final = 30
@@ -61,6 +64,7 @@ ENCODE_IN_URL: Final = (
 )
 
 _STORAGE_CLASS: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+_WORKER_KEY: Final = re.compile(r"[0-9A-Fa-f]{64}")
 _MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
 
 # Dagster's rule, which it checks when the assets are built. A test compares the two.
@@ -256,6 +260,51 @@ def _mail_address(text: str) -> str:
     return text
 
 
+def _recipient(text: str) -> str:
+    from caf_pipeline.formats import age  # noqa: PLC0415  0.07 s, and many commands have no keys
+
+    try:
+        age.parse_recipient(text)
+    except KeyRefused as error:
+        raise ValueError(f"must be a recipient, 'age1pq1…' or 'age1…': {error}") from None
+    return text
+
+
+def _recipients(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if len({text.startswith("age1pq1") for text in texts}) > 1:
+        raise ValueError(
+            "must not mix hybrid and classic recipients: a quantum computer that breaks the "
+            "classic key would read the chunk"
+        )
+    return texts
+
+
+def _identity(secret: SecretStr | None) -> SecretStr | None:
+    """Count an empty identity as unset."""
+    return secret if secret and secret.get_secret_value().strip() else None
+
+
+def _identity_file(value: object) -> object:
+    if isinstance(value, str) and value.strip().upper().startswith("AGE-SECRET-KEY-"):
+        raise ValueError("must be the path of a file, not the identity")
+    return _path(value)
+
+
+def _command(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError:
+        raise ValueError("must be a command whose quotes are closed") from None
+    return text.strip()
+
+
+def _worker_key(secret: SecretStr | None) -> SecretStr | None:
+    text = secret.get_secret_value() if secret else ""
+    if text and not _WORKER_KEY.fullmatch(text):
+        raise ValueError("must be 64 hex digits, as 'caf keys worker' prints them")
+    return secret if text else None
+
+
 def _path(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -311,6 +360,12 @@ Lcd = Annotated[str, AfterValidator(_server)]
 ChainId = Annotated[str, AfterValidator(_chain_id)]
 Key = Annotated[SecretStr | None, AfterValidator(_key)]
 DatabaseUrl = Annotated[SecretStr | None, AfterValidator(_database_url)]
+Recipient = Annotated[str, AfterValidator(_recipient)]
+Recipients = Annotated[tuple[Recipient, ...], AfterValidator(_recipients)]
+IdentityText = Annotated[SecretStr | None, AfterValidator(_identity)]
+IdentityFile = Annotated[Path, BeforeValidator(_identity_file)]
+Command = Annotated[str, AfterValidator(_command)]
+WorkerKey = Annotated[SecretStr | None, AfterValidator(_worker_key)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 MnemonicFile = Annotated[Path, BeforeValidator(_mnemonic_file)]
 Whole = Annotated[int, BeforeValidator(_no_truth_value)]

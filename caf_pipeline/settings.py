@@ -30,10 +30,13 @@ from caf_pipeline.errors import SettingsError
 from caf_pipeline.setting_values import (
     BucketName,
     ChainId,
+    Command,
     DatabaseUrl,
     Duration,
     Endpoint,
     FilePath,
+    IdentityFile,
+    IdentityText,
     Key,
     KeyPrefix,
     Lcd,
@@ -44,6 +47,7 @@ from caf_pipeline.setting_values import (
     Patterns,
     ProofType,
     QueueUrl,
+    Recipients,
     RegionName,
     ReportFolder,
     Size,
@@ -51,6 +55,7 @@ from caf_pipeline.setting_values import (
     StorageClass,
     WebhookUrl,
     Whole,
+    WorkerKey,
     names_access_point,
 )
 from caf_pipeline.settings_errors import (
@@ -65,6 +70,8 @@ from caf_pipeline.settings_errors import (
 CONFIG_VARIABLE: Final = "CAF_CONFIG"
 DEFAULT_CONFIG: Final = "caf.toml"
 SOURCES_VARIABLE: Final = "CAF_SOURCES"
+PASSPHRASE_VARIABLE: Final = "CAF_PASSPHRASE"
+"""The passphrase of an identity file. It is not a setting: a command asks for it otherwise."""
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -73,7 +80,16 @@ TIB: Final = 1 << 40
 DAY: Final = 24 * 3600
 
 SECRETS: Final = frozenset(
-    {"database_url", "access_key_id", "secret_access_key", "mnemonic", "webhook", "smtp_password"}
+    {
+        "database_url",
+        "access_key_id",
+        "secret_access_key",
+        "mnemonic",
+        "identity",
+        "worker_key",
+        "webhook",
+        "smtp_password",
+    }
 )
 
 
@@ -97,7 +113,9 @@ class SourceSettings(_Section):
             Empty: list the bucket to find new objects.
         endpoint_url: S3-compatible server. Empty: AWS.
         path_style: Whether the URL has the bucket in its path. Default: if there is an endpoint.
-        public: The operator confirms that anybody may read every byte of this source.
+        public: The operator confirms that anybody may read every byte of this source. Its chunks
+            are not encrypted.
+        recipients: Recipients of this source's new chunks. Default: those of `[encryption]`.
         target_size: Size of a chunk in bytes with index and footer, without its manifest.
         min_chunk_size: A smaller last chunk of a plan waits for the next plan. 0: never waits.
         max_wait: Longest time that an object waits, in seconds since it was last modified.
@@ -131,6 +149,7 @@ class SourceSettings(_Section):
     access_key_id: Key = None
     secret_access_key: Key = None
     public: bool = False
+    recipients: Recipients = ()
     target_size: Size = Field(default=ByteSize(30 * GIB), ge=4096, le=32 * GIB)
     min_chunk_size: Size = Field(default=ByteSize(0), ge=0, le=32 * GIB)
     max_wait: Duration = 7 * DAY
@@ -172,6 +191,12 @@ class SourceSettings(_Section):
         return self
 
     @model_validator(mode="after")
+    def _public_or_encrypted(self) -> "SourceSettings":
+        if self.public and self.recipients:
+            raise ValueError("public and recipients exclude each other: public chunks are plain")
+        return self
+
+    @model_validator(mode="after")
     def _least_within_target(self) -> "SourceSettings":
         if self.min_chunk_size > self.target_size:
             raise ValueError(
@@ -184,6 +209,30 @@ class SourceSettings(_Section):
     def uses_path_style(self) -> bool:
         """Whether URLs have the bucket in the path."""
         return bool(self.endpoint_url) if self.path_style is None else self.path_style
+
+
+class EncryptionSettings(_Section):
+    """Who can read the chunks of sources that are not public.
+
+    Attributes:
+        recipients: Public keys, `age1pq1…` or `age1…`, to which new chunks are encrypted.
+        identity: The secret key of a recipient, from `CAF_ENCRYPTION__IDENTITY` only, as an
+            identity file has it.
+        identity_file: A file of mode 600 with identities, perhaps encrypted to a passphrase.
+        identity_command: A command that prints an identity file. It runs without a shell.
+    """
+
+    recipients: Recipients = ()
+    identity: IdentityText = None
+    identity_file: IdentityFile | None = None
+    identity_command: Command = ""
+
+    @model_validator(mode="after")
+    def _one_identity(self) -> "EncryptionSettings":
+        names = ("identity_file", "identity_command", "identity")
+        if len(named := [name for name in names if getattr(self, name)]) > 1:
+            raise ValueError(f"{' and '.join(named)} exclude each other: keep one of them")
+        return self
 
 
 class PackingSettings(_Section):
@@ -358,6 +407,8 @@ class Settings(BaseSettings):
         staging: Folder of chunks between packing and upload. Default: `staging` in `home`.
         database_url: `postgresql://…`. Empty: an embedded server in `home`. It may contain a
             password, so it comes from `CAF_DATABASE_URL` only.
+        worker_key: 32 bytes in hex, from `CAF_WORKER_KEY` only. It encrypts the journals of private
+            chunks, so that a killed run can resume.
     """
 
     model_config = SettingsConfigDict(
@@ -372,8 +423,10 @@ class Settings(BaseSettings):
     home: FilePath = Path(".caf")
     staging: FilePath | None = None
     database_url: DatabaseUrl = None
+    worker_key: WorkerKey = None
     store: StoreSettings = StoreSettings()
     jackal: JackalSettings = JackalSettings()
+    encryption: EncryptionSettings = EncryptionSettings()
     packing: PackingSettings = PackingSettings()
     runs: ChunkRunSettings = ChunkRunSettings()
     alerts: AlertSettings = AlertSettings()
@@ -414,6 +467,11 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
     @property
+    def folder(self) -> Path:
+        """The folder of the file, or the working directory if there is no file."""
+        return self._file.parent if self._file else Path.cwd()
+
+    @property
     def staging_folder(self) -> Path:
         """The folder of chunks between packing and upload."""
         return self.staging or self.home / "staging"
@@ -424,6 +482,15 @@ class Settings(BaseSettings):
             return self.sources[name]
         except KeyError:
             raise self.unknown_source(name) from None
+
+    def recipients_of(self, name: str) -> tuple[str, ...]:
+        """Return the recipients of a source's new chunks.
+
+        Empty if the source is public, or if neither the source nor `[encryption]` has recipients.
+        Raises SettingsError if the source does not exist.
+        """
+        source = self.source(name)
+        return () if source.public else source.recipients or self.encryption.recipients
 
     def unknown_source(self, name: str, others: Iterable[str] = ()) -> SettingsError:
         """Return the error for a source that does not exist.
@@ -444,7 +511,7 @@ class Settings(BaseSettings):
 def _refuse_secrets(values: dict[str, Any], section: str, path: Path) -> None:
     for name, value in values.items():
         full = f"{section}{name}"
-        if name in SECRETS:
+        if name in SECRETS and not isinstance(value, dict):  # a source may be called `identity`
             variable = "CAF_" + full.replace(".", "__").upper()
             raise SettingsError(
                 f"{path}: {full} is a secret",
@@ -537,12 +604,17 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
     jackal = settings.jackal
     if jackal.mnemonic_file:
         jackal = jackal.model_copy(update={"mnemonic_file": folder / jackal.mnemonic_file})
+    encryption = settings.encryption
+    if encryption.identity_file:
+        file = folder / encryption.identity_file
+        encryption = encryption.model_copy(update={"identity_file": file})
     return settings.model_copy(
         update={
             "home": folder / settings.home,
             "staging": staging,
             "store": store,
             "jackal": jackal,
+            "encryption": encryption,
         }
     )
 
@@ -560,7 +632,7 @@ def load_settings(path: Path | None = None) -> Settings:
     file, exists = _find_file(path)
     values = _read_file(file) if exists else {}
     origin = Origin(file, values, {name.upper(): value for name, value in os.environ.items()})
-    if mistyped := mistyped_variable(Settings, origin, (CONFIG_VARIABLE,)):
+    if mistyped := mistyped_variable(Settings, origin, (CONFIG_VARIABLE, PASSPHRASE_VARIABLE)):
         raise mistyped
     for name in values:
         if name.startswith("_"):  # an argument of pydantic's

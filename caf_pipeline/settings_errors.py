@@ -49,6 +49,7 @@ _PREFIX: Final = "CAF_"
 _BETWEEN: Final = "__"
 _CREDENTIALS_IN_URL: Final = re.compile(r"//[^/\s]*@")
 _WORDS_OF_A_WALLET: Final = 12
+_IDENTITY: Final = "AGE-SECRET-KEY"
 
 Place = tuple[str, ...]
 """A setting's path: `("packing", "fetch_threads")`."""
@@ -233,7 +234,11 @@ def _shown(value: object) -> str:
             if isinstance(value, Mapping)
             else "a date or a time"
         )
-    if _CREDENTIALS_IN_URL.search(value) or len(value.split()) >= _WORDS_OF_A_WALLET:
+    if (
+        _CREDENTIALS_IN_URL.search(value)
+        or len(value.split()) >= _WORDS_OF_A_WALLET
+        or _IDENTITY in value.upper()
+    ):
         return ""
     return f"'{value}'" if len(value) <= SHOWN_CHARACTERS else f"'{value[:SHOWN_CHARACTERS]}…'"
 

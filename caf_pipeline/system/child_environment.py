@@ -19,6 +19,8 @@ class Need(Flag):
         NETWORK: Certificates, and proxies, whose URLs may contain passwords.
         S3: Keys, regions and endpoints of AWS's tools, and the sources' keys.
         WALLET: The wallet's words.
+        IDENTITY: The identity that decrypts chunks, and the passphrase of its file.
+        WORKER_KEY: The key of the journals of private chunks.
         LEDGER: The ledger's URL.
         STORAGE: The URL of Dagster's storage.
         POSTGRES: Variables of libpq with its password.
@@ -30,6 +32,8 @@ class Need(Flag):
     NETWORK = auto()
     S3 = auto()
     WALLET = auto()
+    IDENTITY = auto()
+    WORKER_KEY = auto()
     LEDGER = auto()
     STORAGE = auto()
     POSTGRES = auto()
@@ -62,6 +66,9 @@ _SECRETS: Final = {
     "access_key_id": Need.S3,
     "secret_access_key": Need.S3,
     "mnemonic": Need.WALLET,
+    "identity": Need.IDENTITY,
+    "caf_passphrase": Need.IDENTITY,
+    "worker_key": Need.WORKER_KEY,
     "webhook": Need.ALERTS,
     "smtp_password": Need.ALERTS,
 }

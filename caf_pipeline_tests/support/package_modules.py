@@ -12,14 +12,14 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 
 ORDER = (
-    "errors | setting_values | settings_errors | settings chunk_state | system | caf formats"
-    " | inventory | waits | ports | throttle | source store ledger | run_context | packing"
-    " | retrieval | steps | maintenance | wiring | run_wiring | filesystem | naming | automation"
-    " | defs | dagster_host | cli | entry | definitions"
+    "errors | formats | setting_values | settings_errors | settings chunk_state | system | caf"
+    " | inventory | waits | ports | throttle | source store ledger | encryption | run_context"
+    " | packing | retrieval | steps | maintenance | wiring | run_wiring | filesystem | naming"
+    " | automation | defs | dagster_host | cli | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from lower ones.
 
-Names that stand together, such as `caf formats`, do not import each other.
+Names that stand together, such as `source store ledger`, do not import each other.
 """
 
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
