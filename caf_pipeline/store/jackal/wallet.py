@@ -6,7 +6,6 @@ The words and the key appear in no repr and no error. Source: BIP-39, BIP-32, SL
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +19,13 @@ from mnemonic import Mnemonic
 
 from caf_pipeline.errors import MnemonicRefused, UsageError
 from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.secret_files import read_secret
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
 ADDRESS_SIZE_BYTES: Final = 20  # a RIPEMD-160
 MNEMONIC_VARIABLE: Final = "JACKAL_MNEMONIC"
 SETTING_VARIABLE: Final = "CAF_JACKAL__MNEMONIC"  # read by the settings; takes precedence
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Wallet:
@@ -117,18 +116,11 @@ def read_mnemonic(setting: str | None, file: Path | None) -> str:
             hint=f"set {MNEMONIC_VARIABLE}, or jackal.mnemonic_file to a file of mode 600 that "
             "holds the words",
         )
+    hint = "set jackal.mnemonic_file to a text file with the wallet's words"
     try:
-        if file.stat().st_mode & _OTHERS:
-            raise MnemonicRefused(
-                f"{file} can be read by other users", hint=f"run: chmod 600 {file}"
-            )
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise MnemonicRefused(
-            f"{file} cannot be read: {reason}",
-            hint="set jackal.mnemonic_file to a text file with the wallet's words",
-        ) from None
+        return read_secret(file, MnemonicRefused, hint=hint).decode()
+    except UnicodeDecodeError:
+        raise MnemonicRefused(f"{file} cannot be read: it is not text", hint=hint) from None
 
 
 def _mnemonic_fault(text: str) -> str:
