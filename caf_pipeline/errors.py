@@ -4,7 +4,8 @@
     ├── UsageError                 2   arguments that exclude each other
     ├── SettingsError              3   caf.toml or the environment
     │   ├── MnemonicRefused
-    │   └── KeyRefused
+    │   ├── KeyRefused
+    │   └── IdentityMissing
     ├── ArchiveError               4   a CAF file, or a file of another format
     │   ├── MalformedArchive
     │   │   ├── DamagedHeader
@@ -147,6 +148,10 @@ class MnemonicRefused(SettingsError):
 
 class KeyRefused(SettingsError):
     """The text is not an age key, or the keys exclude each other. The message has no secret."""
+
+
+class IdentityMissing(SettingsError):
+    """No identity is configured, so that no encrypted chunk can be read."""
 
 
 class ArchiveError(CafError):
@@ -397,7 +402,7 @@ class ObjectMissing(StoredChunkMissing):
 
 
 class NotPublic(StoreError):
-    """The source is not marked `public = true`, so no byte of it may be uploaded."""
+    """The source has no recipients and is not marked `public = true`, so it is not archived."""
 
 
 class StagingError(CafError):

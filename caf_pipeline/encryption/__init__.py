@@ -1,0 +1,1 @@
+"""Encrypts and decrypts the chunks of private sources. `formats.age` has the file format."""
