@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.formats import age
 from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline_tests.support.dagster_private import is_valid_owner
@@ -531,6 +532,75 @@ def test_unknown_source_names_the_existing_sources_and_the_file(tmp_path):
     with pytest.raises(SettingsError, match=r"'photo' in .*/caf\.toml; .*: photos") as caught:
         settings.source("photo")
     assert caught.value.hint == "did you mean 'photos'?"
+
+
+HYBRID, CLASSIC = age.new_identity(), age.new_identity(hybrid=False)
+ENCRYPTION = "[encryption]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (f'{ENCRYPTION}recipients = ["age1"]', "encryption.recipients"),
+        (f'{ENCRYPTION}recipients = ["{CLASSIC.reveal()}"]', "encryption.recipients"),
+        (f'{ENCRYPTION}recipients = ["{HYBRID.reveal().lower()}"]', "encryption.recipients"),
+        (f'{ENCRYPTION}recipients = "{HYBRID.reveal()}"', "encryption.recipients"),
+        (
+            f'{ENCRYPTION}recipients = ["{HYBRID.recipient}", "{CLASSIC.recipient}"]',
+            "encryption.recipients",
+        ),
+        (f'{SOURCE_TEXT}recipients = ["{HYBRID.reveal()}"]', "sources.one.recipients"),
+        (
+            f'{SOURCE_TEXT}public = true\nrecipients = ["{HYBRID.recipient}"]',
+            "public and recipients",
+        ),
+        (f'{ENCRYPTION}identity_file = "{HYBRID.reveal()}"', "encryption.identity_file"),
+        (f'{ENCRYPTION}identity = "{HYBRID.reveal()}"', "encryption.identity"),
+        (f"{ENCRYPTION}identity_command = 'pass \"show'", "encryption.identity_command"),
+        (
+            f'{ENCRYPTION}identity_command = "pass"\nidentity_file = "x"',
+            "identity_file and identity_command",
+        ),
+        (f'worker_key = "{"5e" * 32}"', "worker_key"),
+    ],
+)
+def test_wrong_key_is_refused_without_being_shown(tmp_path, text, name):
+    with pytest.raises(SettingsError, match=re.escape(name)) as refused:
+        load_settings(a_file(tmp_path, text))
+    shown = f"{refused.value} {refused.value.hint}".upper()
+    assert "5E5E" not in shown
+    assert not any(
+        identity.reveal()[:20] in shown or identity.reveal()[20:30] in shown
+        for identity in (HYBRID, CLASSIC)
+    )
+
+
+@pytest.mark.parametrize("key", ["5e" * 31, "5e" * 33, "hush" * 16])
+def test_wrong_worker_key_is_refused_without_being_shown(tmp_path, monkeypatch, key):
+    monkeypatch.setenv("CAF_WORKER_KEY", key)
+    with pytest.raises(SettingsError, match="CAF_WORKER_KEY") as refused:
+        load_settings(a_file(tmp_path, ""))
+    assert key not in str(refused.value)
+
+
+def test_keys_of_the_environment_are_hidden(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAF_WORKER_KEY", "5e" * 32)
+    monkeypatch.setenv("CAF_ENCRYPTION__IDENTITY", HYBRID.reveal())
+    settings = load_settings(a_file(tmp_path, ""))
+    assert settings.worker_key.get_secret_value() == "5e" * 32
+    assert settings.encryption.identity.get_secret_value() == HYBRID.reveal()
+    assert "5e5e" not in repr(settings)
+    assert "SECRET" not in repr(settings)
+
+
+def test_identity_file_is_relative_to_the_settings(tmp_path):
+    settings = load_settings(a_file(tmp_path, f'{ENCRYPTION}identity_file = "key"'))
+    assert settings.encryption.identity_file == tmp_path / "key"
+
+
+def test_a_source_may_be_called_identity(tmp_path):
+    settings = load_settings(a_file(tmp_path, '[sources.identity]\nbucket = "b"'))
+    assert settings.source("identity").bucket == "b"
 
 
 def test_the_documentation_lists_every_setting():

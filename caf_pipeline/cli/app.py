@@ -92,6 +92,10 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "docs/how-to/connect-jackal.md.",
         dict.fromkeys(("wallet", "price", "buy", "files"), "jackal"),
     ),
+    "keys": (
+        "Make and show the keys of private sources. See docs/how-to/encryption.md.",
+        dict.fromkeys(("new", "show", "worker"), "keys"),
+    ),
     "cotar": (
         "Read files of a tar archive through a cotar index.",
         {"index": "cotar", "list": "cotar:list_files", "cat": "cotar", "verify": "cotar"},

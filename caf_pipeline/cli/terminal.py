@@ -154,6 +154,16 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
         raise typer.Exit(1)
 
 
+def ask_passphrase(*, is_new: bool = False) -> str:
+    """Ask on the terminal, twice if `is_new`. Raises UsageError if there is no terminal."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "the identity needs a passphrase, and standard input is not a terminal.",
+            hint="Set CAF_PASSPHRASE.",
+        )
+    return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
+
+
 @contextmanager
 def object_progress(title: str) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, otherwise a line on stderr every minute.

@@ -151,10 +151,10 @@ def _decrypt(data: bytes, origin: str, passphrase: Callable[[], str]) -> bytes:
             )
         payload, start_byte = age.open_file(data, [age.Passphrase(passphrase())])
         return bytes(payload.open(0, data[start_byte:], is_end=True))
+    except NoMatchingIdentity:
+        raise KeyRefused(f"{origin} cannot be decrypted: the passphrase is wrong") from None
     except ArchiveError as error:
-        is_wrong = isinstance(error, NoMatchingIdentity)
-        reason = "the passphrase is wrong" if is_wrong else str(error)
-        raise KeyRefused(f"{origin} cannot be decrypted: {reason}", hint=error.hint) from None
+        raise KeyRefused(f"{origin} cannot be decrypted: {error}", hint=error.hint) from None
 
 
 def _run(command: str) -> bytes:

@@ -11,7 +11,20 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import NOT_POSTED
-from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError, with_hint
+from caf_pipeline.encryption.identities import (
+    SECOND_KEY,
+    SINGLE_RECIPIENT,
+    has_single_recipient,
+    require_recipients,
+)
+from caf_pipeline.errors import (
+    MnemonicRefused,
+    NotPublic,
+    SettingsError,
+    StoredAlready,
+    StoreError,
+    with_hint,
+)
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.objects import SkipReason
@@ -243,6 +256,7 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
                     None,
                     [
                         warning,
+                        _key_warning(context),
                         _refusal(context) if snapshot.object_count else "",
                         _not_posted(context, plan.chunks),
                     ],
@@ -257,6 +271,16 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
             ),
             previous=planning.last_plan(context),
         )
+
+
+def _key_warning(context: RunContext) -> str:
+    try:
+        require_recipients(context.settings, context.source)
+    except NotPublic as error:
+        return f"its runs would be refused: {with_hint(error)}"
+    if has_single_recipient(context.settings, context.source):
+        return f"{SINGLE_RECIPIENT}; {SECOND_KEY}"
+    return ""
 
 
 def _refusal(context: RunContext) -> str:

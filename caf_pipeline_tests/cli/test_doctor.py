@@ -10,6 +10,7 @@ import pytest
 from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.formats import age
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.command_line import (
@@ -63,6 +64,16 @@ def test_a_doctor_without_findings_exits_with_0(caf):
     done = caf("doctor", "src")
     assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
     assert (done.err.count("\n"), IMPLEMENTATION in done.err) == (1, True)
+
+
+def test_a_single_recipient_is_a_warning(caf):
+    recipients = [str(age.new_identity().recipient) for _ in range(2)]
+    variable = "CAF_ENCRYPTION__RECIPIENTS"
+    done = caf("doctor", "--json", **{variable: json.dumps(recipients[:1])})
+    assert done.status == 0
+    (finding,) = records(done)
+    assert (finding["kind"], finding["name"], finding["turn"]) == ("keys", "src", "nobody")
+    assert records(caf("doctor", "--json", **{variable: json.dumps(recipients)})) == []
 
 
 def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):

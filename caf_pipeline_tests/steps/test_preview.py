@@ -7,12 +7,13 @@ import pytest
 
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.errors import NotPublic, StoreUnreachable
+from caf_pipeline.formats import age
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.packing.journal import writer
 from caf_pipeline.run_wiring import open_run_context
-from caf_pipeline.settings import SourceSettings
+from caf_pipeline.settings import EncryptionSettings, SourceSettings
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
@@ -96,13 +97,26 @@ def test_preview_reports_why_store_would_refuse_chunks(tmp_path, source, ledger,
         }
     ]
     refused = error is not None and error.permanent
-    assert result.warning.endswith("it is not public; make it so" if refused else "")
-    assert bool(result.warning) is bool(refused)
+    assert result.warning.endswith("it is not public; make it so") is refused
     plan(context)
     source.bodies["new"] = b"new"
     previewed(context)
     total = sum(chunk.expected_size_bytes for chunk in ledger.chunks.list("src"))
     assert requests[-1]["waiting_bytes"] == total
+
+
+def with_recipients(context, *recipients):
+    encryption = EncryptionSettings(recipients=recipients)
+    settings = context.settings.model_copy(update={"encryption": encryption})
+    return replace(context, settings=settings)
+
+
+def test_preview_warns_of_missing_and_single_recipients(tmp_path, source, ledger):
+    context = a_run_context(tmp_path, source, ledger, public=False)
+    first, second = (str(age.new_identity().recipient) for _ in range(2))
+    assert "'caf keys new'" in previewed(context).warning
+    assert "'caf keys new --recovery'" in previewed(with_recipients(context, first)).warning
+    assert previewed(with_recipients(context, first, second)).warning == ""
 
 
 def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):

@@ -29,6 +29,8 @@ EVERYTHING = (
     | Need.NETWORK
     | Need.S3
     | Need.WALLET
+    | Need.IDENTITY
+    | Need.WORKER_KEY
     | Need.LEDGER
     | Need.STORAGE
     | Need.POSTGRES
@@ -38,6 +40,9 @@ SECRETS = {
     MNEMONIC_VARIABLE: Need.WALLET,
     "CAF_JACKAL__MNEMONIC": Need.WALLET,
     "caf_jackal__mnemonic": Need.WALLET,
+    "CAF_ENCRYPTION__IDENTITY": Need.IDENTITY,
+    "CAF_PASSPHRASE": Need.IDENTITY,
+    "CAF_WORKER_KEY": Need.WORKER_KEY,
     "AWS_SECRET_ACCESS_KEY": Need.S3,
     "AWS_SESSION_TOKEN": Need.S3,
     "CAF_SOURCES__A__ACCESS_KEY_ID": Need.S3,

@@ -18,6 +18,11 @@ from caf_pipeline.chunk_state import (
     UNDER_WAY,
     ChunkState,
 )
+from caf_pipeline.encryption.identities import (
+    SECOND_KEY,
+    SINGLE_RECIPIENT,
+    has_single_recipient,
+)
 from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.ledger.records import (
     Chunk,
@@ -88,6 +93,7 @@ def examine(
     `alive` returns whether a holder's process runs, or None if unknown.
     """
     examination = Examination(replace(context, throttle=None), alive)
+    yield from _recipients(examination)
     yield from _leases(examination)
     yield from _transactions(examination, settler)
     yield from _rows(examination)
@@ -106,6 +112,16 @@ def examine(
     yield from home_leftovers(examination, all_known=all_known)
     yield from half_copies(examination)
     yield from _unfinished_chunks(examination)
+
+
+# --- keys
+
+
+def _recipients(examination: Examination) -> Iterator[Finding]:
+    context = examination.context
+    is_configured = context.source in context.settings.sources  # the ledger may have others
+    if is_configured and has_single_recipient(context.settings, context.source):
+        yield Finding(Kind.KEYS, context.source, SINGLE_RECIPIENT, SECOND_KEY, Actor.NOBODY)
 
 
 # --- leases

@@ -19,6 +19,7 @@ BETWEEN_STEPS_SECONDS: Final = 1.0
 class Kind(StrEnum):
     """The subject of a finding."""
 
+    KEYS = "keys"
     LEASE = "lease"
     TRANSACTION = "transaction"
     ROWS = "rows"

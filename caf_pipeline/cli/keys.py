@@ -1,0 +1,177 @@
+"""`caf keys`: the keys of sources that are not public."""
+
+import os
+import secrets
+from collections.abc import Set
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caf_pipeline.cli.terminal import ask_passphrase, note, parse_path, print_json
+from caf_pipeline.encryption.identities import Identities, encrypt_identity
+from caf_pipeline.errors import IdentityMissing, UsageError
+from caf_pipeline.formats import age
+from caf_pipeline.settings import PASSPHRASE_VARIABLE, Settings, load_settings
+from caf_pipeline.system.secret_files import write_secret
+
+
+def new(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            parser=parse_path,
+            metavar="FILE",
+            help="Write the identity to FILE instead. It must not exist.",
+        ),
+    ] = None,
+    classic: Annotated[
+        bool,
+        typer.Option(
+            "--classic",
+            help="Make an X25519 key, for age before 1.3. A quantum computer will break it.",
+        ),
+    ] = False,
+    recovery: Annotated[
+        bool, typer.Option("--recovery", help="Make the second key, which you keep offline.")
+    ] = False,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Encrypt the identity to a passphrase.")
+    ] = False,
+) -> None:
+    r"""Make a key: an identity, and its recipient.
+
+    The identity is the secret. It goes to a new file of mode 600: identity.txt beside caf.toml, or
+    recovery-identity.txt with --recovery. Standard output has the recipient alone, which is public.
+    The age tool reads the file, too. See docs/how-to/encryption.md.
+
+    --passphrase uses CAF_PASSPHRASE, or asks on the terminal.
+
+    \b
+    Examples:
+      caf keys new
+      caf keys new --recovery -o /media/usb/recovery.txt --passphrase
+
+    \b
+    Exit status:
+      0  The identity is written.
+      1  The folder does not exist, or cannot be written.
+      2  The file exists, or there is no terminal to ask for the passphrase.
+      3  There is no caf.toml, or it is wrong. Not with -o.
+      8  The disk is full.
+    """
+    path = out or load_settings().folder / ("recovery-identity.txt" if recovery else "identity.txt")
+    if os.path.lexists(path):
+        raise _exists(path)
+    words = ""
+    if passphrase:
+        words = os.environ.get(PASSPHRASE_VARIABLE) or ask_passphrase(is_new=True)
+    identity = age.new_identity(hybrid=not classic)
+    text = (
+        f"# created: {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n"
+        f"# public key: {identity.recipient}\n"
+        f"{identity.reveal()}\n"
+    )
+    try:
+        write_secret(path, encrypt_identity(text, words) if passphrase else text.encode())
+    except FileExistsError:
+        raise _exists(path) from None
+    typer.echo(str(identity.recipient))
+    note(f"the identity is in {path}")
+    if recovery:
+        note("add the printed recipient to encryption.recipients in caf.toml")
+        note("keep this file offline, not on this machine: copy it to a safe place, then delete it")
+        return
+    note("write into caf.toml on every machine:")
+    note("  [encryption]")
+    note(f'  recipients = ["{_short(str(identity.recipient))}"]  # in full, as printed')
+    note("and on machines that read, to which you copy the identity:")
+    note(f'  identity_file = "{path.name if out is None else path.absolute()}"')
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} exists, and an identity is never overwritten.", hint="Name another file with -o."
+    )
+
+
+def show(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    r"""Show the recipients of each source, and whether this process has an identity of them.
+
+    Shows the recipients that new chunks get, and those of this process's identities. An uploaded
+    chunk keeps its recipients. Identities are not shown. --json shows recipients in full.
+
+    \b
+    Example:
+      caf keys show --json | jq -r '.identities[]'   # the recipients of this process's identities
+
+    \b
+    Exit status:
+      0  Success, even without an identity.
+      3  Wrong settings, or the identity cannot be read.
+    """
+    settings = load_settings()
+    own = _own_recipients(settings)
+    if json:
+        sources = [
+            {
+                "source": name,
+                "public": source.public,
+                "recipients": settings.recipients_of(name),
+                "can_read": source.public or bool(own & set(settings.recipients_of(name))),
+            }
+            for name, source in sorted(settings.sources.items())
+        ]
+        print_json({"sources": sources, "identities": sorted(own)})
+        return
+    for name in sorted(settings.sources):
+        typer.echo(f"{name}: {_summary(settings, name, own)}")
+        for recipient in settings.recipients_of(name):
+            typer.echo(f"  {_short(recipient)}{'  identity here' * (recipient in own)}")
+    typer.echo("this process has no identity" if not own else "identities of this process:")
+    for recipient in sorted(own):
+        typer.echo(f"  {_short(recipient)}")
+
+
+def _own_recipients(settings: Settings) -> Set[str]:
+    try:
+        identities = Identities(settings.encryption, ask_passphrase).get()
+    except IdentityMissing:
+        return frozenset()
+    return {str(identity.recipient) for identity in identities}
+
+
+def _summary(settings: Settings, source: str, own: Set[str]) -> str:
+    if settings.source(source).public:
+        return "public, so anybody can read it"
+    recipients = settings.recipients_of(source)
+    if not recipients:
+        return "neither public nor encrypted, so its runs are refused; caf keys new makes a key"
+    can = "can" if own & set(recipients) else "cannot"
+    return f"encrypted; this process {can} read new chunks"
+
+
+def _short(recipient: str) -> str:
+    """A hybrid recipient has 1,959 characters."""
+    return recipient if len(recipient) <= 80 else f"{recipient[:24]}…{recipient[-8:]}"
+
+
+def worker() -> None:
+    r"""Print a new worker key.
+
+    Set it as CAF_WORKER_KEY where chunks are packed. It encrypts the journals of private chunks, so
+    that a killed run resumes. Without it such a chunk starts again. It opens no chunk.
+
+    \b
+    Example:
+      export CAF_WORKER_KEY=$(caf keys worker)
+
+    \b
+    Exit status:
+      0  Success.
+    """
+    typer.echo(secrets.token_hex(32))
