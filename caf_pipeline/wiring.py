@@ -4,6 +4,7 @@
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from caf_pipeline.encryption.opening import OpeningReader
@@ -33,13 +34,21 @@ def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
     return lookup
 
 
-def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> ChunkReader:
+def open_reader(
+    settings: Settings,
+    lookup: Lookup,
+    waits: Waits | None = None,
+    *,
+    ask_passphrase: Callable[[], str] | None = None,
+) -> OpeningReader:
     """Return a reader of the configured store's chunks, which opens encrypted ones.
 
-    It has no wallet and uploads nothing.
+    It has no wallet and uploads nothing. `ask_passphrase` is for an identity file that needs it.
     """
     stored = _open_stored(settings, lookup, waits)
-    return OpeningReader(stored, lookup.chunk_header, settings.encryption)
+    return OpeningReader(
+        stored, lookup.chunk_header, settings.encryption, ask_passphrase=ask_passphrase
+    )
 
 
 def _open_stored(settings: Settings, lookup: Lookup, waits: Waits | None) -> ChunkReader:

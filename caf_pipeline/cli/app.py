@@ -94,7 +94,7 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ),
     "keys": (
         "Make and show the keys of private sources. See docs/how-to/encryption.md.",
-        dict.fromkeys(("new", "show", "worker"), "keys"),
+        dict.fromkeys(("new", "show", "check", "worker"), "keys"),
     ),
     "cotar": (
         "Read files of a tar archive through a cotar index.",

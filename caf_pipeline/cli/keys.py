@@ -9,10 +9,19 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.terminal import ask_passphrase, note, parse_path, print_json
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
+from caf_pipeline.cli.terminal import (
+    SourceArgument,
+    ask_passphrase,
+    counted,
+    note,
+    parse_path,
+    print_json,
+)
 from caf_pipeline.encryption.identities import Identities, encrypt_identity
-from caf_pipeline.errors import IdentityMissing, UsageError
+from caf_pipeline.errors import CafError, IdentityMissing, UsageError
 from caf_pipeline.formats import age
+from caf_pipeline.retrieval.key_check import check_keys
 from caf_pipeline.settings import PASSPHRASE_VARIABLE, Settings, load_settings
 from caf_pipeline.system.secret_files import write_secret
 
@@ -158,6 +167,38 @@ def _summary(settings: Settings, source: str, own: Set[str]) -> str:
 def _short(recipient: str) -> str:
     """A hybrid recipient has 1,959 characters."""
     return recipient if len(recipient) <= 80 else f"{recipient[:24]}…{recipient[-8:]}"
+
+
+def check(source: SourceArgument) -> None:
+    r"""Check whether this process's identities open every chunk of a source.
+
+    Reads the header of each stored chunk, and compares it with the ledger's. Nothing else is read:
+    'caf safe-to-delete' opens whole chunks.
+
+    \b
+    Exit status:
+      0   The identities open every chunk.
+      1   They do not open some chunks, which are listed.
+      3   Wrong settings or source, or there is no identity.
+      6   The database failed.
+      7   A chunk cannot be read now.
+      11  Nothing of the source is archived yet.
+    """
+    settings = load_settings()
+    identities = Identities(settings.encryption, ask_passphrase).get()
+    opened_count, problems = 0, 0
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as reader:
+        for result in check_keys(lookup, reader.stored, identities, source):
+            opened_count += not result.problem
+            if result.problem:
+                problems += 1
+                typer.echo(f"{result.chunk}: {result.problem}")
+    note(f"{source}: {counted(opened_count, 'encrypted chunk')} can be opened")
+    if problems:
+        raise CafError(
+            f"these identities do not open {counted(problems, 'chunk')} of '{source}'",
+            hint="use the identity of a recipient that the chunks were encrypted to",
+        )
 
 
 def worker() -> None:

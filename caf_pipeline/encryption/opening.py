@@ -33,6 +33,8 @@ class OpeningReader:
         stored: ChunkReader,
         headers: Callable[[bytes], ChunkHeader | None],
         settings: EncryptionSettings,
+        *,
+        ask_passphrase: Callable[[], str] | None = None,
     ) -> None:
         """`stored` reads stored bytes. `headers` returns the header of a Merkle root's chunk."""
         self.stored = stored
@@ -40,6 +42,7 @@ class OpeningReader:
         self.required_copies = stored.required_copies
         self._headers = headers
         self._settings = settings
+        self._ask_passphrase = ask_passphrase
         self._identities: Identities | None = None
         self._lock = threading.Lock()
         self._opened: OrderedDict[bytes, OpenedChunk | None] = OrderedDict()
@@ -89,7 +92,7 @@ class OpeningReader:
             from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
             from caf_pipeline.encryption.opened import OpenedChunk  # noqa: PLC0415
 
-            self._identities = self._identities or Identities(self._settings)
+            self._identities = self._identities or Identities(self._settings, self._ask_passphrase)
             opened = OpenedChunk.open(header, self._identities.get())
         with self._lock:
             self._opened[root] = opened

@@ -26,6 +26,7 @@ from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import (
     ChunkHeader,
     Currency,
+    EncryptedChunk,
     LocatedRange,
     Location,
     NotArchived,
@@ -236,6 +237,26 @@ class Lookup:
         with self._connections.connection() as connection:
             cursor = connection.cursor(row_factory=args_row(ChunkHeader))
             return cursor.execute(statement, {"merkle_root": merkle_root}).fetchone()
+
+    def encrypted_chunks(self, source: str) -> Sequence[EncryptedChunk]:
+        """Return the encrypted chunks that the source's objects need, by name."""
+        statement = (
+            "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, start, "
+            "chunks.stored_size_bytes FROM chunks JOIN caf_files USING (caf_file_id) "
+            "JOIN sources ON sources.source_id = chunks.source_id "
+            "WHERE sources.name = %(source)s AND header IS NOT NULL "
+            "AND chunk_state IN ('sealed', 'located', 'parked') ORDER BY chunks.name"
+        )
+        with self._connections.connection() as connection:
+            rows = connection.cursor().execute(statement, {"source": source}).fetchall()
+        return [
+            EncryptedChunk(
+                name,
+                ChunkHeader(header, nonce, caf_size_bytes),
+                PostRecord(root, owner, start, stored_bytes) if start is not None else None,
+            )
+            for name, header, nonce, caf_size_bytes, root, owner, start, stored_bytes in rows
+        ]
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"

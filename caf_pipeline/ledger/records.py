@@ -130,6 +130,15 @@ class ChunkHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class EncryptedChunk:
+    """A sealed chunk with its header. `posting` is None before the post."""
+
+    name: str
+    header: ChunkHeader
+    posting: PostRecord | None
+
+
+@dataclass(frozen=True, slots=True)
 class SealRecord:
     """A chunk at its seal.
 

@@ -20,6 +20,7 @@ from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.retrieval.key_check import KeyCheck, check_keys
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
@@ -231,3 +232,31 @@ def test_a_lost_stored_chunk_is_not_repaired_from_the_source(tmp_path, source, l
     with pytest.raises(StoreError):
         repair_chunk(worker, name)
     assert ledger.chunks.get(name).state is ChunkState.DAMAGED
+
+
+# --- keys check
+
+
+def checked(context, identity=IDENTITY):
+    return list(check_keys(context.ledger.lookup, context.store, [identity], "src"))
+
+
+def test_an_identity_opens_every_chunk(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    names = archive_everything(worker)
+    assert checked(worker) == [KeyCheck(name) for name in names]
+    assert all(result.problem for result in checked(worker, age.new_identity()))
+
+
+def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
+    worker = a_worker(tmp_path, source, ledger)
+    (name, *_) = archive_everything(worker)
+    chunk = ledger.chunks.get(name)
+    header = ledger.lookup.chunk_header(chunk.merkle_root)
+    forged = age.make_header([IDENTITY.recipient], os.urandom(16))
+    assert len(forged) == len(header.header)
+    path = worker.store._chunk_path(posting_of(chunk))
+    path.write_bytes(forged + path.read_bytes()[len(forged) :])
+    problems = {result.chunk: result.problem for result in checked(worker)}
+    assert problems[name]
+    assert not any(problem for other, problem in problems.items() if other != name)
