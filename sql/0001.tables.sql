@@ -89,7 +89,8 @@ CREATE TABLE chunk_copies (
     PRIMARY KEY (caf_file_id, store),
     -- The place of a post is known if and only if the copy was posted.
     CONSTRAINT posted_before CHECK (
-        num_nulls(posted_at, owner, start) = CASE WHEN state IN ('wanted', 'posting') THEN 3 ELSE 0 END),
+        num_nulls(posted_at, owner, start) =
+            CASE WHEN state IN ('wanted', 'posting') OR state = 'retired' AND start IS NULL THEN 3 ELSE 0 END),
     CONSTRAINT verified_before CHECK (verified_at IS NOT NULL OR state NOT IN ('verified', 'damaged', 'expired')),
     CONSTRAINT damage_of_damaged CHECK (damage = '' OR state IN ('damaged', 'retired'))
 );

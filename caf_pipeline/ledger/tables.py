@@ -500,10 +500,11 @@ CHUNK_COPIES: Final = Table(
         comment="when a provider did not answer a check; NULL: all answered the last check",
     ),
     Column("expires_at", TIMESTAMPTZ, comment="when the store drops the copy; NULL: not known"),
-    # The place of a post is known if and only if the copy was posted.
+    # The place of a post is known if and only if the copy was posted. A retired copy may never have
+    # been.
     CheckConstraint(
-        "num_nulls(posted_at, owner, start) = CASE WHEN state IN ('wanted', 'posting') THEN 3 ELSE "
-        "0 END",
+        "num_nulls(posted_at, owner, start) = CASE WHEN state IN ('wanted', 'posting') OR "
+        "state = 'retired' AND start IS NULL THEN 3 ELSE 0 END",
         name="posted_before",
     ),
     CheckConstraint(

@@ -66,9 +66,10 @@ class Downloads:
         return self._selection.to_read(holders)
 
     def possible_holders(self, posting: PostRecord) -> Sequence[str]:
-        """An active provider may have the bytes before the chain lists it, or after a drop."""
-        active = [provider.address for provider in self.chain.active_providers()]
-        return self._selection.to_read([*self.holders(posting), *active])
+        """A provider may have the bytes before the chain lists it as a holder, or after a drop."""
+        return self._selection.to_read(
+            [*self.holders(posting), *self._selection.listed(fresh=True)]
+        )
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
         clients = {address: self._selection.client(address) for address in self.holders(posting)}

@@ -1,0 +1,144 @@
+"""Encrypted chunks on the loopback Jackal network: what the chain sees, and lost staged files."""
+
+import json
+import os
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import StoreError, StoreUnreachable
+from caf_pipeline.formats import age
+from caf_pipeline.ledger.records import chunk_lease, posting_of
+from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import (
+    CHUNK_STEPS,
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
+
+IDENTITY = age.new_identity()
+ENCRYPTION = {"recipients": [str(IDENTITY.recipient)], "identity": IDENTITY.reveal()}
+
+
+@pytest.fixture
+def source():
+    return MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(10)})
+
+
+@pytest.fixture
+def context(tmp_path, ledger, network, source):
+    network.grant(ADDRESS, SPACE)
+    context = a_run_context(
+        tmp_path,
+        source,
+        ledger,
+        public=False,
+        store=open_jackal_store,
+        jackal=jackal_settings(network, proof_seconds=8),
+        encryption=ENCRYPTION,
+    )
+    yield context
+    context.store.close()
+
+
+def a_chunk(context, until):
+    (planned,) = plan(context).chunks
+    archive_chunk(context, planned.name, until=until)
+    return planned.name
+
+
+def lose_staged_file(context, name):
+    staged_path(context, name).unlink()
+
+
+def chain_file(context, name):
+    posting = posting_of(context.ledger.chunks.get(name))
+    return context.store.chain.file(posting.merkle_root, posting.owner, posting.start)
+
+
+def test_the_chain_sees_archive_and_header_hash_alone(context):
+    (name,) = archive_everything(context)
+    chunk = context.ledger.chunks.get(name)
+    header = context.ledger.lookup.chunk_header(chunk.merkle_root)
+    assert json.loads(chain_file(context, name).note) == {
+        "caf_pipeline": chunk.archive_id,
+        "header_sha256": header.sha256.hex(),
+    }
+    for key, body in context.objects.bodies.items():
+        archived = fetch(context.ledger.lookup, context.opened, "src", key)
+        assert b"".join(archived.pieces) == body
+
+
+def test_a_lying_provider_is_blamed_and_replaced(context, network):
+    (name,) = archive_everything(context)
+    posting = posting_of(context.ledger.chunks.get(name))
+    liar = context.store.holders(posting)[0]
+    network.misbehave(provider=network.provider_addresses.index(liar), flip_byte=-1)
+    archived = fetch(context.ledger.lookup, context.opened, "src", "key-003")
+    assert b"".join(archived.pieces) == context.objects.bodies["key-003"]
+
+
+def test_a_lost_posted_chunk_that_nobody_has_is_abandoned(context, network):
+    name = a_chunk(context, chunk_steps.post_file)
+    lose_staged_file(context, name)
+    with pytest.raises(StoreError):
+        chunk_steps.upload_chunk(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED
+    assert context.objects.reads
+
+
+def test_a_lost_chunk_waits_for_a_silent_provider(context, network):
+    name = a_chunk(context, chunk_steps.post_file)
+    lose_staged_file(context, name)
+    network.kill_provider(0)
+    with pytest.raises(StoreUnreachable):
+        chunk_steps.upload_chunk(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.POSTED
+    network.start_provider(0)
+    with pytest.raises(StoreError):
+        chunk_steps.upload_chunk(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED
+
+
+def test_a_lost_uploaded_chunk_comes_back_from_a_provider(context, network):
+    name = a_chunk(context, chunk_steps.upload_chunk)
+    root = context.ledger.chunks.get(name).merkle_root
+    lose_staged_file(context, name)
+    for step in CHUNK_STEPS:
+        step(context, name)
+    chunk = context.ledger.chunks.get(name)
+    assert (chunk.state, chunk.merkle_root) == (ChunkState.LOCATED, root)
+    assert network.state()["posts_by_root"][root.hex()] == 1
+
+
+def test_a_message_of_a_dead_run_is_not_signed(context):
+    name = a_chunk(context, chunk_steps.seal_chunk)
+    log = context.ledger.transactions(context.holder)
+    with context.lease(chunk_lease(name)) as lease:
+        context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+        log.ask("chain/account", name, b"message", 1, epoch=lease.epoch)
+        assert [post.chunk for post in log.waiting("chain/account")] == [name]
+    assert log.waiting("chain/account") == []
+    with context.lease(chunk_lease(name)):  # the next run has not asked
+        assert log.waiting("chain/account") == []
+
+
+def test_a_lost_chunk_that_was_never_signed_is_abandoned(context, network):
+    name = a_chunk(context, chunk_steps.seal_chunk)
+    log = context.ledger.transactions(context.holder)
+    account, before = context.store.poster.account, network.state()["broadcasts"]
+    with context.lease(chunk_lease(name)) as lease:
+        context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+        log.ask(account, name, b"message", 1, epoch=lease.epoch)
+    lose_staged_file(context, name)
+    with pytest.raises(StoreError):
+        chunk_steps.post_file(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED
+    assert network.state()["broadcasts"] == before
