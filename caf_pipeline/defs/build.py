@@ -34,7 +34,7 @@ def build_defs(
     on_jackal = settings.store.kind == "jackal"
     assets, checks, archive_jobs, other_jobs, sensors, schedules = [], [], [], [], [], []
     for name, source in settings.sources.items():
-        assets += source_assets(name, source)
+        assets += source_assets(name, source, len(set(settings.recipients_of(name))))
         checks += source_checks(name, on_jackal=on_jackal)
         archive_jobs += source_jobs(name, on_jackal=on_jackal)
         other_jobs += source_maintenance_jobs(name)
