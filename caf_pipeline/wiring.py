@@ -33,7 +33,7 @@ def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
     return lookup
 
 
-def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> ChunkReader:
+def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> OpeningReader:
     """Return a reader of the configured store's chunks, which opens encrypted ones.
 
     It has no wallet and uploads nothing.

@@ -5,11 +5,11 @@ from contextlib import closing, contextmanager
 from typing import Final
 
 from caf_pipeline.cli.terminal import note
+from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.settings import Settings
-from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline.wiring import open_lookup, open_reader
 
@@ -25,7 +25,7 @@ def opened_lookup(settings: Settings) -> Iterator[Lookup]:
 
 
 @contextmanager
-def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[ChunkReader]:
+def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[OpeningReader]:
     """Yield a reader of a source's archived chunks.
 
     Raises:
