@@ -5,18 +5,22 @@ from caf_pipeline.entry import GarbageCollectionPaused
 with GarbageCollectionPaused():  # separate, since it must end before DuckDB is loaded
     from dagster import Definitions
 with GarbageCollectionPaused():
-    from caf_pipeline.defs.build import build_defs
+    from caf_pipeline.defs.build import build_decrypting_defs, build_defs
     from caf_pipeline.errors import SettingsError, with_hint
-    from caf_pipeline.settings import load_settings
+    from caf_pipeline.settings import Settings, load_settings
 
 
-def _load() -> Definitions:
+def _load() -> Settings:
     try:
-        settings = load_settings()
+        return load_settings()
     except SettingsError as error:
         # The UI shows this error for the code location: message and hint, without a traceback.
         raise SettingsError(with_hint(error)) from None
-    return build_defs(settings)
 
 
-defs = _load()
+def decrypting() -> Definitions:
+    """Return the jobs for a machine with the identity. Dagster's option `--attribute` names it."""
+    return build_decrypting_defs(_load())
+
+
+defs = build_defs(_load())

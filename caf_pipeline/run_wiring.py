@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.ledger.backup import BackupContents, Programs, back_up, read_backup, restore
 from caf_pipeline.ledger.database import database_of, has_own_server, waiting_for_database
@@ -23,7 +24,7 @@ from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import EventQueue, ObjectSource
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline.store.protocol import ChunkReader, ChunkStore
+from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.files_below import FilesBelow, is_folder
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Listener, Wait, Waits
@@ -118,7 +119,8 @@ def _require_jackal(settings: Settings) -> None:
 @contextlib.contextmanager
 def open_restore(
     lookup: LocationLookups,
-    store: ChunkReader,
+    store: OpeningReader,
+    source: str,
     destination: str,
     *,
     force: bool = False,
@@ -132,6 +134,7 @@ def open_restore(
     Args:
         lookup: Look-ups with the objects' headers.
         store: Reader of the store with the objects.
+        source: Name of the source.
         destination: A folder, or `s3://BUCKET/PREFIX`.
         force: Replace existing objects that differ.
         dry_run: Write nothing.
@@ -142,6 +145,7 @@ def open_restore(
     Raises:
         UsageError: `destination` is neither a folder nor an S3 address.
         SettingsError: The bucket's address or profile is wrong.
+        IdentityMissing: The source has encrypted chunks, and this process has no identity.
         StagingError: The folder cannot be written.
         HeldByOther: Another process restores into the folder.
     """
@@ -150,6 +154,8 @@ def open_restore(
             "the target of the restore is empty",
             hint="pass a folder ('.' is the working directory), or s3://BUCKET/PREFIX",
         )
+    if not dry_run and lookup.encrypted_chunk(source):
+        store.require_identity()
     with contextlib.ExitStack() as stack:
         if not destination.startswith(BUCKET_SCHEME):
             # This is more likely a mistake than the name of a folder.

@@ -1,7 +1,8 @@
-"""A mnemonic is found nowhere: not in a file, not in a database, not in what a command says,
-whatever went wrong.
+"""No secret is found anywhere: not in a file, not in a database, not in what a command says,
+whatever went wrong. Neither is the plaintext of a private source.
 """
 
+import base64
 import os
 import re
 import traceback
@@ -17,14 +18,19 @@ from mnemonic import Mnemonic
 
 from caf_pipeline.dagster_host.storage import URL_VARIABLE, require_database
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.formats import age
+from caf_pipeline.settings import PASSPHRASE_VARIABLE
+from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.support.jackal_command_line import (
+    S3_KEYS,
     jackal_command_line,
     new_wallet,
     with_wallet,
 )
 from caf_pipeline_tests.support.postgres import connected
+from caf_pipeline_tests.support.private_source import IDENTITY, WITH_IDENTITY, private_text
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -71,6 +77,69 @@ def assert_clean(places: Iterable[tuple[str, bytes]], *wallets: str) -> None:
     for name, data in places:
         for pattern in patterns:
             assert not pattern.search(data), f"a wallet stands in {name}"
+
+
+MARKED_BODY = b"a marked body! "
+MARKED_KEY = "a-marked-key"
+WORKER_KEY = "0a1b2c3d" * 8
+
+
+def encodings(secret: bytes) -> list[bytes]:
+    """Return a secret as it is, as hex and as Base64."""
+    return [secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")]
+
+
+@pytest.fixture
+def private(tmp_path, database_url, s3_server, new_bucket) -> CommandLine:
+    """A command line with all secrets and a private source in a folder store."""
+    for number in range(5):
+        new_bucket.put(f"{MARKED_KEY}-{number}", MARKED_BODY * 5_000)
+    secrets = WITH_IDENTITY | {"CAF_WORKER_KEY": WORKER_KEY, PASSPHRASE_VARIABLE: "open-sesame"}
+    caf = CommandLine(tmp_path, S3_KEYS | secrets | {"CAF_DATABASE_URL": database_url})
+    caf.settings(private_text(s3_server, new_bucket.name))
+    return caf
+
+
+def file_keys(database) -> Iterator[bytes]:
+    with connected(database) as connection:
+        for row in connection.execute("SELECT header FROM caf_files WHERE header IS NOT NULL"):
+            yield age.open_header(age.parse_header(row.header), [IDENTITY])
+
+
+def test_a_private_run_leaves_no_secret_and_no_plaintext(private, database, monkeypatch):
+    staged = []
+    before_post = chunk_steps.to_store
+
+    def look_at_staging(context, *given):
+        staged.extend(left_behind(context.staging()))
+        return before_post(context, *given)
+
+    monkeypatch.setattr(chunk_steps, "to_store", look_at_staging)
+    spoken = []
+    for arguments in (("run",), ("status", "--json"), ("prove", "src"), ("repair", "src")):
+        done = private(*arguments)
+        assert done.status == 0, done.err
+        spoken += said(done)
+    assert staged
+    (file_key,) = file_keys(database)
+    secrets = [IDENTITY.reveal().encode(), IDENTITY.reveal().lower().encode(), MARKED_BODY]
+    secrets += [WORKER_KEY.encode(), b"open-sesame"]
+    for secret in (IDENTITY.seed, file_key, bytes.fromhex(WORKER_KEY)):
+        secrets += encodings(secret)
+    left = [*spoken, *staged, *left_behind(private.folder), *rows(database)]
+    # The search reaches Dagster's storage, which shows the largest members.
+    assert any("dagster" in name and MARKED_KEY.encode() in data for name, data in left)
+    found = [(name, secret) for name, data in left for secret in secrets if secret in data]
+    assert not found
+    kept = [*staged, *left_behind(private.folder / ".caf" / "store")]
+    assert len(kept) > len(staged)
+    assert not [name for name, data in kept if MARKED_KEY.encode() in data]
+
+
+def test_a_private_object_reads_back_after_the_run(private):
+    assert private("run").status == 0
+    done = private("get", "src", f"{MARKED_KEY}-1")
+    assert (done.status, done.out) == (0, MARKED_BODY * 5_000)
 
 
 def said(done: Done) -> list[tuple[str, bytes]]:

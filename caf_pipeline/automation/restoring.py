@@ -92,6 +92,7 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
         with run_wiring.open_restore(
             ledger.lookup,
             store,
+            config.source,
             config.destination,
             force=config.force,
             profile=config.profile,

@@ -11,7 +11,7 @@ from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import SourceArgument, counted, note, parse_path
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.references import write_references
+from caf_pipeline.retrieval.references import require_plain, write_references
 from caf_pipeline.settings import load_settings
 
 KINDS: Final = (".json", ".parquet")
@@ -46,6 +46,8 @@ def export_references(
     file again when providers change. Readers should compare the SHA-256. FILE is replaced if it
     exists.
 
+    A source with encrypted chunks is refused, because the URLs would return encrypted bytes.
+
     \b
     Example:
       caf export-references demo packages/ -o packages.json
@@ -54,7 +56,7 @@ def export_references(
     Exit status:
       0   FILE is complete.
       1   FILE.json lacks objects larger than a chunk.
-      2   FILE ends in neither .json nor .parquet.
+      2   FILE ends in neither .json nor .parquet, or SOURCE has encrypted chunks.
       3   Wrong settings or source.
       6   The database failed.
       7   A chunk cannot be read now.
@@ -70,6 +72,7 @@ def export_references(
         )
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
+        require_plain(lookup, source)
         listed = list_objects(lookup, source, prefix, include=status_filter(current))
         first = next(listed, None)
         if first is None:

@@ -133,6 +133,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         open_restore(
             lookup,
             store,
+            source,
             _destination(lookup, source, where),
             force=force,
             dry_run=dry_run,

@@ -21,12 +21,16 @@ from caf_pipeline.dagster_host.source_runs import ChunkOutcome, RunListener
 from caf_pipeline.errors import CafError, StagingError
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
+from caf_pipeline.system.child_environment import Need, child_environment
 
 DEFAULT_WORKERS: Final = 2
 """One is packed, one is sent. Each needs room in staging."""
 
 CONCURRENT_MIN_BYTES: Final = 1 << 30
 """Bytes of all chunks but the largest, below which one worker is as fast. A start takes 2 s."""
+
+_NEEDS: Final = Need.SETTINGS | Need.NETWORK | Need.S3 | Need.WALLET | Need.STORAGE | Need.POSTGRES
+"""The settings, with the worker key and the ledger's URL, reach a worker by its pipe."""
 
 
 def best_worker_count(chunks: Sequence[Chunk]) -> int:
@@ -43,6 +47,9 @@ class _Worker:
         self.is_packing = False
         self._ready = False
         self.connection, child_end = Pipe()
+        # The check `chunk_reads_back` of a private chunk may need the passphrase.
+        is_public = settings.source(source).public
+        needs = _NEEDS if is_public else _NEEDS | Need.IDENTITY
         with child_end:
             # The process has its own group: a terminal sends Ctrl-C to the command's whole group,
             # and the command passes it on once.
@@ -55,6 +62,7 @@ class _Worker:
                     str(child_end.fileno()),
                     str(os.getpid()),
                 ],
+                env=child_environment(needs),
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

@@ -44,7 +44,7 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning, preview
-from caf_pipeline.system.quantities import show_size
+from caf_pipeline.system.quantities import counted, show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
 """Constant: a new data version would mark every existing chunk as stale."""
@@ -125,10 +125,14 @@ class PlanConfig(Config):
     )
 
 
-def source_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:
-    """Return the assets of one source, in flow order."""
+def source_assets(source: str, settings: SourceSettings, recipients: int) -> list[AssetsDefinition]:
+    """Return the assets of one source, in flow order.
+
+    `recipients` is the number of recipients of the source's new chunks.
+    """
+    access = _access(source, settings, recipients)
     return [
-        _inventory(source, settings),
+        _inventory(source, settings, access),
         _plan(source, settings),
         _chunk_asset(
             source,
@@ -139,7 +143,7 @@ def source_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             description=(
                 "One **CAF file** per partition. It holds the objects of the chunk, an index and a "
                 "manifest. Every byte read from S3 is checked. The file stays in staging until it "
-                "is stored."
+                f"is stored.\n\n{access}"
             ),
             kinds={"s3", "file"},
         ),
@@ -152,7 +156,7 @@ def source_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             description=(
                 "The chunk in its store. It is complete only when the store lists all required "
                 "copies **and** samples read back from them match those taken when the chunk was "
-                "sealed."
+                f"sealed.\n\n{access}"
             ),
             kinds={"jackal"},
         ),
@@ -186,7 +190,21 @@ def _automation(source: str, settings: SourceSettings) -> str:
     )
 
 
-def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
+def _access(source: str, settings: SourceSettings, recipients: int) -> str:
+    if settings.public:
+        return "**Public:** chunks are stored in the clear, so anybody can read every object."
+    if not recipients:
+        return (
+            "**No recipients:** nothing is packed until `recipients` in `[encryption]` or "
+            f"`[sources.{source}]` names a key to encrypt to. `caf keys new` makes a key."
+        )
+    return (
+        f"**Private:** new chunks are encrypted to {counted(recipients, 'recipient')}. Only their "
+        "identities can read the objects."
+    )
+
+
+def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefinition:
     origin = (
         f"It is taken from the newest S3 Inventory report in `{settings.inventory}`."
         if settings.inventory
@@ -199,7 +217,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
             f"The objects in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, "
             f"ETag and time, as one sorted Parquet file on this machine. {origin} You can take a "
             "new inventory at any time: it changes nothing in the bucket or the archive."
-            f"\n\n{_automation(source, settings)}\n\n"
+            f"\n\n{access}\n\n{_automation(source, settings)}\n\n"
             "*Launchpad:* `after` and `until` limit the listing to a range of keys; the sensor "
             "uses them for new objects. `report` takes the inventory report of a day. "
             "`list_bucket` lists the bucket even if there are reports."

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dagster import Definitions, in_process_executor
+from dagster import Definitions, JobDefinition, in_process_executor
 
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
@@ -34,7 +34,7 @@ def build_defs(
     on_jackal = settings.store.kind == "jackal"
     assets, checks, archive_jobs, other_jobs, sensors, schedules = [], [], [], [], [], []
     for name, source in settings.sources.items():
-        assets += source_assets(name, source)
+        assets += source_assets(name, source, len(set(settings.recipients_of(name))))
         checks += source_checks(name, on_jackal=on_jackal)
         archive_jobs += source_jobs(name, on_jackal=on_jackal)
         other_jobs += source_maintenance_jobs(name)
@@ -50,7 +50,7 @@ def build_defs(
         jobs=[
             *archive_jobs,
             *other_jobs,
-            restore_job(),
+            *_decrypting_jobs(settings),
             prune_job(keep_days, list(settings.sources)),
         ],
         sensors=sensors,
@@ -60,3 +60,20 @@ def build_defs(
         # default executor starts a process for each op, which adds fifty seconds to a chunk.
         executor=in_process_executor,
     )
+
+
+def build_decrypting_defs(settings: Settings) -> Definitions:
+    """Return the definitions of a code location for a machine with the identity.
+
+    Its jobs are those that decrypt. All others, sensors and schedules stay with the workers.
+    """
+    return Definitions(
+        jobs=_decrypting_jobs(settings),
+        resources=build_resources(settings),
+        executor=in_process_executor,
+    )
+
+
+def _decrypting_jobs(settings: Settings) -> list[JobDefinition]:
+    is_all_public = all(source.public for source in settings.sources.values())
+    return [restore_job()] if is_all_public or settings.encryption.has_identity else []

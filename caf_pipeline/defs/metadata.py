@@ -38,6 +38,9 @@ MIB: Final = 1 << 20
 _ADDRESS_END: Final = 10
 """All addresses share the first four characters."""
 
+_RECIPIENT_ENDS: Final = 16, 8
+"""Characters shown of a recipient: the first 7 are the prefix of all hybrid ones."""
+
 WARNING: Final = "warning"
 """`caf run` shows it, too."""
 
@@ -356,11 +359,11 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
     }
 
 
-def seal_metadata(report: SealReport) -> Metadata:
+def seal_metadata(report: SealReport, recipients: Sequence[str]) -> Metadata:
     """Return the metadata of a packed chunk, without a URI, since staging is temporary."""
     chunk = report.chunk
     return {
-        **chunk_metadata(chunk),
+        **chunk_metadata(chunk, recipients),
         "fill": round(report.fill, 3),
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),
@@ -377,9 +380,12 @@ def seal_metadata(report: SealReport) -> Metadata:
     }
 
 
-def chunk_metadata(chunk: Chunk) -> Metadata:
+def chunk_metadata(chunk: Chunk, recipients: Sequence[str]) -> Metadata:
     """Return the metadata of a chunk that every step shows."""
-    return {
+    shown: Metadata = {}
+    if chunk.merkle_root is not None:
+        shown["recipients"] = show_recipients(recipients)
+    return shown | {
         "state": chunk.state.value,
         "objects": chunk.member_count,
         **sizes(size_bytes=chunk.member_bytes, stored_size_bytes=chunk.stored_size_bytes),
@@ -387,10 +393,16 @@ def chunk_metadata(chunk: Chunk) -> Metadata:
     }
 
 
-def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
+def show_recipients(recipients: Sequence[str]) -> str:
+    """Return both ends of each recipient, or "public". `caf_files.recipients` has the full text."""
+    start, end = _RECIPIENT_ENDS
+    return ", ".join(f"{text[:start]}…{text[-end:]}" for text in recipients[:MAX_ROWS]) or "public"
+
+
+def locations_metadata(chunk: Chunk, recipients: Sequence[str], account: SourceAccount) -> Metadata:
     """Return a located chunk's metadata, with row counts of it and of its source."""
     return {
-        **chunk_metadata(chunk),
+        **chunk_metadata(chunk, recipients),
         "dagster/partition_row_count": chunk.member_count,
         "dagster/row_count": account.located_objects,
     }
@@ -404,11 +416,11 @@ def upload_metadata(report: UploadReport) -> Metadata:
     }
 
 
-def verify_metadata(report: VerifyReport) -> Metadata:
+def verify_metadata(report: VerifyReport, recipients: Sequence[str]) -> Metadata:
     """Return the metadata of a stored chunk."""
     chunk = report.chunk
     return {
-        **chunk_metadata(chunk),
+        **chunk_metadata(chunk, recipients),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "owner": chunk.owner or "none",
         "start": chunk.start if chunk.start is not None else "none",

@@ -58,13 +58,24 @@ def _step(
     return step
 
 
+def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    report = chunk_steps.seal_chunk(run_context, chunk)
+    return metadata.seal_metadata(report, run_context.ledger.chunks.recipients(chunk))
+
+
+def _verify(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    report = chunk_steps.verify_stored(run_context, chunk)
+    return metadata.verify_metadata(report, run_context.ledger.chunks.recipients(chunk))
+
+
 def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
     released = chunk_steps.release_staging(run_context, chunk)
     # The chunk is archived. The daily check counts again, and reports a damaged inventory.
     with suppress(CafError):
         planning.count_again(run_context)
+    chunks = run_context.ledger.chunks
     return metadata.locations_metadata(
-        released, run_context.ledger.chunks.account(run_context.source)
+        released, chunks.recipients(chunk), chunks.account(run_context.source)
     )
 
 
@@ -89,8 +100,8 @@ def pack_chunk(source: str) -> Any:  # noqa: ANN401 - Dagster exports no type fo
 seal_chunk = _step(
     "seal_chunk",
     "Record the packed and skipped objects, and the chunk's Merkle root.",
-    chunk_steps.seal_chunk,
-    metadata.seal_metadata,
+    _seal,
+    dict,
 )
 post_file = _step(
     "post_file",
@@ -107,8 +118,8 @@ upload_chunk = _step(
 verify_stored = _step(
     "verify_stored",
     "Check the store's proofs, and compare bytes read back with the samples taken at the seal.",
-    chunk_steps.verify_stored,
-    metadata.verify_metadata,
+    _verify,
+    dict,
 )
 load_locations = _step(
     "load_locations",

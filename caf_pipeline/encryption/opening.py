@@ -16,6 +16,7 @@ from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord
 if TYPE_CHECKING:
     from caf_pipeline.encryption.identities import Identities
     from caf_pipeline.encryption.opened import OpenedChunk
+    from caf_pipeline.formats import age
 
 MAX_CACHED: Final = 1024
 """Opened chunks in memory, of about 2 KB each."""
@@ -81,6 +82,17 @@ class OpeningReader:
             start_byte, end_byte = chunk.stored_range(start_byte, end_byte)
         return self.stored.has_lost(posting, start_byte, end_byte, provider=provider)
 
+    def require_identity(self) -> None:
+        """Raises IdentityMissing or KeyRefused if this process cannot decrypt."""
+        self._loaded_identities()
+
+    def _loaded_identities(self) -> "Sequence[age.Identity]":
+        # Readers of plain chunks start sooner without the primitives.
+        from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
+
+        self._identities = self._identities or Identities(self._settings, self._ask_passphrase)
+        return self._identities.get()
+
     def _open(self, posting: PostRecord) -> "OpenedChunk | None":
         root = posting.merkle_root
         with self._lock:
@@ -88,12 +100,9 @@ class OpeningReader:
                 return self._opened[root]
         opened = None
         if header := self._headers(root):
-            # Readers of plain chunks start sooner without the primitives.
-            from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
             from caf_pipeline.encryption.opened import OpenedChunk  # noqa: PLC0415
 
-            self._identities = self._identities or Identities(self._settings, self._ask_passphrase)
-            opened = OpenedChunk.open(header, self._identities.get())
+            opened = OpenedChunk.open(header, self._loaded_identities())
         with self._lock:
             self._opened[root] = opened
             if len(self._opened) > MAX_CACHED:

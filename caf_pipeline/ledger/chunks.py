@@ -170,6 +170,7 @@ _ROWS: Final = union_all(
 )
 _LARGEST: Final = _ROWS.order_by(desc("size_bytes"), desc("file_path")).limit(bindparam("limit"))
 _COUNT_ROWS: Final = select(func.count()).select_from(_ROWS.subquery())
+_RECIPIENTS: Final = select(CAF_FILES.c.recipients).where(CAF_FILES.c.name == bindparam("chunk"))
 
 
 def _sum_without_parts(column: ColumnElement[int]) -> ColumnElement[int]:
@@ -278,6 +279,10 @@ class Chunks(LedgerPart):
     def count_rows(self, chunk: str) -> int:
         """Count the rows of a sealed or located chunk."""
         return int(self._scalar(_COUNT_ROWS, chunk=chunk))
+
+    def recipients(self, chunk: str) -> Sequence[str]:
+        """Return the recipients of an encrypted chunk; none of a plain one."""
+        return self._scalar(_RECIPIENTS, chunk=chunk) or ()
 
     def largest(self, chunk: str, limit: int) -> Sequence[tuple[str, int]]:
         """Return keys and sizes of a sealed or located chunk, the largest first."""

@@ -258,6 +258,15 @@ class Lookup:
             for name, header, nonce, caf_size_bytes, root, owner, start, stored_bytes in rows
         ]
 
+    def encrypted_chunk(self, source: str) -> str | None:
+        """Return the first located chunk of a source that is encrypted; None if all are plain."""
+        statement = (
+            "SELECT caf_files.name FROM caf_files JOIN sources USING (source_id) WHERE "
+            "sources.name = %(source)s AND state = 'located' AND header IS NOT NULL "
+            "ORDER BY caf_files.name LIMIT 1"
+        )
+        return next(iter(self._column(statement, {"source": source})), None)
+
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"
         return set(self._column(statement, {"chunks": list(chunks)}))

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.errors import CafError, IntegrityError, StoreError, UsageError
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.retrieval.holders import unreadable
 from caf_pipeline.store.protocol import ChunkReader, PostRecord
@@ -70,6 +71,16 @@ class Reference:
     size: int
     sha256: bytes
     last_modified: datetime
+
+
+def require_plain(lookup: LocationLookups, source: str) -> None:
+    """Raise UsageError if a chunk of the source is encrypted."""
+    if chunk := lookup.encrypted_chunk(source):
+        raise UsageError(
+            f"references are URLs of plain bytes, and chunk {chunk} of source '{source}' is "
+            "encrypted",
+            hint="'caf restore' writes the objects of an encrypted chunk",
+        )
 
 
 def write_references(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
-from caf_pipeline.errors import CafError
+from caf_pipeline.errors import CafError, KeyRefused, NoMatchingIdentity
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.ledger.records import Chunk, Location, posting_of
 from caf_pipeline.retrieval.reader import ArchivedObject, fetch
@@ -96,6 +96,8 @@ def fetch_members(context: RunContext, name: str, *, members: int = 20) -> Fetch
                     row.object_version,
                 )
             reader.compare()
+        except (KeyRefused, NoMatchingIdentity) as error:
+            return FetchedMembers(0, [], f"the chunk is encrypted, and {error}")
         except CafError as error:
             if not error.permanent:
                 raise

@@ -18,6 +18,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_source
 from caf_pipeline.dagster_host.workers import CONCURRENT_MIN_BYTES, Workers, best_worker_count
 from caf_pipeline.defs.naming import PARTITION_TAG
+from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
 from caf_pipeline.errors import (
     ChunkTooLarge,
     HeldByOther,
@@ -29,7 +30,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
-from caf_pipeline.settings import PackingSettings
+from caf_pipeline.settings import PASSPHRASE_VARIABLE, PackingSettings
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
@@ -249,6 +250,18 @@ def test_a_general_error_is_raised_and_ends_all_workers(pipeline):
         list(workers.archive(deque([a_chunk("src-1-1")]), no_room=print))
     assert raised.value.hint
     assert our_workers() == []
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_a_worker_has_only_the_secrets_that_it_uses(pipeline, monkeypatch, is_public):
+    for name in (IDENTITY_VARIABLE, PASSPHRASE_VARIABLE, "CAF_WORKER_KEY", "CAF_DATABASE_URL"):
+        monkeypatch.setenv(name, "a secret")
+    source = pipeline.settings.source(SOURCE).model_copy(update={"public": is_public})
+    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+    with Workers(2, settings, SOURCE, _Deaf):
+        environments = [worker.environ() for worker in our_workers()]
+    secret = {name for each in environments for name, value in each.items() if value == "a secret"}
+    assert secret == (set() if is_public else {IDENTITY_VARIABLE, PASSPHRASE_VARIABLE})
 
 
 class _Deaf:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from caf_pipeline.encryption.identities import IDENTITY_VARIABLE
+from caf_pipeline.formats import age
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
-from caf_pipeline.settings import Settings
+from caf_pipeline.settings import PASSPHRASE_VARIABLE, Settings
 from caf_pipeline.store.jackal.wallet import MNEMONIC_VARIABLE
 from caf_pipeline.system.child_environment import Need, child_environment
 from caf_pipeline_tests.support.command_line import CAF, FOREIGN
@@ -47,6 +49,9 @@ SECRETS = {
     "AWS_SESSION_TOKEN": Need.S3,
     "CAF_SOURCES__A__ACCESS_KEY_ID": Need.S3,
     "CAF_SOURCES__A__SECRET_ACCESS_KEY": Need.S3,
+    IDENTITY_VARIABLE: Need.IDENTITY,
+    PASSPHRASE_VARIABLE: Need.IDENTITY,
+    "CAF_WORKER_KEY": Need.WORKER_KEY,
     "CAF_DATABASE_URL": Need.LEDGER,
     "CAF_DAGSTER_DATABASE_URL": Need.STORAGE,
     "PGPASSWORD": Need.POSTGRES,
@@ -113,6 +118,9 @@ MARKS = {
     "access_key": "AKIAMARKMARKMARKMARK",
     "secret_key": "mark-secret-key",
     "source_key": "mark-source-key",
+    "identity": age.new_identity().reveal(),
+    "passphrase": "mark-of-passphrase",
+    "worker_key": "0a1b2c3d" * 8,
     "libpq": "mark-of-libpq",
     "unlisted": "mark-of-no-list",
 }
@@ -180,6 +188,9 @@ def environment(tmp_path):
         "AWS_SECRET_ACCESS_KEY": MARKS["secret_key"],
         "AWS_CONFIG_FILE": os.devnull,
         "JACKAL_MNEMONIC": MARKS["words"],
+        IDENTITY_VARIABLE: MARKS["identity"],
+        PASSPHRASE_VARIABLE: MARKS["passphrase"],
+        "CAF_WORKER_KEY": MARKS["worker_key"],
         "PGAPPNAME": MARKS["libpq"],
         "A_TOKEN": MARKS["unlisted"],
     }
