@@ -158,7 +158,8 @@ def environment(tmp_path):
     (tmp_path / "caf.toml").write_text(
         '[store]\nkind = "directory"\n[jackal]\nchain_id = "loopback-1"\nmnemonic_file = '
         '".caf/demo-wallet"\n'
-        'allow_private_addresses = true\n[sources.demo]\nbucket = "demo"\npublic = '
+        'allow_private_addresses = true\n[encryption]\nidentity_file = ".caf/demo-identity"\n'
+        '[sources.demo]\nbucket = "demo"\npublic = '
         "true\nwatch_interval_seconds = 0\n"
     )
     return {
