@@ -36,6 +36,7 @@ folder = "{home}/store"
 bucket = "{bucket}"
 endpoint_url = "{endpoint}"
 target_size = "1MiB"
+public = true
 automatic = true
 """
 FOLDER_VARIABLE = "PYTHON_CROSSED_MODULES"

@@ -99,6 +99,7 @@ prefix = "{prefix}/"
 endpoint_url = "{endpoint}"
 listing_requests_per_second = 5000
 listing_threads = {threads}
+public = true
 
 [store]
 kind = "directory"

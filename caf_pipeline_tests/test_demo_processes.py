@@ -1,5 +1,7 @@
-"""Tests of the demo's programs: `demo/processes.py` ends every process that it started."""
+"""The demo's programs: their key, their ports, and the end of every process that they started."""
 
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -8,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from caf_pipeline.encryption.identities import Identities
 from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.sessions import in_session
 
@@ -150,3 +154,33 @@ def test_a_taken_port_is_one_sentence_and_starts_nothing(tmp_path, taken_port, p
     assert f"needs port {taken_port} of 127.0.0.1, which is not free" in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["caf.toml"]
+
+
+RECIPIENTS = "CAF_ENCRYPTION__RECIPIENTS"
+
+
+def test_the_demo_makes_its_key_once(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DEMO)
+    from identity import use
+
+    (tmp_path / "caf.toml").write_text((DEMO.parent / "caf.toml").read_text())
+    monkeypatch.setenv(RECIPIENTS, "[]")
+    settings = load_settings(tmp_path / "caf.toml")
+    use(settings)
+    key = settings.encryption.identity_file
+    assert key.stat().st_mode & 0o777 == 0o600
+    made = key.read_bytes()
+    use(settings)
+    assert key.read_bytes() == made
+    (identity,) = Identities(settings.encryption).get()
+    assert json.loads(os.environ[RECIPIENTS]) == [str(identity.recipient)]
+
+
+def test_the_demo_makes_no_key_for_a_real_network(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DEMO)
+    from identity import use
+
+    text = (DEMO.parent / "caf.toml").read_text().replace("loopback-1", "jackal-1")
+    (tmp_path / "caf.toml").write_text(text)
+    use(load_settings(tmp_path / "caf.toml"))
+    assert not (tmp_path / ".caf").exists()

@@ -22,9 +22,7 @@ def use(name: str, inventory: str = "") -> str:
     )
     os.environ[f"{prefix}INVENTORY"] = inventory
     try:
-        settings = load_settings()
+        load_settings()
     except CafError as error:
         sys.exit(f"{error}\n{error.hint}".strip())
-    if settings.jackal.chain_id.startswith("loopback"):
-        os.environ[f"{prefix}PUBLIC"] = "true"  # only this machine reaches the loopback network
     return source

@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
+import identity
 import network
 import reports
 import server
@@ -59,6 +60,7 @@ def main() -> int:
         if arguments.bucket
         else server.show(arguments.folder.resolve() if arguments.folder else None)
     )
+    identity.use(network.SETTINGS)
     console.print(f"Merkle roots are computed in {IMPLEMENTATION} code")
     with nullcontext() if arguments.bucket else server.running(), network.running():
         network.buy_space()

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
+import identity
 import network
 import ports
 import processes
@@ -74,6 +75,7 @@ def main() -> int:
     ):
         if not arguments.bucket:
             server.client().create_bucket(Bucket=server.BUCKET)
+        identity.use(settings)
         prepare_dagster_home(settings)
         keys = child_environment(Need.S3) if arguments.bucket else server.KEYS
         print(f"http://127.0.0.1:{arguments.port}  (Ctrl-C ends it)", flush=True)

@@ -49,9 +49,6 @@ SECRETS = {
     "AWS_SESSION_TOKEN": Need.S3,
     "CAF_SOURCES__A__ACCESS_KEY_ID": Need.S3,
     "CAF_SOURCES__A__SECRET_ACCESS_KEY": Need.S3,
-    IDENTITY_VARIABLE: Need.IDENTITY,
-    PASSPHRASE_VARIABLE: Need.IDENTITY,
-    "CAF_WORKER_KEY": Need.WORKER_KEY,
     "CAF_DATABASE_URL": Need.LEDGER,
     "CAF_DAGSTER_DATABASE_URL": Need.STORAGE,
     "PGPASSWORD": Need.POSTGRES,
@@ -171,7 +168,8 @@ def environment(tmp_path):
     (tmp_path / "caf.toml").write_text(
         '[store]\nkind = "directory"\n[jackal]\nchain_id = "loopback-1"\nmnemonic_file = '
         '".caf/demo-wallet"\n'
-        'allow_private_addresses = true\n[sources.demo]\nbucket = "demo"\npublic = '
+        'allow_private_addresses = true\n[encryption]\nidentity_file = ".caf/demo-identity"\n'
+        '[sources.demo]\nbucket = "demo"\npublic = '
         "true\nwatch_interval_seconds = 0\n"
     )
     return {
