@@ -35,7 +35,7 @@ WORKLOADS: Final = (
     ("10⁹ objects of 128 KiB", 10**9, 128 * KIB),
     ("1 PiB in objects of 8 MiB", 1024 * TIB // (8 * MIB), 8 * MIB),
 )
-WORKERS: Final = (1, 100)
+WORKERS: Final = (1, 10, 100)
 
 
 @dataclass(frozen=True)

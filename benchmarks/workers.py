@@ -31,7 +31,7 @@ from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import bring_to, register
 
-WORKERS = (1, 8, 32, 100)
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 100)
 PROCESSES = 4
 MOVES = 7
 CONNECTIONS = 3 * max(WORKERS)  # two for each worker, and some to spare
