@@ -60,6 +60,8 @@ class OpenedChunk:
             wanted = plain[max(start_byte - position, 0) : max(end_byte - position, 0)]
             for at in range(0, len(wanted), PIECE_BYTES):
                 yield bytes(wanted[at : at + PIECE_BYTES])
+        if left_bytes:
+            raise IntegrityError(f"the chunk is truncated: {left_bytes} bytes are missing")
 
 
 class OpenedSource:
