@@ -84,7 +84,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
         with database.connect() as connection:
             make_tables(connection)
         ledger = Ledger(database)
-        ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
+        ledger.sources.register(SOURCE, "s3://bench")
         ledger.close()
         return command
 
@@ -348,7 +348,7 @@ def _planned_ledger(
     with database.connect() as connection:
         make_tables(connection)
     ledger = Ledger(database)
-    ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
+    ledger.sources.register(SOURCE, "s3://bench")
     plan = plan_record()
     planned = ChunkPlan(
         1, count, count * OBJECT_BYTES, count * OBJECT_BYTES, ".caf/chunk", ".caf/manifest.parquet"

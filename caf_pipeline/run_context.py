@@ -1,6 +1,5 @@
 """The run context: a source, the settings, the run, and ports that are opened at first use."""
 
-import hashlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ from typing import Generic, TypeVar
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.encryption.opening import OpeningReader
-from caf_pipeline.errors import StagingError
+from caf_pipeline.errors import NotLocated, StagingError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
@@ -137,10 +136,16 @@ class RunContext:
         """Endpoint, bucket and prefix, without secrets."""
         return address_of(self.source_settings)
 
-    @property
+    @cached_property
     def archive_id(self) -> str:
-        """32 hex digits that identify the source's name and address."""
-        return archive_id_of(self.source, self.address)
+        """The archive id in the ledger. Raises NotLocated before the source is registered."""
+        archive_id = self.ledger.sources.archive_id(self.source)
+        if archive_id is None:
+            raise NotLocated(
+                f"the ledger has no source '{self.source}', so it has no archive id",
+                hint="take an inventory of it first",
+            )
+        return archive_id
 
     def lease(self, name: str) -> AbstractContextManager[Lease]:
         """Hold a lease while the context lasts. See `Leases.hold`."""
@@ -176,11 +181,6 @@ class RunContext:
 def address_of(settings: SourceSettings) -> str:
     """Return a source's endpoint, bucket and prefix."""
     return f"{settings.endpoint_url or 'aws'}/{settings.bucket}/{settings.prefix}"
-
-
-def archive_id_of(source: str, address: str) -> str:
-    """Return the id of a source's archive. It depends on the name and the address."""
-    return hashlib.sha256(f"caf-pipeline archive\0{source}\0{address}".encode()).hexdigest()[:32]
 
 
 def _folder(path: Path) -> Path:

@@ -275,7 +275,7 @@ def open_run_context(
         **{name: listener for name, listener in listeners.items() if listener},
     )
     if register:
-        context.ledger.sources.register(source, context.archive_id, context.address)
+        context.ledger.sources.register(source, context.address)
     return context
 
 

@@ -218,7 +218,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.leases = []  # (chunk, lease), the last of a chunk being the one that counts
         with psycopg.connect(database_url) as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, leases CASCADE")
-        ledger.sources.register(SOURCE, "archive of src", f"s3://{SOURCE}")
+        ledger.sources.register(SOURCE, f"s3://{SOURCE}")
 
     def state(self, name):
         return self.ledger.chunks.get(name).state

@@ -437,7 +437,11 @@ def _compared(
         chunks = ledger.chunks.list(source)
         # Chunks may be posted by wallets that were used before.
         owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}
-        listed = [*store.listed(context.archive_id, owners)]
+        listed = [
+            file
+            for archive_id in ledger.sources.archive_ids(source)
+            for file in store.listed(archive_id, owners)
+        ]
         for chunk in chunks:  # the notes of adopted files do not name the archive
             if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
                 file = store.chain.file(chunk.merkle_root, chunk.owner, chunk.start)

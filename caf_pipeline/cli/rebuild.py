@@ -49,8 +49,9 @@ def rebuild(
     r"""Restore a lost ledger from the stored chunks.
 
     Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
-    Reports each file: restored, known, or why it is left out. You can repeat the command; it never
-    changes what the ledger already has.
+    Opens one chunk of each archive that the ledger does not know, to learn its source. Reports each
+    file: restored, known, or why it is left out. You can repeat the command; it never changes what
+    the ledger already has.
 
     A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
     differ is restored only with --whole.
@@ -85,10 +86,18 @@ def rebuild(
             )
         owner = require_address(owner)
     kinds: Counter[FileKind] = Counter()
+    sources: dict[str, str] = {}
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
             kinds += _rebuild(
-                settings, ledger, name, owner=owner, whole=whole, dry_run=dry_run, json=json
+                settings,
+                ledger,
+                name,
+                owner=owner,
+                whole=whole,
+                dry_run=dry_run,
+                json=json,
+                sources=sources,
             )
     left_out = sum(count for kind, count in kinds.items() if kind not in NOTHING_MISSING)
     # A dry run that would restore nothing has nothing more to report.
@@ -119,13 +128,16 @@ def _rebuild(
     whole: bool,
     dry_run: bool,
     json: bool,
+    sources: dict[str, str],
 ) -> Counter[FileKind]:
     objects = UnavailableSource("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0
-    with opened_run_context(settings, ledger, name, objects) as context:
+    with opened_run_context(settings, ledger, name, objects, register=not dry_run) as context:
         try:
-            for outcome in steps.rebuild(context, owner=owner, whole=whole, dry_run=dry_run):
+            for outcome in steps.rebuild(
+                context, owner=owner, whole=whole, dry_run=dry_run, sources=sources
+            ):
                 kinds[outcome.finding.kind] += 1
                 left_out += not outcome.complete
                 if json:
@@ -152,7 +164,7 @@ def _rebuild(
             for kind, count in sorted(kinds.items())
         )
         typer.echo(f"{name}: {counts or 'nothing is listed'}")
-    if set(kinds) == {FileKind.FOREIGN}:
+    if settings.store.kind == "jackal" and not kinds.keys() - {FileKind.FOREIGN}:
         note(
             f"{name}: no listed file has this owner; if another wallet posted the chunks, give its "
             "address as --owner"

@@ -7,6 +7,7 @@ archive. Source: "Manifest" in docs/reference/chunk-format.md.
 
 import io
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from caf_pipeline.inventory.snapshot import object_versions
 
 HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
+
+ARCHIVE_ID: Final = re.compile("[0-9a-f]{32}")
 
 HEAD_SIZE_BYTES: Final = 512
 """Room for an archive id (32), a chunk id (50), a version, and later fields."""

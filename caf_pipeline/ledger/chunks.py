@@ -36,6 +36,7 @@ from caf_pipeline.ledger.records import (
 )
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
+    CHUNK_COPIES,
     CLAIMS,
     FILE_LOCATIONS,
     FULL_READS,
@@ -56,7 +57,7 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
     select(
         *(CHUNKS.c[name] for name in _CHUNK_COLUMNS),
         SOURCES.c.name.label("source"),
-        SOURCES.c.archive_id,
+        func.coalesce(CHUNK_COPIES.c.archive_id, SOURCES.c.archive_id).label("archive_id"),
         PLANS.c.name.label("plan"),
         PLANS.c.folder.label("plan_folder"),
         FULL_READS.c.read_at.label("read_back_at"),
@@ -67,6 +68,13 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
     )
     .join_from(CHUNKS, SOURCES, CHUNKS.c.source_id == SOURCES.c.source_id)
     .join(PLANS, CHUNKS.c.plan_id == PLANS.c.plan_id)
+    .outerjoin(
+        CHUNK_COPIES,
+        and_(
+            CHUNKS.c.caf_file_id == CHUNK_COPIES.c.caf_file_id,
+            CHUNKS.c.store == CHUNK_COPIES.c.store,
+        ),
+    )
     .outerjoin(OBJECT_PARTS, CHUNKS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id)
     .outerjoin(
         FULL_READS,

@@ -197,6 +197,11 @@ class ChunkImport(LedgerPart):
             caf_file_id = _write_chunk(
                 connection, source_id, plan_id, chunk, replaces=lease is not None
             )
+            archive_id = (
+                select(SOURCES.c.archive_id)
+                .where(SOURCES.c.source_id == source_id)
+                .scalar_subquery()
+            )
             copy = {
                 "caf_file_id": caf_file_id,
                 "store": self._store,
@@ -204,6 +209,7 @@ class ChunkImport(LedgerPart):
                 "damage": fault,
                 "merkle_root": chunk.file.posting.merkle_root,
                 "proof_type": chunk.file.proof_type,
+                "archive_id": func.nullif(chunk.archive_id, archive_id),
                 "owner": chunk.file.posting.owner,
                 "start": chunk.file.posting.start,
                 "posted_at": func.now(),

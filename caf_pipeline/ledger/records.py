@@ -246,10 +246,12 @@ class RemoteChunk:
     Attributes:
         read_from: providers that returned the same bytes, all that were read.
         silent: why other listed providers did not answer.
+        archive_id: id in its head and in the note of its post; None for a file to adopt.
         plan_sha256: None if not known. Then nothing counts as released.
     """
 
     file: PostedFile
+    archive_id: str | None
     copies: Sequence[Copy]
     read_from: Sequence[str]
     silent: Mapping[str, str]
@@ -269,6 +271,15 @@ class RemoteChunk:
     manifest: "Member | None"
     manifest_sha256: bytes
     part: "PartLocation | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownArchive:
+    """An archive in the store, and the source that it belongs to."""
+
+    archive_id: str
+    source: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

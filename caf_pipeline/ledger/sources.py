@@ -1,33 +1,46 @@
-"""The bucket and prefix of each source."""
+"""The bucket and prefix of each source, and the ids of its archives in the store."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Collection, Sequence, Set
 from typing import Final
 
-from sqlalchemy import bindparam, delete, exists, select, update
+from sqlalchemy import bindparam, delete, exists, func, select, union, update
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
-from caf_pipeline.ledger.records import plan_lease
+from caf_pipeline.ledger.records import KnownArchive, plan_lease
 from caf_pipeline.ledger.removal import OF_AN_ADDRESS
-from caf_pipeline.ledger.tables import CAF_FILES, METADATA, SOURCES
+from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, METADATA, SOURCES, STORE_LOOKS
 from caf_pipeline.store.protocol import Lease
+
+ARCHIVE_ID_BYTES: Final = 16
+"""Random bytes, so that nobody can test a guess at a bucket's name against the chain."""
 
 _OF_NAME: Final = SOURCES.c.name == bindparam("source")
 _HAS_CHUNKS: Final = exists().where(CAF_FILES.c.source_id == SOURCES.c.source_id)
 _NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.name])
 _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
+_ARCHIVE_ID: Final = select(SOURCES.c.archive_id).where(_OF_NAME)
+_ARCHIVES: Final = union(
+    select(SOURCES.c.archive_id, SOURCES.c.name, SOURCES.c.address),
+    select(CHUNK_COPIES.c.archive_id, SOURCES.c.name, SOURCES.c.address)
+    .join_from(CHUNK_COPIES, CAF_FILES)
+    .join(SOURCES, CAF_FILES.c.source_id == SOURCES.c.source_id)
+    .where(CHUNK_COPIES.c.archive_id.is_not(None)),
+)
+_SET_ASIDE: Final = select(func.unnest(SOURCES.c.ids_set_aside)).where(_OF_NAME)
 
 
 class Sources(LedgerPart):
     """Registers sources."""
 
-    def register(
-        self, name: str, archive_id: str, address: str, *, lease: Lease | None = None
-    ) -> None:
-        """`address` is endpoint, bucket and prefix. `lease` is on the source's plan.
+    def register(self, name: str, address: str, *, lease: Lease | None = None) -> None:
+        """Record the source. Its first registration makes a random archive id.
+
+        `address` is endpoint, bucket and prefix. `lease` is on the source's plan.
 
         Until the source has its first chunk, another address replaces the recorded one, and removes
         its inventories, skips and other rows.
@@ -36,6 +49,7 @@ class Sources(LedgerPart):
             LedgerError: the source has another address, and chunks.
             HeldByOther: a run plans the source under another address.
         """
+        archive_id = secrets.token_hex(ARCHIVE_ID_BYTES)
         facts = {"name": name, "archive_id": archive_id, "address": address}
         with self._engine.begin() as connection:
             connection.execute(_NEW, facts)
@@ -57,16 +71,45 @@ class Sources(LedgerPart):
                 rows = METADATA.tables[table]
                 connection.execute(delete(rows).where(rows.c.source_id == source_id))
             change = update(SOURCES).where(SOURCES.c.source_id == source_id)
-            connection.execute(change.values(address=address, archive_id=archive_id))
+            connection.execute(change.values(address=address, ids_set_aside=None))
 
     def address(self, source: str) -> str | None:
         """None while the source has no chunk and may get another address."""
         address: str | None = self._scalar(_FIXED_ADDRESS, source=source)
         return address
 
-    def addresses(self) -> Mapping[str, str]:
-        """By archive id."""
-        return {
-            row.archive_id: row.address
-            for row in self._rows(select(SOURCES.c.archive_id, SOURCES.c.address))
-        }
+    def archive_id(self, source: str) -> str | None:
+        """None before the source is registered."""
+        archive_id: str | None = self._scalar(_ARCHIVE_ID, source=source)
+        return archive_id
+
+    def archives(self) -> Sequence[KnownArchive]:
+        """Return the archives of all sources. A restored source may have several."""
+        return [
+            KnownArchive(archive_id=row.archive_id, source=row.name, address=row.address)
+            for row in self._rows(_ARCHIVES)
+        ]
+
+    def archive_ids(self, source: str) -> Set[str]:
+        """Return the ids of all archives of a source."""
+        return {archive.archive_id for archive in self.archives() if archive.source == source}
+
+    def restore_archive_id(self, source: str, archive_id: str) -> None:
+        """Replace the id of a source without chunks by that of its archive in the store."""
+        with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
+            change = update(SOURCES).where(SOURCES.c.source_id == source_id, ~_HAS_CHUNKS)
+            if connection.execute(change.values(archive_id=archive_id)).rowcount:
+                # They are about the posts of the replaced id.
+                looks = delete(STORE_LOOKS).where(STORE_LOOKS.c.source_id == source_id)
+                connection.execute(looks)
+
+    def set_aside(self, source: str, archive_ids: Collection[str]) -> None:
+        """Record that these archives in the store do not stop plans of the source."""
+        with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
+            recorded = connection.execute(_SET_ASIDE, {"source": source}).scalars()
+            ids = sorted({*recorded, *archive_ids})
+            change = update(SOURCES).where(SOURCES.c.source_id == source_id)
+            connection.execute(change.values(ids_set_aside=ids or None))
+
+    def ids_set_aside(self, source: str) -> Set[str]:
+        return {archive_id for (archive_id,) in self._rows(_SET_ASIDE, source=source)}

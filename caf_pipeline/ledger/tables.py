@@ -80,7 +80,7 @@ SOURCES: Final = Table(
         "archive_id",
         Text,
         nullable=False,
-        comment="id in the note of each post, 32 hexadecimal digits",
+        comment="id in the note of each post, 32 random hexadecimal digits",
     ),
     Column(
         "address", Text, nullable=False, comment="endpoint, bucket and prefix, separated by slashes"
@@ -95,7 +95,7 @@ SOURCES: Final = Table(
     Column(
         "ids_set_aside",
         ARRAY(Text),
-        comment="other archive ids that posts of the source may have; NULL: none",
+        comment="archive ids that an operator set aside with --new-archive; NULL: none",
     ),
     comment="The buckets and prefixes that are archived.",
 )

@@ -400,6 +400,7 @@ class _Adopter:
             return FileAdoption(name, kind, posted, "", members, 0, adoption.left_out, right)
         chunk = RemoteChunk(
             file=posted,
+            archive_id=None,
             copies=post.right,
             read_from=right,
             silent={},

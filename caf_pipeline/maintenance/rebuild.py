@@ -2,6 +2,7 @@
 
 It needs the source's settings and the owner's address, but no secret and no access to S3.
 
+    an archive ─▶ one head names the source ─▶ its posts
     posted by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
 
 A file whose name is taken is read whole: its Merkle root proves its content. It replaces a chunk
@@ -35,6 +36,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import open_manifest
 from caf_pipeline.ledger.records import Chunk, RemoteChunk, chunk_lease, plan_lease
+from caf_pipeline.maintenance.unknown_archives import open_archive, possible_archive_ids
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.packing.staging import remove_all
 from caf_pipeline.retrieval.remote_chunk import (
@@ -74,12 +76,21 @@ class FileKind(StrEnum):
     UNREADABLE = "unreadable"
     CONFLICTING = "conflicting"
     SUPERSEDED = "superseded"
+    UNDECIDED = "undecided"
+    OTHER_SOURCE = "other_source"
 
 
 _UNPOSTED: Final = frozenset({*NOT_POSTED, ChunkState.PARKED})
 
 NOTHING_MISSING: Final = frozenset(
-    {FileKind.CHUNK, FileKind.KNOWN, FileKind.FOREIGN, FileKind.DOUBLE, FileKind.SUPERSEDED}
+    {
+        FileKind.CHUNK,
+        FileKind.KNOWN,
+        FileKind.FOREIGN,
+        FileKind.DOUBLE,
+        FileKind.SUPERSEDED,
+        FileKind.OTHER_SOURCE,
+    }
 )
 
 
@@ -122,28 +133,30 @@ def find_chunks(
     owner: str | None = None,
     whole: bool = False,
     ignored: Set[bytes] = frozenset(),
+    restored: Set[str] = frozenset(),
 ) -> Iterator[FileFinding]:
-    """Yield a finding for each file under the source's archive, chunks with enough copies first.
+    """Yield a finding for each file under the source's archives, chunks with enough copies first.
 
     `owner` is the store's owner by default. `whole` trusts copies that differ if they have the
-    Merkle root.
+    Merkle root. `restored` are ids of archives that the ledger may not have yet.
     """
     owner = owner or context.store.owner()
-    own_files = []
-    for file in context.store.posted(context.archive_id):
-        if file.posting.owner == owner:
-            own_files.append(file)
-        else:
-            yield FileFinding(
-                file, FileKind.FOREIGN, f"its owner is {file.posting.owner}, not {owner}"
-            )
+    archive_of: dict[PostedFile, str] = {}
+    for archive_id in sorted(context.ledger.sources.archive_ids(context.source) | restored):
+        for file in context.store.posted(archive_id):
+            if file.posting.owner == owner:
+                archive_of[file] = archive_id
+            else:
+                yield FileFinding(
+                    file, FileKind.FOREIGN, f"its owner is {file.posting.owner}, not {owner}"
+                )
     chunk_of_post = {
         (chunk.merkle_root, chunk.start): chunk
         for chunk in context.ledger.chunks.list()
         if chunk.source == context.source
     }
     unknown = []
-    for file in own_files:
+    for file in archive_of:
         chunk = chunk_of_post.get((file.posting.merkle_root, file.posting.start))
         if chunk is None and file.posting.merkle_root in ignored:
             yield FileFinding(file, FileKind.SUPERSEDED, _IGNORED)
@@ -162,7 +175,7 @@ def find_chunks(
         if root and (chunk.start is not None or chunk.state in CLAIMING)
     }
     posted_once = yield from _without_duplicates(context, unknown, copies, roots)
-    named = yield from _with_heads(context, posted_once, copies, whole=whole)
+    named = yield from _with_heads(context, posted_once, copies, archive_of, whole=whole)
     chunks = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     claimants = Counter(head.chunk for _, _, head in named)
     required, taken = context.store.required_copies, set[str]()
@@ -228,6 +241,7 @@ def _with_heads(
     context: RunContext,
     files: Sequence[PostedFile],
     copies: Mapping[PostedFile, Sequence[Copy]],
+    archive_of: Mapping[PostedFile, str],
     *,
     whole: bool,
 ) -> Generator[FileFinding, None, Sequence[_Opened]]:
@@ -249,7 +263,7 @@ def _with_heads(
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error)
             continue
-        if head.archive_id != context.archive_id:
+        if head.archive_id != archive_of[file]:
             yield FileFinding(
                 file,
                 FileKind.NO_CHUNK,
@@ -413,20 +427,32 @@ def fault_of(context: RunContext, chunk: RemoteChunk) -> str:
 
 
 def rebuild(
-    context: RunContext, *, owner: str | None = None, whole: bool = False, dry_run: bool = False
+    context: RunContext,
+    *,
+    owner: str | None = None,
+    whole: bool = False,
+    dry_run: bool = False,
+    sources: dict[str, str] | None = None,
 ) -> Iterator[RebuildOutcome]:
     """Restore every chunk that the ledger lacks, and yield the outcome for each file.
+
+    Archives that no source of the ledger has are the source's if their chunks name it. The newest
+    such archive gives a source without chunks its id. `sources` has the source of archives that
+    were opened before, by id, and gets those that are opened.
 
     Planning waits for a complete rebuild: missing objects would be paid for again. May be
     interrupted and repeated. Raises HeldByOther beside another plan or rebuild.
     """
+    owner = owner or context.store.owner()
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
-            context.ledger.sources.register(
-                context.source, context.archive_id, context.address, lease=lease
-            )
+            context.ledger.sources.register(context.source, context.address, lease=lease)
+        own, others = _own_archives(context, owner, {} if sources is None else sources, whole)
+        if own and not dry_run:
+            context.ledger.sources.restore_archive_id(context.source, own[-1])
         complete = True
-        for finding in find_chunks(context, owner=owner, whole=whole):
+        findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(own))
+        for finding in chain(others, findings):
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
                 context.ledger.rebuilds.begin(context.source)
@@ -449,6 +475,30 @@ def rebuild(
             yield outcome
         if complete and not dry_run:
             context.ledger.rebuilds.end(context.source)
+
+
+def _own_archives(
+    context: RunContext, owner: str, sources: dict[str, str], whole: bool
+) -> tuple[Sequence[str], Sequence[FileFinding]]:
+    """Return the source's archives in the store, the newest last, and findings for others."""
+    own, others = list[str](), list[FileFinding]()
+    sources |= dict.fromkeys(context.ledger.sources.archive_ids(context.source), context.source)
+    for archive_id in possible_archive_ids(context, owner):
+        archive = None
+        if archive_id not in sources:
+            archive = open_archive(context, owner, archive_id, whole=whole)
+            if archive and archive.source:
+                sources[archive_id] = archive.source
+        source = sources.get(archive_id)
+        if source == context.source:
+            own.append(archive_id)
+        elif archive and source is None:
+            why = f"the source of its archive {archive_id} is not known: {archive.why}"
+            others.append(FileFinding(archive.file, FileKind.UNDECIDED, why))
+        elif archive and source not in context.settings.sources:
+            why = f"its archive {archive_id} belongs to source '{source}'"
+            others.append(FileFinding(archive.file, FileKind.OTHER_SOURCE, why))
+    return own, others
 
 
 # --- what is lost with a ledger

@@ -307,6 +307,7 @@ def read_chunk(
     samples = _samples(source, file.posting, manifest)
     return RemoteChunk(
         file=file,
+        archive_id=head.archive_id,
         copies=copies,
         read_from=tuple(source.providers),
         silent=dict(source.silent),

@@ -7,7 +7,8 @@ has no chunk. Source: promise 3 in docs/explanation/design.md.
 from collections.abc import Mapping
 
 from caf_pipeline.errors import StoredAlready
-from caf_pipeline.run_context import RunContext, address_of, archive_id_of
+from caf_pipeline.inventory.manifest import ARCHIVE_ID
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import ArchiveFiles, refuse_unknown_posts
 from caf_pipeline.system.quantities import counted
 
@@ -16,8 +17,7 @@ def refuse_new_archive(context: RunContext) -> None:
     """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
     This is so if a rebuild is incomplete, or if the ledger has no packed chunk of the source, while
-    the store has its files. Files with an unreadable note count, too. So do those of other archives
-    without another known address: an archive's id changes with the source's name.
+    the store has archives that may be the source's.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(
@@ -28,17 +28,7 @@ def refuse_new_archive(context: RunContext) -> None:
         )
     if not all(chunk.adopted for chunk in context.ledger.chunks.list(context.source)):
         return
-    settings = {name: address_of(source) for name, source in context.settings.sources.items()}
-    addresses = {
-        **context.ledger.sources.addresses(),
-        **{archive_id_of(name, address): address for name, address in settings.items()},
-    }
-    files = {
-        archive: note
-        for archive, note in context.store.archives().items()
-        if addresses.get(archive or "", context.address) == context.address
-    }
-    if files:
+    if files := _possible_archives(context):
         raise _refusal(context, files)
 
 
@@ -52,8 +42,17 @@ def refuse_unknown(context: RunContext) -> None:
     )
 
 
-def accept_unknown_posts(context: RunContext) -> None:
-    """Record that an operator lets objects of unknown posts be archived again."""
+def accept_new_archive(context: RunContext) -> None:
+    """Record that an operator lets objects be archived again, whatever the store has now."""
+    context.ledger.rebuilds.end(context.source)
+    context.ledger.sources.set_aside(
+        context.source,
+        [
+            archive
+            for archive in _possible_archives(context)
+            if archive is not None and ARCHIVE_ID.fullmatch(archive)
+        ],
+    )
     log = context.ledger.transactions(context.holder)
     context.ledger.rebuilds.leave_posts(
         context.source, context.store.unknown_posts(context.archive_id, log), superseded=False
@@ -61,12 +60,36 @@ def accept_unknown_posts(context: RunContext) -> None:
     context.store.unknown_posts(context.archive_id, log)  # records that no post is unknown any more
 
 
+def _possible_archives(context: RunContext) -> Mapping[str | None, ArchiveFiles]:
+    """Return the wallet's archives that may be the source's.
+
+    Archives of sources with another address are not, nor are archives that were set aside. Posts
+    with an unreadable note count as an archive.
+    """
+    others = {
+        archive.archive_id
+        for archive in context.ledger.sources.archives()
+        if archive.source != context.source and archive.address != context.address
+    }
+    left_out = others | context.ledger.sources.ids_set_aside(context.source)
+    return {
+        archive: files
+        for archive, files in context.store.archives().items()
+        if archive not in left_out
+    }
+
+
 def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
     source, total = context.source, sum(archive.count for archive in files.values())
-    others = {*context.ledger.lookup.sources(), *context.settings.sources} - {source}
-    same_place = sorted(name for name in others if archive_id_of(name, context.address) in files)
-    if context.archive_id in files:
-        owner = f"{files[context.archive_id].count:,} of them belong to this source"
+    names: dict[str | None, str] = {
+        archive.archive_id: archive.source
+        for archive in context.ledger.sources.archives()
+        if archive.archive_id in files
+    }
+    same_place = sorted({*names.values()} - {source})
+    if source in names.values():
+        count = sum(files[archive].count for archive, name in names.items() if name == source)
+        owner = f"{count:,} of them belong to this source"
         remedy = f"'caf rebuild {source}' restores them into the ledger"
     elif same_place:
         owner = f"source '{same_place[0]}' has the same bucket and prefix"
@@ -75,11 +98,11 @@ def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> S
             "its chunks are missing"
         )
     else:
-        owner = "none belongs to a known source, so this one may have had another name or address"
-        remedy = "give the source its old name, endpoint, bucket and prefix, and run 'caf rebuild'"
-    names: dict[str | None, str] = {
-        archive_id_of(name, context.address): name for name in {*others, source}
-    }
+        owner = "no source of the ledger has these archives"
+        remedy = (
+            f"'caf rebuild {source}' restores the archives whose chunks name '{source}'. A renamed "
+            "source is a new source, so give it its old name first"
+        )
     archives = []
     for archive, note in sorted(files.items(), key=lambda item: item[1].first_at):
         name = "an archive whose note cannot be read" if archive is None else archive

@@ -52,7 +52,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA, Comparison, compare_headers
-from caf_pipeline.steps.first_plan import accept_unknown_posts, refuse_new_archive, refuse_unknown
+from caf_pipeline.steps.first_plan import accept_new_archive, refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -223,12 +223,9 @@ def cut_plan(
     # The lease keeps another process from replacing the source's address.
     with reading(snapshot.path), _lease_on_plan(context, patience_seconds) as lease:
         context.wait_while_paused(lease.check)
-        context.ledger.sources.register(
-            context.source, context.archive_id, context.address, lease=lease
-        )
+        context.ledger.sources.register(context.source, context.address, lease=lease)
         if new_archive:
-            context.ledger.rebuilds.end(context.source)
-            accept_unknown_posts(context)
+            accept_new_archive(context)
         elif snapshot.object_count:
             refuse_new_archive(context)
         sizes, warning = chunk_sizes(context)
@@ -438,7 +435,7 @@ def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> Pl
     settings = context.source_settings
     return PlanTerms(
         source=context.source,
-        archive_id=context.archive_id,
+        archive_id=context.ledger.sources.archive_id(context.source) or "",  # a preview has none
         target_size_bytes=sizes.target_bytes,
         snapshot=snapshot.name,
         inventory_time=snapshot.listed_at,

@@ -290,7 +290,8 @@ def _refusal(context: RunContext) -> str:
         return f"this plan would be refused: source '{context.source}' is {addresses}"
     try:
         refuse_new_archive(context)
-        refuse_unknown(context)
+        if context.source in context.ledger.lookup.sources():
+            refuse_unknown(context)
     except StoredAlready as error:
         return f"this plan would be refused: {with_hint(error)}"
     except (StoreError, MnemonicRefused):  # the estimate is useful without the answer

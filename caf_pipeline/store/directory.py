@@ -383,9 +383,11 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
-    def archives(self) -> Mapping[str | None, ArchiveFiles]:
+    def archives(self, owner: str | None = None) -> Mapping[str | None, ArchiveFiles]:
         times = defaultdict[str | None, list[float]](list)
         for listed, archive in self._listed():
+            if owner not in (None, listed.posting.owner):
+                continue
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
         return {
             archive: ArchiveFiles(

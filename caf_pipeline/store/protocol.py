@@ -414,10 +414,11 @@ class ChunkStore(ChunkReader, Protocol):
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         """Yield the owner's files of any program. Reads the store's whole list."""
 
-    def archives(self) -> "Mapping[str | None, ArchiveFiles]":
-        """Return this owner's posts by the archive id in the note, None if unreadable.
+    def archives(self, owner: str | None = None) -> "Mapping[str | None, ArchiveFiles]":
+        """Return the posts of `owner()` by the archive id in the note, None if unreadable.
 
-        Files of other programs are left out. Reads the store's whole list.
+        Another `owner` needs no wallet. Files of other programs are left out. Reads the store's
+        whole list.
         """
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:

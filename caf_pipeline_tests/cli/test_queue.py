@@ -17,7 +17,7 @@ def caf(tmp_path, database_url, ledger):
 
 def test_messages_are_shown_with_their_reasons_and_removed_on_demand(caf, ledger):
     assert caf("queue", "src").out == b"no message set apart\n"
-    ledger.sources.register("src", "archive", "address")
+    ledger.sources.register("src", "address")
     hostile = QueueMessage(
         "id-1", "", b"\x1b[2J\xff\n", [ObjectEvent(b"key", "")], "it is not JSON"
     )

@@ -12,8 +12,6 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.rebuild import FileKind
-from caf_pipeline.run_context import RunContext
-from caf_pipeline.settings import SourceSettings, load_settings
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.system.quantities import counted
 from caf_pipeline_tests.support.chain_user import ChainUser, random_content
@@ -26,9 +24,10 @@ from caf_pipeline_tests.support.command_line import (
 from caf_pipeline_tests.support.jackal_command_line import (
     jackal_command_line,
     new_wallet,
+    wallet_with_space,
     with_wallet,
 )
-from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.jackal_network import ADDRESS, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
@@ -45,13 +44,19 @@ def lines_of(done):
 
 
 @pytest.fixture
-def open_context(tmp_path, network):
-    """Opens a source on any ledger, as a run does; each bucket is another archive."""
+def wallet(network):
+    """Return a wallet without files of other tests."""
+    return wallet_with_space(network)
+
+
+@pytest.fixture
+def open_context(tmp_path, network, wallet):
+    """Opens a source on any ledger, as a run does."""
     opened = []
 
     def make(ledger, bodies=(), *, bucket, **changes):
         sources = {"src": {"bucket": bucket, "target_size": "1MiB", "public": True} | changes}
-        jackal = jackal_settings(network, proof_seconds=8)
+        jackal = jackal_settings(network, mnemonic=wallet.words, proof_seconds=8)
         context = a_run_context(
             tmp_path,
             MemorySource(dict(bodies)),
@@ -63,13 +68,14 @@ def open_context(tmp_path, network):
         opened.append(context.store)
         return context
 
-    network.grant(ADDRESS, SPACE)
     yield make
     for store in opened:
         store.close()
 
 
-def test_foreign_files_under_the_archive_are_reported_without_rows(ledger, open_context, network):
+def test_foreign_files_under_the_archive_are_reported_without_rows(
+    ledger, open_context, network, wallet
+):
     context = open_context(ledger, bucket="spoofed")
     note = archive_note(context.archive_id)
     stranger = new_wallet()
@@ -77,7 +83,7 @@ def test_foreign_files_under_the_archive_are_reported_without_rows(ledger, open_
     network.grant(stranger.address, 10**9)
     with httpx.Client() as client:
         foreign = ChainUser(network, client, stranger.words).post(random_content(3000), note=note)
-        user = ChainUser(network, client)
+        user = ChainUser(network, client, wallet.words)
         noise = user.post(random_content(4000), note=note)
         for provider in range(3):
             user.upload(noise, provider)
@@ -87,12 +93,13 @@ def test_foreign_files_under_the_archive_are_reported_without_rows(ledger, open_
             )
         )
         empty = user.post(random_content(5000), note=note)
-        user.post(random_content(6000), note=archive_note("f" * 32))
+        unknown = user.post(random_content(6000), note=archive_note("f" * 32))
     outcomes = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(context)}
     assert {start: outcome.finding.kind for start, outcome in outcomes.items()} == {
         foreign.start: FileKind.FOREIGN,
         noise.start: FileKind.NO_CHUNK,
         empty.start: FileKind.NOT_UPLOADED,
+        unknown.start: FileKind.UNDECIDED,
     }
     assert stranger.address in outcomes[foreign.start].finding.why
     assert context.ledger.chunks.list() == []
@@ -112,7 +119,7 @@ def test_a_provider_with_wrong_bytes_is_named_and_ignored(
     network.misbehave(provider=network.provider_addresses.index(liar), flip_byte=-1)
     context = open_context(new_ledger(), body, bucket="lied-about")
     (outcome,) = rebuild.rebuild(context)
-    assert outcome.finding.kind is FileKind.DIFFERING
+    assert outcome.finding.kind is FileKind.UNDECIDED
     assert liar in outcome.finding.why
     assert context.ledger.chunks.list() == []
     network.well_behaved()
@@ -162,10 +169,8 @@ def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_co
 
 
 @pytest.fixture
-def archived(tmp_path, network, database_url, s3_server, new_bucket):
-    """A command line with an archived source, and its bucket."""
-    network.grant(ADDRESS, SPACE)
-    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+def archived(caf, s3_server, new_bucket):
+    """A command line with an archived source."""
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
@@ -188,16 +193,17 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     ledger,
     new_ledger,
     network,
+    wallet,
 ):
     fresh = new_ledger()
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    preview = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
+    preview = caf("rebuild", "src", "--owner", wallet.address, "--dry-run", "--json", **keys)
     assert [line["restored"] for line in lines_of(preview)[:-1]] == [False] * len(
         ledger.chunks.list()
     )
-    assert fresh.chunks.list() == []
-    done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
+    assert fresh.lookup.sources() == []
+    done = caf("rebuild", "src", "--owner", wallet.address, "--json", **keys)
     assert done.status == 0, done.err
     *chunks, end = lines_of(done)
     assert {line["chunk"] for line in chunks} == {chunk.name for chunk in ledger.chunks.list()}
@@ -205,28 +211,28 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     assert "transactions" in end["not_known"]
     before = rows_of(ledger)
     assert rows_of(fresh) == before
-    charged = network.state()["charged"][ADDRESS]
-    again = with_wallet(caf, WORDS)
+    charged = network.state()["charged"][wallet.address]
+    again = with_wallet(caf, wallet.words)
     done = again("run")
     assert done.status == 0, done.err
     assert rows_of(fresh)["file_locations"] == before["file_locations"]
-    assert network.state()["charged"][ADDRESS] == charged
+    assert network.state()["charged"][wallet.address] == charged
     assert len(fresh.chunks.list()) == len(chunks)
     assert again("prove", "src").status == 0
     assert len(again("get", "src", "key-03").out) == 100_000
 
 
 @pytest.mark.thorough
-def test_a_killed_rebuild_continues(archived, ledger, new_ledger):
+def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
     fresh = new_ledger()
     caf = on(archived, fresh)
     for chunks in (1, 2):
-        process = caf.start("rebuild", "--owner", ADDRESS)
+        process = caf.start("rebuild", "--owner", wallet.address)
         while len(fresh.chunks.list()) < chunks and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = caf("rebuild", "--owner", ADDRESS)
+    done = caf("rebuild", "--owner", wallet.address)
     assert done.status == 0, done.err
     assert all(f"  {name}: " in done.out.decode() for name in rebuild.NOT_KNOWN)
     assert "50 blocks" in done.err
@@ -238,18 +244,19 @@ def test_a_killed_rebuild_continues(archived, ledger, new_ledger):
 def test_a_dry_rebuild_lists_losses_only_with_restorable_chunks(
     archived,
     new_ledger,
+    wallet,
 ):
-    lost = on(archived, new_ledger())("rebuild", "--owner", ADDRESS, "--dry-run")
+    lost = on(archived, new_ledger())("rebuild", "--owner", wallet.address, "--dry-run")
     assert all(f"  {name}: " in lost.out.decode() for name in rebuild.NOT_KNOWN)
     assert "50 blocks" in lost.err
-    second = archived("rebuild", "--owner", ADDRESS, "--dry-run")
+    second = archived("rebuild", "--owner", wallet.address, "--dry-run")
     assert (second.status, second.out.decode().splitlines()) == (0, ["src: 2 known"])
     assert "50 blocks" not in second.err
 
 
 @pytest.fixture
-def caf(tmp_path, network, database_url):
-    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+def caf(tmp_path, network, wallet, database_url):
+    caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
     caf.settings(source_text(NOWHERE, "never-archived") + "public = true\n")
     return caf
 
@@ -288,38 +295,19 @@ def test_a_chain_that_is_away_is_one_sentence(caf):
     expect_error(caf("rebuild", "src", CAF_JACKAL__LCD=json.dumps([NOWHERE])), 7, "127.0.0.1:9")
 
 
-def test_a_file_that_is_no_chunk_exits_with_1(caf, network):
-    settings = type(
-        "S",
-        (),
-        {
-            "source": lambda self, name: SourceSettings(
-                bucket="never-archived", endpoint_url=NOWHERE
-            )
-        },
-    )()
-    context = RunContext("src", settings, None, None, None, None)  # type: ignore[arg-type]
+def test_archive_without_uploads_exits_with_1(caf, network, wallet):
     with httpx.Client() as client:
-        network.grant(ADDRESS, SPACE)
-        user = ChainUser(network, client)
-        post = user.post(random_content(1000), note=archive_note(context.archive_id))
+        user = ChainUser(network, client, wallet.words)
+        post = user.post(random_content(1000), note=archive_note("a" * 32))
     done = caf("rebuild", "src", "--json")
     expect_error(done, 1, "1 listed file")
-    assert lines_of(done)[0]["kind"] == "not_uploaded"
+    assert lines_of(done)[0]["kind"] == "undecided"
     assert lines_of(done)[0]["start"] == post.start
 
 
-def test_a_wallet_without_files_is_reported(caf, network):
-    caf.settings(source_text(NOWHERE, "of-another-wallet") + "public = true\n")
-    with caf.surroundings():
-        settings = load_settings()
-    archive_id = RunContext("src", settings, None, None, None, None).archive_id  # type: ignore[arg-type]
-    with httpx.Client() as client:
-        network.grant(ADDRESS, SPACE)
-        ChainUser(network, client).post(random_content(1000), note=archive_note(archive_id))
+def test_a_wallet_without_files_is_reported(caf):
     done = caf("rebuild", "src", "--owner", new_wallet().address)
-    assert "src: 1 foreign" in done.out.decode()
-    assert ADDRESS in done.out.decode()
+    assert "src: nothing is listed" in done.out.decode()
     assert "--owner" in done.err
 
 

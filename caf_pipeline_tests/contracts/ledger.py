@@ -7,8 +7,10 @@ functions prepare a ledger for a test; other test modules use them, too.
 import contextlib
 import hashlib
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
@@ -130,7 +132,7 @@ def register(
     ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()
 ) -> list[str]:
     """Register a plan with a chunk for each batch of keys; return the chunks' names."""
-    ledger.sources.register(source, f"archive of {source}", f"s3://{source}")
+    ledger.sources.register(source, f"s3://{source}")
     plan = plan_record(source=source)
     names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
     chunks = [planned(number, keys) for number, keys in enumerate(batches, 1)]
@@ -284,9 +286,12 @@ def archive(
     return chunk
 
 
-def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RemoteChunk:
+def restored(
+    number: int, keys: Sequence[str], *, skipped: int = 0, archive_id: str | None = None
+) -> RemoteChunk:
     """Return a chunk of these keys as read from a store, posted in the block of its number."""
     return RemoteChunk(
+        archive_id=archive_id,
         file=PostedFile(replace(POSTING, start=number), 3),
         copies=[Copy("p", "proof")],
         read_from=["p"],
@@ -321,6 +326,12 @@ def restore(
     return ledger.rebuilds.restore_chunk(
         chunk, lambda: all_batches, skips, plan_folder="plans/x", fault=fault
     )
+
+
+def address_in(ledger: Any) -> str:
+    """Return the address of the only source."""
+    (archive,) = ledger.sources.archives()
+    return archive.address
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
@@ -405,31 +416,86 @@ class LedgerContract:
     # --- sources and plans ---
 
     def test_an_address_is_replaced_until_there_is_a_chunk(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://typo/")
+        ledger.sources.register(SOURCE, "s3://typo/")
         ledger.skips.record(SOURCE, [Skip("key", "etag:1:1", SkipReason.TOO_LARGE, "", "1", 1)])
         ledger.rebuilds.begin(SOURCE)
         assert ledger.sources.address(SOURCE) is None
-        ledger.sources.register(SOURCE, "other", "s3://a/")
-        assert ledger.sources.addresses() == {"other": "s3://a/"}
+        ledger.sources.register(SOURCE, "s3://a/")
+        assert address_in(ledger) == "s3://a/"
         assert ledger.chunks.account(SOURCE).skipped == {}
         assert ledger.rebuilds.began_at(SOURCE) is None
 
     def test_address_of_a_planning_run_is_kept(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         with ledger.leases.hold(plan_lease(SOURCE), holder()) as lease:
             with pytest.raises(HeldByOther):
-                ledger.sources.register(SOURCE, "other", "s3://b/")
-            ledger.sources.register(SOURCE, "other", "s3://b/", lease=lease)
-        assert ledger.sources.addresses() == {"other": "s3://b/"}
+                ledger.sources.register(SOURCE, "s3://b/")
+            ledger.sources.register(SOURCE, "s3://b/", lease=lease)
+        assert address_in(ledger) == "s3://b/"
 
     def test_another_address_under_the_same_name_is_refused(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         register_plan(ledger, plan_record(), [planned(1, ["a"])], claims((1, "a")))
         with pytest.raises(LedgerError, match="s3://b/"):
-            ledger.sources.register(SOURCE, "id", "s3://b/")
+            ledger.sources.register(SOURCE, "s3://b/")
         assert ledger.lookup.sources() == [SOURCE]
-        assert ledger.sources.addresses() == {"id": "s3://a/"}
+        assert address_in(ledger) == "s3://a/"
+
+    def test_each_source_gets_its_own_archive_id(self, ledger):
+        for name in (SOURCE, "another"):
+            ledger.sources.register(name, "s3://a/")
+        ids = [ledger.sources.archive_id(name) for name in (SOURCE, "another")]
+        assert all(re.fullmatch("[0-9a-f]{32}", archive_id) for archive_id in ids)
+        assert len({*ids}) == 2
+
+    def test_source_keeps_its_archive_id(self, ledger):
+        assert ledger.sources.archive_id(SOURCE) is None
+        ledger.sources.register(SOURCE, "s3://a/")
+        archive_id = ledger.sources.archive_id(SOURCE)
+        ledger.sources.register(SOURCE, "s3://a/")
+        assert ledger.sources.archive_id(SOURCE) == archive_id
+
+    def test_concurrent_registrations_make_one_archive_id(self, ledger):
+        def register_source(_):
+            ledger.sources.register(SOURCE, "s3://a/")
+            return ledger.sources.archive_id(SOURCE)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert len({*pool.map(register_source, range(8))}) == 1
+
+    def test_id_of_stored_archive_replaces_that_of_an_empty_source(self, ledger):
+        ledger.sources.register(SOURCE, "s3://a/")
+        log = ledger.transactions(holder())
+        log.record_look("account", ledger.sources.archive_id(SOURCE), 5, 1)
+        ledger.sources.restore_archive_id(SOURCE, "a" * 32)
+        assert ledger.sources.archive_id(SOURCE) == "a" * 32
+        assert ledger.rebuilds.unknown_posts(SOURCE) == 0
+        register(ledger, ["a"])
+        ledger.sources.restore_archive_id(SOURCE, "b" * 32)
+        assert ledger.sources.archive_id(SOURCE) == "a" * 32
+
+    def test_restored_chunk_keeps_the_archive_id_of_its_post(self, ledger):
+        ledger.sources.register(SOURCE, "s3://a/")
+        own = ledger.sources.archive_id(SOURCE)
+        for number, archive_id in enumerate([own, "b" * 32], 1):
+            key = f"key-{number}"
+            chunk = restored(number, [key], archive_id=archive_id)
+            restore(ledger, chunk, batches([location(key)]), ())
+            assert ledger.chunks.get(chunk.name).archive_id == archive_id
+        assert ledger.sources.archive_ids(SOURCE) == {own, "b" * 32}
+        assert {chunk.archive_id for chunk in ledger.chain_listings.located_copies()[1]} == {
+            own,
+            "b" * 32,
+        }
+
+    def test_archives_are_set_aside_until_the_address_changes(self, ledger):
+        ledger.sources.register(SOURCE, "s3://a/")
+        ledger.sources.set_aside(SOURCE, ["b" * 32])
+        ledger.sources.set_aside(SOURCE, ["a" * 32])
+        assert ledger.sources.ids_set_aside(SOURCE) == {"a" * 32, "b" * 32}
+        ledger.sources.register(SOURCE, "s3://b/")
+        assert ledger.sources.ids_set_aside(SOURCE) == set()
 
     def test_a_source_with_nothing_stored_is_removed(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"], skips=[skip("s")])
@@ -450,7 +516,7 @@ class LedgerContract:
         plan = plan_record()
         epochs = []
         for address in ("s3://typo/", "s3://right/"):
-            ledger.sources.register(SOURCE, address, address)
+            ledger.sources.register(SOURCE, address)
             register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
             (chunk,) = ledger.chunks.list(SOURCE)
             bring_to(ledger, chunk.name, ChunkState.SEALED)
@@ -490,7 +556,7 @@ class LedgerContract:
             pass
 
     def test_a_source_whose_rebuild_goes_on_stays(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         ledger.rebuilds.begin(SOURCE)
         with pytest.raises(LedgerError, match="rebuild"):
             remove(ledger)
@@ -507,7 +573,7 @@ class LedgerContract:
         assert ledger.lookup.sources() == [SOURCE]
 
     def test_a_plan_is_found_by_hash_and_name(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         plan = plan_record()
         assert ledger.plans.find(plan.sha256) is None
         register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
@@ -523,10 +589,10 @@ class LedgerContract:
             ("planned", 1, 2),
             ("planned", 2, 1),
         ]
-        assert chunks[0].archive_id == "archive of src"
+        assert {chunk.archive_id for chunk in chunks} == {ledger.sources.archive_id(SOURCE)}
 
     def test_a_plan_registered_twice_changes_nothing(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         plan = plan_record()
         for _ in range(2):
             register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
@@ -837,7 +903,7 @@ class LedgerContract:
         assert ledger.lookup.locate(SOURCE, "a").row.header_set is None
 
     def test_newest_object_is_current_in_any_loading_order(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
             plan = plan_record()
             name = f"src-{plan.name}-00001"
@@ -854,7 +920,7 @@ class LedgerContract:
         assert ledger.lookup.versions(SOURCE, "b", 2) == ([], 0)
 
     def test_later_chunk_wins_among_equal_modification_times(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
         plan = plan_record()
         names = [f"src-{plan.name}-{number:05d}" for number in (1, 2)]
         claimed = chain(claims((1, "a"), version="v1"), claims((2, "a"), version="v2"))
@@ -952,7 +1018,7 @@ class LedgerContract:
     # --- skips ---
 
     def test_a_skip_seen_again_replaces_the_older_one(self, ledger):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         ledger.skips.record(
             SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)]
         )
@@ -963,7 +1029,7 @@ class LedgerContract:
         }
 
     def test_skips_end_only_for_objects_the_inventory_covers(self, ledger, tmp_path):
-        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "s3://a/")
         listed_at = EARLY + timedelta(days=2)
         old, new = EARLY, listed_at - timedelta(hours=1)
         modified = {"gone": old, "listed": old, "just put": new}
@@ -983,7 +1049,7 @@ class LedgerContract:
         assert due == {"gone": True, "listed": False, "just put": False}
 
     def test_an_object_that_is_located_is_no_longer_skipped(self, ledger, tmp_path):
-        ledger.sources.register(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
+        ledger.sources.register(SOURCE, f"s3://{SOURCE}")
         ledger.skips.record(SOURCE, [skip("a"), skip("b")])
         archive(ledger, ["a"])
         assert standing(ledger, tmp_path / "s") == {
@@ -1460,7 +1526,7 @@ class LedgerContract:
     # --- restoring ---
 
     def test_a_restored_chunk_has_plan_rows_skips_and_copies(self, ledger):
-        ledger.sources.register(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
         assert (
             restore(
                 ledger,
@@ -1498,7 +1564,7 @@ class LedgerContract:
         assert ledger.chunks.account(SOURCE).located_objects == 2
 
     def test_a_restored_chunk_with_a_fault_is_damaged(self, ledger):
-        ledger.sources.register(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
         facts = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
         restore(
             ledger,
@@ -1513,7 +1579,7 @@ class LedgerContract:
         assert ledger.plans.find(b"h" * 32).name == "0a0b0c0d"
 
     def test_restored_chunks_share_a_plan_and_give_its_hash(self, ledger):
-        ledger.sources.register(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
         restore(ledger, restored(1, ["a"]), batches([location("a")]), [])
         assert ledger.plans.find(b"h" * 32) is None
         restore(
@@ -1549,14 +1615,14 @@ class LedgerContract:
 
     @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"], ["a", "a"]])
     def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
-        ledger.sources.register(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
         with pytest.raises(LedgerError):
             restore(ledger, restored(1, ["a", "b"]), batches(map(location, keys)), [])
         assert ledger.chunks.list() == []
         assert not ledger.plans.is_name_taken(SOURCE, "0a0b0c0d")
 
     def test_an_error_in_the_rows_restores_nothing(self, ledger):
-        ledger.sources.register(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
 
         def rows():
             yield location("a")
@@ -1590,7 +1656,7 @@ class LedgerContract:
         assert ledger.lookup.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
 
     def test_odd_keys_are_restored(self, ledger):
-        ledger.sources.register(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "s3://src")
         restore(ledger, restored(1, ODD_KEYS), batches(map(location, ODD_KEYS)), [])
         assert {key for key in ODD_KEYS if ledger.lookup.locate(SOURCE, key)} == set(ODD_KEYS)
 

@@ -239,7 +239,7 @@ def test_objects_of_an_expired_copy_are_not_located(ledger, database):
 
 @pytest.mark.parametrize("fault", ["", "wrong bytes"])
 def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
-    ledger.sources.register(SOURCE, "id", "s3://src")
+    ledger.sources.register(SOURCE, "s3://src")
     chunk = restored(7, ["a"])
     restore(ledger, chunk, batches([location("a")]), [], fault=fault)
     assert copies(database) == [

@@ -129,12 +129,12 @@ def test_a_killed_server_comes_back_with_what_was_committed(folder):
 def test_a_long_lived_process_starts_its_killed_server_again(folder):
     ledger = open_ledger(Settings(home=folder.parent))
     try:
-        ledger.sources.register("src", "an archive", "s3://src")
+        ledger.sources.register("src", "s3://src")
         killed = postmaster(folder)
         killed.kill()
         while postmaster(folder):
             time.sleep(0.01)
-        assert ledger.sources.addresses() == {"an archive": "s3://src"}
+        assert ledger.sources.archives()[0].address == "s3://src"
         assert ledger.lookup.sources() == ["src"]
         assert postmaster(folder) != killed
     finally:

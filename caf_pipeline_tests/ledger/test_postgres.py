@@ -130,7 +130,7 @@ def test_a_move_under_way_keeps_its_source(database, ledger):
 
 @pytest.mark.thorough
 def test_one_of_two_concurrent_plans_of_an_object_wins(ledger):
-    ledger.sources.register(SOURCE, "archive of src", "s3://src")
+    ledger.sources.register(SOURCE, "s3://src")
     gate = threading.Barrier(2)
 
     def plan(number):
@@ -291,7 +291,7 @@ def test_a_removed_source_leaves_no_pending_rows(ledger, database_url):
 
 @pytest.mark.parametrize("reason", list(SkipReason))
 def test_the_wait_after_a_skip_doubles_up_to_the_cap(ledger, database_url, reason):
-    ledger.sources.register(SOURCE, "id", "s3://src")
+    ledger.sources.register(SOURCE, "s3://src")
     first = RETRY_AFTER[reason]
     for times in range(8):
         ledger.skips.record(SOURCE, [skip("a", reason)])
@@ -306,7 +306,7 @@ def test_the_wait_after_a_skip_doubles_up_to_the_cap(ledger, database_url, reaso
 
 
 def test_a_skip_becomes_due(ledger, database_url, tmp_path):
-    ledger.sources.register(SOURCE, "id", "s3://src")
+    ledger.sources.register(SOURCE, "s3://src")
     ledger.skips.record(SOURCE, [skip("a", SkipReason.CHANGED)])
     assert standing(ledger, tmp_path / "s") == {("a", "skipped", "changed", False)}
     with psycopg.connect(database_url) as connection:
@@ -449,7 +449,7 @@ def test_a_lookup_planned_on_empty_tables_uses_indexes(ledger, database):
             )
             return {name: count for name, count in rows}
 
-    ledger.sources.register(SOURCE, "archive of src", "s3://src")
+    ledger.sources.register(SOURCE, "s3://src")
     assert ledger.lookup.locate_many(SOURCE, ["k00001"]) == {}
     keys = [f"k{number:05}" for number in range(5000)]
     archive(ledger, keys)

@@ -222,7 +222,7 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
     archive_chunk(context, name)
     assert len(posts_of(context)) == 2
     lost = dataclasses.replace(context, lazy_ledger=Lazy.of(new_ledger()))
-    lost.ledger.sources.register(lost.source, lost.archive_id, lost.address)
+    lost.ledger.sources.register(lost.source, lost.address)
     outcomes = list(rebuild.rebuild(lost))
     assert [outcome.finding.kind for outcome in outcomes].count(FileKind.CHUNK) >= 1
     assert all(outcome.complete for outcome in outcomes)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.errors import CafError, HeldByOther, StoredAlready
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance import rebuild
@@ -22,7 +22,7 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.run_context import Lazy
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.contracts.ledger import ODD_KEYS, holder
@@ -162,6 +162,7 @@ def test_rebuilt_ledger_reads_the_last_versions(archived, lost):
 
 
 def test_the_order_in_which_chunks_are_restored_changes_nothing(archived, lost):
+    lost.ledger.sources.restore_archive_id("src", archived.archive_id)
     for finding in reversed(list(rebuild.find_chunks(lost))):
         assert finding.spool is not None
         assert not finding.spool.exists()
@@ -209,6 +210,76 @@ def test_nothing_is_rebuilt_while_a_plan_is_cut(lost, database):
 def test_nothing_of_staging_is_left(archived, lost):
     list(rebuild.rebuild(lost))
     assert list(lost.staging().iterdir()) == []
+
+
+# --- several archives
+# ------------------------------------------------------------------------------------
+
+
+def test_archive_of_another_source_is_left_out(archived, lost, tmp_path):
+    put(lost.store, Forgery("a" * 32, source="other").write(tmp_path / "x"), "a" * 32)
+    for kind in (FileKind.CHUNK, FileKind.KNOWN):
+        assert set(kinds(rebuild.rebuild(lost))) == {kind, FileKind.OTHER_SOURCE}
+        assert rows_of(lost.ledger) == rows_of(archived.ledger)
+
+
+def test_archive_of_another_source_is_opened_by_one_head(lost, tmp_path, monkeypatch):
+    posting = put(lost.store, Forgery("a" * 32, source="other").write(tmp_path / "x"), "a" * 32)
+    put(lost.store, Forgery("a" * 32, source="other", number=2).write(tmp_path / "y"), "a" * 32)
+    reads, read = [], lost.store.read
+
+    def counted(posting, start_byte, end_byte, *, provider=None):
+        reads.append((posting.merkle_root, start_byte, end_byte))
+        return read(posting, start_byte, end_byte, provider=provider)
+
+    monkeypatch.setattr(lost.store, "read", counted)
+    known: dict[str, str] = {}
+    list(rebuild.rebuild(lost, sources=known))
+    assert known["a" * 32] == "other"
+    of_other = [entry for entry in reads if entry[0] not in archived_roots(lost)]
+    assert len(of_other) == 3
+    assert {(start, end) for _, start, end in of_other} == {(0, 512)}
+    assert posting.merkle_root not in {root for root, _, _ in of_other}
+
+
+def archived_roots(context):
+    return {chunk.merkle_root for chunk in context.ledger.chunks.list()}
+
+
+def test_all_archives_of_the_source_are_restored(bare, tmp_path):
+    for number, archive_id in enumerate(["b" * 32, "a" * 32], 1):
+        forged = Forgery(archive_id, {f"key-{number}": b"1"}, plan=f"0000000{number}")
+        put(bare.store, forged.write(tmp_path / str(number)), archive_id)
+    assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK] * 2
+    assert bare.ledger.sources.archive_id("src") == "a" * 32  # the newest
+    assert {chunk.archive_id for chunk in bare.ledger.chunks.list()} == {"a" * 32, "b" * 32}
+    before = rows_of(bare.ledger)
+    assert kinds(rebuild.rebuild(bare)) == [FileKind.KNOWN] * 2
+    assert rows_of(bare.ledger) == before
+
+
+def test_undecided_archive_stops_plans_until_it_is_read(bare, tmp_path):
+    posting = put(bare.store, Forgery("a" * 32).write(tmp_path / "x"), "a" * 32, upload=False)
+    (outcome,) = rebuild.rebuild(bare)
+    assert (outcome.finding.kind, outcome.complete) == (FileKind.UNDECIDED, False)
+    assert "a" * 32 in outcome.finding.why
+    with pytest.raises(StoredAlready):
+        planning.cut_plan(bare, inventories.take_inventory(bare))
+    bare.store.put(posting, tmp_path / "x", lambda size: None)
+    (outcome,) = rebuild.rebuild(bare)
+    assert (outcome.finding.kind, outcome.complete) == (FileKind.CHUNK, True)
+
+
+def test_lost_chunk_does_not_hide_the_source_of_its_archive(bare, tmp_path):
+    put(bare.store, Forgery("a" * 32).write(tmp_path / "x"), "a" * 32)
+    put(bare.store, Forgery("a" * 32, number=2).write(tmp_path / "y"), "a" * 32, upload=False)
+    assert sorted(kinds(rebuild.rebuild(bare))) == [FileKind.CHUNK, FileKind.NOT_UPLOADED]
+
+
+def test_archive_that_was_set_aside_is_not_restored(bare, tmp_path):
+    put(bare.store, Forgery("a" * 32).write(tmp_path / "x"), "a" * 32)
+    planning.cut_plan(bare, inventories.take_inventory(bare), new_archive=True)
+    assert list(rebuild.rebuild(bare)) == []
 
 
 # --- copies
@@ -265,7 +336,7 @@ def test_silent_copy_is_reported_as_not_compared(archived, lost):
 def test_unreadable_chunk_is_restored_by_the_next_rebuild(archived, lost):
     lost.store.away |= {"anna", "bert", "carl"}
     outcomes = list(rebuild.rebuild(lost))
-    assert set(kinds(outcomes)) == {FileKind.UNREADABLE}
+    assert set(kinds(outcomes)) == {FileKind.UNDECIDED}
     assert not any(outcome.complete for outcome in outcomes)
     assert "carl is away" in outcomes[0].finding.why
     lost.store.away.clear()

@@ -186,7 +186,7 @@ def test_rebuilt_ledger_has_objects_archived_again_for_headers(context, bucket, 
         connection.execute(
             "TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE"
         )
-    ledger.sources.register("src", context.archive_id, context.address)
+    ledger.sources.register("src", context.address)
     assert all(outcome.complete for outcome in rebuild(context))
     assert rows_of(ledger)["file_locations"] == rows
     assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
@@ -528,7 +528,7 @@ class BucketMachine(RuleBasedStateMachine):
                 "TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, "
                 "leases CASCADE"
             )
-        ledger.sources.register("src", self.context.archive_id, self.context.address)
+        ledger.sources.register("src", self.context.address)
         self.written = set()
         self.archived = set()
 

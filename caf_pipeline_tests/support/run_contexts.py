@@ -67,7 +67,7 @@ def a_run_context(
         Lazy.of(ledger),
         throttle=throttle,
     )
-    ledger.sources.register(context.source, context.archive_id, context.address)
+    ledger.sources.register(context.source, context.address)
     return context
 
 

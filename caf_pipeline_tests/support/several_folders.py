@@ -7,7 +7,7 @@ only where it has the posted size.
 """
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -151,12 +151,14 @@ class SeveralFolders:
             PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner
         )
 
-    def archives(self):
-        counts, moment = (
-            Counter(self.noted[post.merkle_root] for post in self.posts.values()),
-            datetime.now(UTC),
-        )
-        return {archive: ArchiveFiles(count, moment, moment) for archive, count in counts.items()}
+    def archives(self, owner=None):
+        times = defaultdict(list)
+        for post in self.posts.values():
+            times[self.noted[post.merkle_root]].append(datetime.fromtimestamp(post.start, UTC))
+        return {
+            archive: ArchiveFiles(len(posted), min(posted), max(posted))
+            for archive, posted in times.items()
+        }
 
     def copies(self, posting):
         return [

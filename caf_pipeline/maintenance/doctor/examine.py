@@ -333,7 +333,8 @@ def _with_enough_copies(context: RunContext, located: Sequence[Chunk]) -> Set[_P
     places = {(chunk.merkle_root, chunk.owner, chunk.start) for chunk in located}
     return {
         (file.merkle_root, file.owner, file.start)
-        for page in context.store.file_pages(located[0].archive_id)
+        for archive_id in {chunk.archive_id for chunk in located}
+        for page in context.store.file_pages(archive_id)
         for file in page
         if (file.merkle_root, file.owner, file.start) in places
         and len(set(file.providers)) >= context.store.required_copies

@@ -16,6 +16,7 @@ from caf_pipeline.errors import (
     IntegrityError,
     NotLocated,
     SettingsError,
+    StoredAlready,
     StoreError,
     with_hint,
 )
@@ -32,15 +33,17 @@ from caf_pipeline.maintenance.doctor.findings import (
     not_checked,
 )
 from caf_pipeline.maintenance.rebuild import FileKind
+from caf_pipeline.steps.first_plan import refuse_new_archive
 from caf_pipeline.system.quantities import counted
 
 _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
 
 
 def listed_files(examination: Examination) -> Iterator[Finding]:
-    """Find own files under the source's archive without a chunk in the ledger.
+    """Find own files under the source's archives without a chunk in the ledger.
 
-    Files that other accounts post under our note are ignored.
+    Files that other accounts post under our note are ignored. If the ledger has no chunk of the
+    source, archives that may be the source's are reported.
     """
     context = examination.context
     if context.source not in context.settings.sources:
@@ -55,6 +58,12 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
         return
     sound = {chunk.name for chunk in context.ledger.chunks.list(context.source, IN_GOOD_STANDING)}
     try:
+        try:
+            refuse_new_archive(context)
+        except StoredAlready as refused:
+            yield Finding(
+                Kind.FILE, context.source, str(refused), str(refused.hint), Actor.OPERATOR
+            )
         for file in rebuild.find_chunks(
             context, ignored=context.ledger.rebuilds.left_posts(context.source)
         ):
@@ -181,8 +190,6 @@ def _restore(examination: Examination, file: rebuild.FileFinding) -> MendResult:
                 return ALREADY_GONE
         else:
             examination.require_free(chunk_lease(file.name))
-        # A ledger that was rebuilt for other sources may not have this source.
-        context.ledger.sources.register(context.source, context.archive_id, context.address)
         try:
             rows = rebuild.import_found_chunk(context, file)
         except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:

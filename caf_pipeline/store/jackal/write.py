@@ -223,10 +223,10 @@ class JackalStore(JackalReader):
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         return map(_posted, self.chain.files_of_owner(owner))
 
-    def archives(self) -> Mapping[str | None, ArchiveFiles]:
+    def archives(self, owner: str | None = None) -> Mapping[str | None, ArchiveFiles]:
         """Times are estimated from heights, because nodes prune old blocks."""
         starts = defaultdict[str | None, list[int]](list)
-        for file in self.chain.files_of_owner(self.wallet.address):
+        for file in self.chain.files_of_owner(owner or self.wallet.address):
             if is_ours(file.note):
                 starts[archive_of(file.note)].append(file.start)
         if not starts:
