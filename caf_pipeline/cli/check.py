@@ -20,9 +20,15 @@ from caf_pipeline.cli.terminal import (
     printable,
     show_size,
 )
-from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
+from caf_pipeline.errors import (
+    HeldByOther,
+    IdentityMissing,
+    IntegrityError,
+    StoreUnreachable,
+    UsageError,
+)
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.check import CheckedObject, check_objects, sampled
+from caf_pipeline.retrieval.check import CheckedObject, Openable, check_objects, sampled
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.settings import Settings, load_settings
@@ -40,6 +46,7 @@ class _Sums:
     size_bytes: int = 0
     wrong: int = 0
     unread: int = 0
+    closed: int = 0
     hint: str = ""  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
     """Objects that each provider returned wrong or not at all."""
@@ -71,6 +78,9 @@ def check(  # noqa: PLR0917 - the command line's options
     objects that another one had to supply. It then proves these objects' chunks as `caf prove`
     does, and marks damaged chunks for `caf repair`.
 
+    An object in an encrypted chunk is read only if an identity opens the chunk. Others are counted
+    as not compared.
+
     Prints a line for each wrong object, then the sums. --json prints {"key": …} for an object, then
     {"objects_checked": …}.
 
@@ -82,7 +92,7 @@ def check(  # noqa: PLR0917 - the command line's options
     Exit status:
       0   All objects read are right.
       2   SHARE is not a share.
-      3   Wrong settings or source.
+      3   Wrong settings or source, or no identity opens some object's chunk.
       6   The database failed.
       7   Some objects could not be read now; none is wrong.
       9   No provider returns some object right.
@@ -116,9 +126,11 @@ def check(  # noqa: PLR0917 - the command line's options
         opened_reader(settings, lookup, source) as store,
         object_progress(f"checking {source}") as advance,
     ):
-        ended = take_all(check_objects(sampled(listed(), share), store), take)
+        openable = Openable(sampled(listed(), share), store)
+        ended = take_all(check_objects(openable, store), take)
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current)
+        sums.closed = openable.closed_count
         _print_sums(source, sums, json)
     damaged = bool(sums.wrong or sums.suspects) and _mark_damaged(settings, source, sums)
     if sums.wrong:
@@ -136,6 +148,12 @@ def check(  # noqa: PLR0917 - the command line's options
         raise StoreUnreachable(
             f"{counted(sums.unread, 'object')} of '{source}' could not be read now",
             hint=sums.hint or "try again later",
+        )
+    if sums.closed:
+        raise IdentityMissing(
+            f"{counted(sums.closed, 'object')} of '{source}' could not be compared: "
+            f"{openable.reason}",
+            hint="check them on a machine with the identity",
         )
 
 
@@ -199,6 +217,7 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
                 "bytes_right": sums.size_bytes,
                 "wrong": sums.wrong,
                 "unread": sums.unread,
+                "not_opened": sums.closed,
                 "providers_passed_over": sums.providers,
             }
         )
@@ -208,6 +227,8 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
         f"{sums.wrong:,} wrong, {sums.unread:,} could not be read "
         f"({show_size(sums.size_bytes)} right)"
     )
+    if sums.closed:
+        typer.echo(f"{counted(sums.closed, 'object')} not compared: no identity opens their chunks")
     for provider, objects in sorted(sums.providers.items()):
         typer.echo(
             f"another provider replaced {printable(provider)} for {counted(objects, 'object')}"

@@ -35,6 +35,7 @@ _SENTENCES: Final = {
     "one_window": "archived, but not yet proven in two proof windows in a row",
     "not_looked_at": "archived, but their chunk could not be checked now",
     "not_read_back": "archived, but their chunk was not read back yet",
+    "not_opened": "archived, but no identity has opened their whole chunk yet",
     "disagrees": "archived, but the ledger and the chunk do not agree on them",
     "adopted": "archived by another program, which kept none of their headers and user metadata",
     "not_told_apart": "archived, but S3 gives neither a version id nor a strong ETag to detect "
@@ -56,6 +57,8 @@ _HINTS: Final = {
     "claimed": "'caf run {source}' continues chunks under way",
     "disagrees": "keep objects on which the ledger and their chunk disagree",
     "not_read_back": "run the command again, without --no-read-back",
+    "not_opened": "run 'caf safe-to-delete {source}' on a machine with the identity, without "
+    "--no-read-back",
     "one_window": "run the command again in the next proof window: it needs two in a row",
 }
 
@@ -100,10 +103,13 @@ def safe_to_delete(
       The later window is no older than the last one.
     - One of these copies returned all bytes of the chunk once.
       The Merkle root and each object's SHA-256 were right.
+    - If the chunk is encrypted, an identity opened all of these bytes.
     - The chunk's manifest and the ledger agree on the object.
     - A fresh inventory lists it with the same version id, or ETag, size and LastModified.
 
-    The first run downloads every chunk once. You can stop it; the next run continues.
+    The first run downloads every chunk once. You can stop it; the next run continues. For encrypted
+    chunks, run the command on a machine with the identity: without it only the Merkle root is
+    compared, and the chunk is downloaded again with the identity.
 
     If only LastModified is newer, a HEAD request compares S3's full-object checksum, Content-Type,
     -Encoding, -Language, -Disposition, Cache-Control, Expires and the user metadata with the

@@ -1,10 +1,14 @@
 """The bytes of an encrypted chunk, opened by range. Every segment is authenticated first."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
-from caf_pipeline.errors import DamagedPayload, IntegrityError
+from caf_pipeline.encryption.identities import Identity
+from caf_pipeline.errors import DamagedPayload, IntegrityError, NoMatchingIdentity
 from caf_pipeline.formats import age
 from caf_pipeline.ledger.records import ChunkHeader
 
@@ -15,18 +19,30 @@ class OpenedChunk:
     """An encrypted chunk with its payload key. Ranges are of the CAF, end exclusive.
 
     Thread-safe. Knows the size from the ledger, so a truncated file is noticed.
+
+    Attributes:
+        opened_with: recipient of the identity that opened it; "" if no identity was needed.
     """
 
-    def __init__(self, header: ChunkHeader, payload: age.Payload) -> None:
+    def __init__(self, header: ChunkHeader, payload: age.Payload, opened_with: str = "") -> None:
         self._payload = payload
         self._payload_start = header.payload_start
+        self._header_sha256 = header.sha256
         self.size_bytes = header.caf_size_bytes
+        self.opened_with = opened_with
 
     @classmethod
-    def open(cls, header: ChunkHeader, identities: Sequence[age.Identity]) -> "OpenedChunk":
+    def open(cls, header: ChunkHeader, identities: Sequence[Identity]) -> "OpenedChunk":
         """Raises NoMatchingIdentity, DamagedHeader, or ForgedHeader."""
-        file_key = age.open_header(age.parse_header(header.header), identities)
-        return cls(header, age.Payload(file_key, header.nonce))
+        parsed = age.parse_header(header.header)
+        for identity in identities:
+            with suppress(NoMatchingIdentity):
+                payload = age.Payload(age.open_header(parsed, [identity]), header.nonce)
+                return cls(header, payload, str(identity.recipient))
+        raise NoMatchingIdentity(
+            "no identity opens the chunk",
+            hint="it needs the identity of one of its recipients",
+        )
 
     def stored_range(self, start_byte: int, end_byte: int) -> tuple[int, int]:
         """Return the range of the stored bytes with the segments of a range."""
@@ -36,7 +52,8 @@ class OpenedChunk:
     def pieces(self, sealed: Iterable[bytes], start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield a range, of at least a byte, from the bytes of its `stored_range`.
 
-        Pieces have at most 1 MiB. Raises IntegrityError for a segment that is not authentic.
+        Pieces have at most 1 MiB. Raises IntegrityError for a segment that is not authentic, and
+        at the end if there were fewer or more bytes.
         """
         first, last = age.sealed_range(start_byte, end_byte, self.size_bytes)
         number, left_bytes = first // age.SEALED_SEGMENT_BYTES, last - first
@@ -60,8 +77,23 @@ class OpenedChunk:
             wanted = plain[max(start_byte - position, 0) : max(end_byte - position, 0)]
             for at in range(0, len(wanted), PIECE_BYTES):
                 yield bytes(wanted[at : at + PIECE_BYTES])
-        if left_bytes:
-            raise IntegrityError(f"the chunk is truncated: {left_bytes} bytes are missing")
+        if left_bytes or pending:
+            raise IntegrityError("it has fewer or more bytes than were sealed")
+
+    def whole(self, stored: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the CAF from all stored bytes, as `pieces`.
+
+        Raises IntegrityError for another header than the ledger's, too.
+        """
+        remaining, begin = iter(stored), b""
+        for piece in remaining:
+            begin += piece
+            if len(begin) >= self._payload_start:
+                break
+        header, rest = begin[: self._payload_start], begin[self._payload_start :]
+        if hashlib.sha256(header).digest() != self._header_sha256:
+            raise IntegrityError("its header is not the header in the ledger")
+        yield from self.pieces(chain([rest], remaining), 0, self.size_bytes)
 
 
 class OpenedSource:

@@ -14,9 +14,8 @@ from caf_pipeline.settings import EncryptionSettings
 from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord
 
 if TYPE_CHECKING:
-    from caf_pipeline.encryption.identities import Identities
+    from caf_pipeline.encryption.identities import Identities, Identity
     from caf_pipeline.encryption.opened import OpenedChunk
-    from caf_pipeline.formats import age
 
 MAX_CACHED: Final = 1024
 """Opened chunks in memory, of about 2 KB each."""
@@ -63,7 +62,7 @@ class OpeningReader:
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        chunk = self._open(posting)
+        chunk = self.open(posting)
         if chunk is None or start_byte >= end_byte:
             yield from self.stored.read(posting, start_byte, end_byte, provider=provider)
             return
@@ -78,7 +77,7 @@ class OpeningReader:
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
     ) -> bool:
-        if chunk := self._open(posting):
+        if chunk := self.open(posting):
             start_byte, end_byte = chunk.stored_range(start_byte, end_byte)
         return self.stored.has_lost(posting, start_byte, end_byte, provider=provider)
 
@@ -86,14 +85,18 @@ class OpeningReader:
         """Raises IdentityMissing or KeyRefused if this process cannot decrypt."""
         self._loaded_identities()
 
-    def _loaded_identities(self) -> "Sequence[age.Identity]":
+    def _loaded_identities(self) -> "Sequence[Identity]":
         # Readers of plain chunks start sooner without the primitives.
         from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
 
         self._identities = self._identities or Identities(self._settings, self._ask_passphrase)
         return self._identities.get()
 
-    def _open(self, posting: PostRecord) -> "OpenedChunk | None":
+    def open(self, posting: PostRecord) -> "OpenedChunk | None":
+        """Return the chunk; None if it is not encrypted. Asks no provider.
+
+        Raises IdentityMissing, KeyRefused, NoMatchingIdentity, DamagedHeader, or ForgedHeader.
+        """
         root = posting.merkle_root
         with self._lock:
             if root in self._opened:

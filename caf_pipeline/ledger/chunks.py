@@ -61,6 +61,7 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
         PLANS.c.name.label("plan"),
         PLANS.c.folder.label("plan_folder"),
         FULL_READS.c.read_at.label("read_back_at"),
+        FULL_READS.c.opened_with,
         func.coalesce(OBJECT_PARTS.c.part, 0).label("part"),
         func.coalesce(OBJECT_PARTS.c.part_count, 0).label("part_count"),
         func.coalesce(OBJECT_PARTS.c.abandoned, false()).label("part_abandoned"),

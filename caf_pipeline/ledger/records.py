@@ -167,6 +167,7 @@ class Chunk:
 
     Attributes:
         read_back_at: when all stored bytes last came back, from a copy that has been right since.
+        opened_with: recipient of the identity that opened all these bytes.
         unanswered_at: when a copy did not answer a check; None once all answered.
         tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
@@ -212,6 +213,12 @@ class Chunk:
     unanswered_at: datetime | None = None
     copy_state: CopyState | None = None
     encrypted: bool = False
+    opened_with: str | None = None
+
+    @property
+    def was_read_back(self) -> bool:
+        """Whether all bytes came back, and were opened if the chunk is encrypted."""
+        return self.read_back_at is not None and (not self.encrypted or bool(self.opened_with))
 
     @property
     def was_sealed(self) -> bool:

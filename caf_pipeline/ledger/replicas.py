@@ -71,14 +71,21 @@ _END_FULL_READ: Final = delete(FULL_READS).where(
     ),
 )
 _FULL_READ: Final = insert(FULL_READS).from_select(
-    ["caf_file_id", "store", "provider"],
+    ["caf_file_id", "store", "provider", "opened_with"],
     select(
-        CHUNK_COPIES.c.caf_file_id, CHUNK_COPIES.c.store, bindparam("provider", type_=Text)
+        CHUNK_COPIES.c.caf_file_id,
+        CHUNK_COPIES.c.store,
+        bindparam("provider", type_=Text),
+        bindparam("opened_with", type_=Text),
     ).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")),
 )
 _READ_BACK: Final = _FULL_READ.on_conflict_do_update(
     index_elements=[FULL_READS.c.caf_file_id, FULL_READS.c.store],
-    set_={"provider": _FULL_READ.excluded.provider, "read_at": func.now()},
+    set_={
+        "provider": _FULL_READ.excluded.provider,
+        "opened_with": _FULL_READ.excluded.opened_with,
+        "read_at": func.now(),
+    },
 )
 _UNLIST: Final = (
     update(REPLICAS)
@@ -167,15 +174,18 @@ class Replicas(LedgerPart):
             caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
             connection.execute(_UNANSWERED, {"id": caf_file_id})
 
-    def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
+    def record_full_read(
+        self, lease: Lease, chunk: str, provider: str, *, opened_with: str | None = None
+    ) -> None:
         """Record that a provider returned all stored bytes, with the right Merkle root.
 
-        The record ends with the copy, or when the chunk becomes damaged, or is located or posted
-        again.
+        `opened_with` is the recipient of the identity that opened them. The record ends with the
+        copy, or when the chunk becomes damaged, or is located or posted again.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
-            connection.execute(_READ_BACK, {"id": caf_file_id, "provider": provider})
+            values = {"id": caf_file_id, "provider": provider, "opened_with": opened_with}
+            connection.execute(_READ_BACK, values)
 
 
 def forget_full_read(connection: Connection, caf_file_id: int) -> None:

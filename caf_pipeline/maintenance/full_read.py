@@ -1,10 +1,11 @@
 """Reads a whole chunk back from one provider and verifies it, in one pass and constant memory."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
+from caf_pipeline.encryption.opened import OpenedChunk
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.samples import CopyFinding, lost_range
@@ -74,21 +75,40 @@ def read_back(
     posting: PostRecord,
     provider: str,
     *,
+    opened: OpenedChunk | None = None,
     ranges: Iterable[Range] = (),
     progress: Callable[[int], None] | None = None,
-) -> int:
-    """Read the whole chunk from one provider; return how many ranges differ, in CAF coordinates.
+) -> str:
+    """Read the whole chunk from one provider; return how its bytes contradict the ledger, or "".
+
+    `ranges` are of the CAF, so an encrypted chunk must be `opened` to compare them. If it is not,
+    only the Merkle root is compared.
 
     Raises IntegrityError for other or fewer bytes, StoredChunkMissing, or StoreUnreachable.
     """
-    tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
-    try:
+    tree = MerkleTree(proof_type_of(chunk))
+    is_closed = chunk.encrypted and opened is None
+    check, contradiction = RangeCheck(() if is_closed else ranges), ""
+
+    def read() -> Iterator[bytes]:
         for piece in context.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
             context.wait_while_paused(lease.check)
             tree.update(piece)
-            check.update(piece)
             if progress:
                 progress(len(piece))
+            yield piece
+
+    stored = read()
+    try:
+        try:
+            for piece in opened.whole(stored) if opened else stored:
+                check.update(piece)
+        except IntegrityError as error:
+            if opened is None:
+                raise
+            contradiction = f"its bytes have the right Merkle root, but do not open: {error}"
+            for _ in stored:
+                pass  # the Merkle root shows whether the provider or the chunk is wrong
     except StoreUnreachable as error:
         if lost := lost_range(
             context.store, posting, provider, tree.size_bytes, chunk.stored_size_bytes
@@ -97,7 +117,9 @@ def read_back(
         raise
     if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
         raise IntegrityError("its bytes do not match the chunk's Merkle root")
-    return check.finish()
+    if not contradiction and (differing := check.finish()):
+        return f"{differing} of its objects' rows have another SHA-256 than the stored bytes"
+    return contradiction
 
 
 def check_whole_copy(

@@ -14,7 +14,14 @@ from typing import Final
 
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable
+from caf_pipeline.errors import (
+    ArchiveError,
+    CafError,
+    HeldByOther,
+    IdentityMissing,
+    NoChainAnswer,
+    StoreUnreachable,
+)
 from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import check_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, check_copy, described
@@ -79,7 +86,9 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
-        if an_object is None and (not chunk.encrypted or context.settings.encryption.has_identity):
+        if chunk.encrypted and not _opens(context, posting):
+            an_object = None
+        elif an_object is None:
             an_object = context.ledger.chunks.any_object(name, OBJECT_BYTES)
         # The places of samples follow from the root, and the first look has revealed them all.
         samples = chunk.samples
@@ -236,6 +245,14 @@ def check_copies(
                 finding = check_whole_copy(context, lease, chunk, posting, copy)
         findings.append(finding)
     return findings
+
+
+def _opens(context: RunContext, posting: PostRecord) -> bool:
+    try:
+        context.opened.open(posting)
+    except (IdentityMissing, ArchiveError):
+        return False
+    return True
 
 
 def is_small(chunk: Chunk) -> bool:

@@ -6,12 +6,20 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
-from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
+from caf_pipeline.encryption.opening import OpeningReader
+from caf_pipeline.errors import (
+    ArchiveError,
+    CafError,
+    IdentityMissing,
+    IntegrityError,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import in_order, is_small, read_located
 from caf_pipeline.retrieval.reader import ArchivedObject
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkReader
+from caf_pipeline.store.protocol import ChunkReader, PostRecord
 
 UNREAD_IN_A_ROW: Final = 50
 """More consecutive failures mean that the network is down."""
@@ -64,6 +72,35 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
                     f"{unread} objects in a row could not be read; the last: {checked.error}",
                     hint="try again later",
                 )
+
+
+class Openable:
+    """The objects whose chunks this process can open. The others are counted."""
+
+    def __init__(self, locations: Iterable[Location], reader: OpeningReader) -> None:
+        self.closed_count = 0
+        self.reason = ""
+        self._locations = locations
+        self._reader = reader
+        self._closed: set[bytes] = set()
+
+    def __iter__(self) -> Iterator[Location]:
+        for location in self._locations:
+            if all(self._opens(part.posting) for part in location.ranges):
+                yield location
+            else:
+                self.closed_count += 1
+
+    def _opens(self, posting: PostRecord) -> bool:
+        if posting.merkle_root in self._closed:
+            return False
+        try:
+            self._reader.open(posting)
+        except (IdentityMissing, ArchiveError) as error:
+            self._closed.add(posting.merkle_root)
+            self.reason = str(error)
+            return False
+        return True
 
 
 def sampled(

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from caf_pipeline.encryption.identities import Identity
 from caf_pipeline.encryption.opened import OpenedChunk
 from caf_pipeline.errors import ArchiveError, IntegrityError, StoreError
-from caf_pipeline.formats import age
 from caf_pipeline.ledger.records import EncryptedChunk
 from caf_pipeline.store.protocol import ChunkReader
 
@@ -28,7 +28,7 @@ class KeyCheck:
 def check_keys(
     lookup: EncryptedChunks,
     stored: ChunkReader,
-    identities: Sequence[age.Identity],
+    identities: Sequence[Identity],
     source: str,
 ) -> Iterator[KeyCheck]:
     """Compare each stored header with the ledger's, and open it.

@@ -18,6 +18,7 @@ from caf_pipeline_tests.support.command_line import (
     expect_error,
     source_text,
 )
+from caf_pipeline_tests.support.private_contexts import IDENTITY, RECIPIENT
 
 BODIES = {f"{folder}/{number}": os.urandom(10_000) for folder in "ab" for number in range(4)} | {
     "empty": b""
@@ -183,3 +184,20 @@ def test_invalid_arguments_of_check_are_refused(caf):
     expect_error(caf("check", "src", "--sample", ""), 2, "'' is not a share", "0.1%")
     for share in ("5%", ""):
         expect_error(caf("check", "src", "--sample", share, "--full"), 2, "exclude each other")
+
+
+def test_encrypted_objects_are_compared_with_an_identity(
+    tmp_path, database_url, s3_server, new_bucket
+):
+    caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
+    new_bucket.put("a", b"body")
+    caf.settings(
+        f'[encryption]\nrecipients = ["{RECIPIENT}"]\n'
+        f'[sources.src]\nbucket = "{new_bucket.name}"\nendpoint_url = "{s3_server}"\n'
+    )
+    archive_source(caf)
+    expect_error(caf("check", "src"), 3, "1 object of 'src'", "identity")
+    (sums,) = records(caf("check", "src", "--json"))
+    assert (sums["objects_checked"], sums["not_opened"]) == (0, 1)
+    done = caf("check", "src", CAF_ENCRYPTION__IDENTITY=IDENTITY.reveal())
+    assert (done.status, done.err) == (0, "")

@@ -378,9 +378,9 @@ def standing(
     return {(row["key"].decode(), row["standing"], row["reason"], row["due"]) for row in rows}
 
 
-def read_back(ledger: Any, chunk: str) -> None:
+def read_back(ledger: Any, chunk: str, opened_with: str | None = None) -> None:
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-        ledger.replicas.record_full_read(lease, chunk, "provider")
+        ledger.replicas.record_full_read(lease, chunk, "provider", opened_with=opened_with)
 
 
 def pending(ledger: Any, chunk: str) -> int:
@@ -1487,6 +1487,15 @@ class LedgerContract:
         assert ledger.chunks.get(chunk).read_back_at is not None
         look(ledger, chunk, other)
         assert ledger.chunks.get(chunk).read_back_at is None
+
+    def test_the_last_full_read_says_what_opened_it(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for opened_with in (None, "age1recipient", None):
+            read_back(ledger, chunk, opened_with)
+            assert ledger.chunks.get(chunk).opened_with == opened_with
+        read_back(ledger, chunk, "age1recipient")
+        end(ledger, chunk, ChunkState.DAMAGED)
+        assert ledger.chunks.get(chunk).opened_with is None
 
     def test_damage_repost_or_repair_ends_the_full_read(self, ledger):
         chunk = archive(ledger, ["a"])

@@ -5,13 +5,15 @@ import os
 import pytest
 
 from caf_pipeline.errors import IntegrityError, StoreUnreachable
+from caf_pipeline.formats import age
 from caf_pipeline.retrieval import check
 from caf_pipeline.retrieval.bulk import SMALL_BYTES
-from caf_pipeline.retrieval.check import check_objects, sampled
+from caf_pipeline.retrieval.check import Openable, check_objects, sampled
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.breaking_folders import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)} | {
@@ -95,3 +97,18 @@ def test_a_sample_has_no_object_twice_and_at_least_one(context):
         assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)
         assert list(sampled([], 0.5, seed)) == []
         assert list(sampled(located, 1.0, seed)) == located
+
+
+@pytest.mark.parametrize(
+    ("identity", "closed"),
+    [(None, len(BODIES)), (age.new_identity(), len(BODIES)), (IDENTITY, 0)],
+)
+def test_only_what_an_identity_opens_is_compared(tmp_path, ledger, identity, closed):
+    source = MemorySource(BODIES)
+    archive_everything(a_private_context(tmp_path, source, ledger))
+    context = a_private_context(tmp_path, source, ledger, identity=identity)
+    openable = Openable(list_objects(ledger.lookup, "src"), context.opened)
+    results = list(check_objects(openable, context.opened))
+    assert len(results) == len(BODIES) - closed
+    assert not any(result.error for result in results)
+    assert openable.closed_count == closed

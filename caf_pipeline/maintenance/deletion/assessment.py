@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     ArchiveError,
     HeldByOther,
+    IdentityMissing,
     IntegrityError,
     NoChainAnswer,
     StagingError,
@@ -27,7 +30,7 @@ from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
-from caf_pipeline.store.protocol import Copy, Lease, PostRecord
+from caf_pipeline.store.protocol import Copy, Lease
 from caf_pipeline.system.quantities import counted
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -53,6 +56,7 @@ class ChunkAssessor:
     located: Path = field(init=False)
     rows: LocatedRows = field(init=False)
     unread: dict[str, str] = field(default_factory=dict)
+    unopened: dict[str, str] = field(default_factory=dict)
     differing: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,9 +73,18 @@ class ChunkAssessor:
         )
 
     def read_back_all(self) -> tuple[int, int]:
-        """Return the number of chunks and bytes read back for the first time."""
-        located = [chunk for chunk in self._chunks() if chunk.state is ChunkState.LOCATED]
-        unread = [chunk for chunk in located if not chunk.read_back_at and not chunk.adopted]
+        """Return the number of chunks and bytes read back for the first time.
+
+        An encrypted chunk that no identity opened is read again when an identity opens it.
+        """
+        unread = [
+            chunk
+            for chunk in self._chunks()
+            if chunk.state is ChunkState.LOCATED
+            and not chunk.adopted
+            and not chunk.was_read_back
+            and (self._open(chunk) or not chunk.read_back_at)
+        ]
         if not unread:
             return 0, 0
         self._export()
@@ -80,6 +93,11 @@ class ChunkAssessor:
             f"reading back {counted(len(unread), 'chunk')}, {total} bytes; each is read once, and "
             "a later run continues"
         )
+        if closed := sum(chunk.name in self.unopened for chunk in unread):
+            self.reporter.note(
+                f"no identity opens {counted(closed, 'chunk')} of these: only the Merkle root is "
+                "compared, and a machine with the identity must read them again"
+            )
         done = [0, 0]
         with self.reporter.progress("reading back", total) as advance:
             for chunk in unread:
@@ -95,11 +113,12 @@ class ChunkAssessor:
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
         with lease_chunk(self.context, name) as lease:
             chunk = self.context.ledger.chunks.get(name)
-            if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
-                return "" if chunk.read_back_at else f"it is {chunk.state}"
-            posting, findings = posting_of(chunk), []
+            if chunk.state is not ChunkState.LOCATED or chunk.was_read_back:
+                return "" if chunk.was_read_back else f"it is {chunk.state}"
+            posting, findings, opened = posting_of(chunk), [], self._open(chunk)
+            differing = ""
             for provider in self.context.store.holders(posting):
-                finding, differing = self._read_from(provider, lease, chunk, posting, advance)
+                finding, differing = self._read_from(provider, lease, chunk, opened, advance)
                 findings.append(finding)
                 if finding.good:
                     break
@@ -111,21 +130,32 @@ class ChunkAssessor:
             if not findings or not findings[-1].good:
                 return f"no provider returns it: {described(findings)}"
             if differing:
-                self.differing[name] = (
-                    f"{differing} of its objects' rows have another SHA-256 than the stored bytes"
-                )
-                return self.differing[name]
-            self.context.ledger.replicas.record_full_read(lease, name, findings[-1].copy.provider)
+                self.differing[name] = differing
+                return differing
+            self.context.ledger.replicas.record_full_read(
+                lease,
+                name,
+                findings[-1].copy.provider,
+                opened_with=opened.opened_with if opened else None,
+            )
             return ""
+
+    def _open(self, chunk: Chunk) -> OpenedChunk | None:
+        """Return None if the chunk is plain, or if it does not open here: see `unopened`."""
+        try:
+            return self.context.opened.open(posting_of(chunk))
+        except (IdentityMissing, ArchiveError) as error:
+            self.unopened[chunk.name] = f"chunk {chunk.name} does not open here: {error}"
+            return None
 
     def _read_from(
         self,
         provider: str,
         lease: Lease,
         chunk: Chunk,
-        posting: PostRecord,
+        opened: OpenedChunk | None,
         advance: Callable[[int], None],
-    ) -> tuple[CopyFinding, int]:
+    ) -> tuple[CopyFinding, str]:
         copy, bytes_read = Copy(provider, ""), 0
 
         def progress(size_bytes: int) -> None:
@@ -136,13 +166,20 @@ class ChunkAssessor:
         try:
             ranges = _own_ranges(self.rows.ranges(chunk.caf_file_id))
             differing = read_back(
-                self.context, lease, chunk, posting, provider, ranges=ranges, progress=progress
+                self.context,
+                lease,
+                chunk,
+                posting_of(chunk),
+                provider,
+                opened=opened,
+                ranges=ranges,
+                progress=progress,
             )
         except NoChainAnswer:
             raise
         except (StoreError, IntegrityError) as error:
             advance(-bytes_read)
-            return unreadable_copy(copy, error), 0
+            return unreadable_copy(copy, error), ""
         return CopyFinding(copy, whole=True), differing
 
     def assess(self) -> Mapping[str, tuple[Chunk, ChunkAssessment]]:
@@ -195,9 +232,12 @@ class ChunkAssessor:
             return unsafe
         if chunk.name in self.differing:
             return Unsafe.DISAGREES, self.differing[chunk.name]
-        if not chunk.read_back_at:
-            return Unsafe.NOT_READ_BACK, self.unread.get(chunk.name, "")
-        return self._compare_manifest(chunk)
+        if chunk.was_read_back:
+            return self._compare_manifest(chunk)
+        problem = self.unread.get(chunk.name, "")
+        if chunk.encrypted:
+            return Unsafe.NOT_OPENED, problem or self.unopened.get(chunk.name, "")
+        return Unsafe.NOT_READ_BACK, problem
 
     def _unsafe_copies(self, chunk: Chunk, problem: str) -> tuple[Unsafe, str] | None:
         required = self.context.store.required_copies
@@ -254,10 +294,14 @@ class ChunkAssessor:
 
     def _compare_manifest(self, chunk: Chunk) -> tuple[Unsafe | None, str]:
         posting, file = posting_of(chunk), self.folder / "manifest.parquet"
+        opened = self._open(chunk)
+        if chunk.encrypted and opened is None:
+            return Unsafe.NOT_OPENED, self.unopened.get(chunk.name, "")
         problems, unanswered = list[str](), True
         for provider in self.context.store.holders(posting):
             try:
-                source = RemoteSource(self.context.store, posting, provider)
+                stored = RemoteSource(self.context.store, posting, provider)
+                source: RangeSource = OpenedSource(stored, opened) if opened else stored
                 fetch_manifest(source, ChunkFile(source, chunk.name).manifest_member(), file)
                 differing = self.rows.differing(chunk.caf_file_id, file)
             except NoChainAnswer:
@@ -308,7 +352,7 @@ def recheck(
             before.owner,
             before.start,
         )
-        if assessment.reason is None and not (is_same and chunk and chunk.read_back_at):
+        if assessment.reason is None and not (is_same and chunk and chunk.was_read_back):
             yield replace(
                 assessment,
                 reason=Unsafe.NOT_LOOKED_AT,

@@ -37,6 +37,7 @@ class Unsafe(StrEnum):
     ONE_WINDOW = "one_window"
     NOT_LOOKED_AT = "not_looked_at"
     NOT_READ_BACK = "not_read_back"
+    NOT_OPENED = "not_opened"
     DISAGREES = "disagrees"
     ADOPTED = "adopted"
     NOT_TOLD_APART = "not_told_apart"

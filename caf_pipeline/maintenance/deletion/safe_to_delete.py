@@ -6,7 +6,7 @@ An object is safe if all of these hold:
 
 - Its chunk is located, and the required copies were proven in two consecutive windows. A chunk of
   up to two leaves was instead read whole from each copy in two windows.
-- Its chunk was read back as a whole.
+- Its chunk was read back as a whole. If it is encrypted, an identity opened it.
 - The chunk's manifest and the ledger describe the object equally.
 - The source still has exactly this object.
 

@@ -1,0 +1,202 @@
+"""Safe deletion of encrypted chunks: only an identity knows that a chunk opens."""
+
+import os
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.encryption.sealing import SegmentWriter
+from caf_pipeline.formats import age
+from caf_pipeline.ledger.records import posting_of
+from caf_pipeline.maintenance.repair import repair_chunk
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.support.deletion_lists import Answer, pass_window
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
+from caf_pipeline_tests.support.private_contexts import IDENTITY, RECIPIENT, a_private_context
+from caf_pipeline_tests.support.run_contexts import archive_everything
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+
+BODIES = {f"key-{number}": os.urandom(150_000) for number in range(5)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return SeveralFolders(tmp_path / "several")
+
+
+@pytest.fixture
+def contexts(tmp_path, ledger, store):
+    """Make a run context with an identity, or without one."""
+
+    def make(identity=None):
+        return a_private_context(
+            tmp_path, MemorySource(dict(BODIES)), ledger, identity=identity, store=store
+        )
+
+    return make
+
+
+@pytest.fixture
+def archived(contexts, store):
+    """Return the name of the only chunk, proven in the window before the current one."""
+    worker = contexts()
+    (name,) = archive_everything(worker)
+    pass_window(worker, store)
+    return name
+
+
+def reasons(context, folder, **options) -> set[str]:
+    return set(Answer(context, folder, **options).reasons.values())
+
+
+def forge(recipient, size_bytes: int) -> bytes:
+    """Return a valid file of this size, made from the recipient alone."""
+    key, nonce = os.urandom(age.FILE_KEY_BYTES), os.urandom(age.NONCE_BYTES)
+    begin = age.make_header([recipient], key) + nonce
+    plain = bytes(age.plain_size(size_bytes - len(begin)))
+    return begin + age.Payload(key, nonce).seal(0, plain, is_end=True)
+
+
+def forge_header(database) -> None:
+    """Replace the ledger's header by another one for the same recipient."""
+    header = age.make_header([IDENTITY.recipient], os.urandom(age.FILE_KEY_BYTES))
+    with connected(database) as connection:
+        connection.execute("UPDATE caf_files SET header = %(header)s", {"header": header})
+
+
+def test_objects_are_safe_after_an_identity_opened_them(contexts, ledger, tmp_path, archived):
+    answer = Answer(contexts(IDENTITY), tmp_path)
+    assert answer.keys == sorted(BODIES)
+    assert ledger.chunks.get(archived).opened_with == RECIPIENT
+
+
+def test_without_an_identity_nothing_is_safe(contexts, ledger, tmp_path, archived):
+    assert reasons(contexts(), tmp_path) == {"not_opened"}
+    chunk = ledger.chunks.get(archived)
+    assert chunk.state is ChunkState.LOCATED
+    assert chunk.read_back_at
+    assert chunk.opened_with is None
+
+
+def test_a_chunk_is_read_again_with_the_identity(contexts, tmp_path, archived):
+    assert Answer(contexts(), tmp_path).found.read_back[0] == 1
+    assert Answer(contexts(), tmp_path).found.read_back[0] == 0
+    answer = Answer(contexts(IDENTITY), tmp_path)
+    assert answer.found.everything_is_safe
+    assert answer.found.read_back[0] == 1
+    assert Answer(contexts(IDENTITY), tmp_path).found.read_back[0] == 0
+
+
+def test_a_worker_cannot_list_what_an_identity_opened(contexts, tmp_path, archived):
+    assert Answer(contexts(IDENTITY), tmp_path).found.everything_is_safe
+    assert reasons(contexts(), tmp_path) == {"not_opened"}
+
+
+def test_an_identity_that_reads_nothing_back_opens_nothing(contexts, tmp_path, archived):
+    Answer(contexts(), tmp_path)
+    assert reasons(contexts(IDENTITY), tmp_path, reads_back=False) == {"not_opened"}
+
+
+def test_another_identity_is_no_damage(contexts, ledger, tmp_path, archived):
+    another = contexts(age.new_identity())
+    for chunks in (1, 0):
+        answer = Answer(another, tmp_path)
+        assert set(answer.reasons.values()) == {"not_opened"}
+        assert answer.found.read_back[0] == chunks
+    assert ledger.chunks.get(archived).state is ChunkState.LOCATED
+
+
+def test_a_forged_header_in_the_ledger_is_noticed(contexts, ledger, database, tmp_path, archived):
+    forge_header(database)
+    assert reasons(contexts(IDENTITY), tmp_path) == {"disagrees"}
+    chunk = ledger.chunks.get(archived)
+    assert chunk.state is ChunkState.LOCATED
+    assert chunk.opened_with is None
+
+
+def test_a_header_forged_after_the_full_read_is_noticed(contexts, database, tmp_path, archived):
+    assert Answer(contexts(IDENTITY), tmp_path).found.everything_is_safe
+    forge_header(database)
+    assert reasons(contexts(IDENTITY), tmp_path) == {"disagrees"}
+
+
+def test_a_damaged_header_in_the_ledger_opens_nothing(contexts, database, tmp_path, archived):
+    with connected(database) as connection:
+        connection.execute("UPDATE caf_files SET header = 'x'")
+    assert reasons(contexts(IDENTITY), tmp_path) == {"not_opened"}
+
+
+def test_a_size_that_was_not_sealed_is_noticed(contexts, ledger, database, tmp_path, archived):
+    with connected(database) as connection:
+        connection.execute("UPDATE caf_files SET caf_size_bytes = caf_size_bytes - 1")
+    assert reasons(contexts(IDENTITY), tmp_path) == {"disagrees"}
+    assert ledger.chunks.get(archived).opened_with is None
+
+
+def test_a_forged_file_is_damage(contexts, ledger, store, tmp_path, archived):
+    chunk = ledger.chunks.get(archived)
+    forged = forge(IDENTITY.recipient, chunk.stored_size_bytes)
+    store.file("anna", posting_of(chunk)).write_bytes(forged)
+    assert reasons(contexts(IDENTITY), tmp_path) == {"damaged"}
+    assert [copy.provider for copy in ledger.replicas.list(archived) if copy.fault] == ["anna"]
+
+
+def test_rows_with_another_sha256_are_not_safe(contexts, ledger, database, tmp_path, archived):
+    with connected(database) as connection:
+        connection.execute(
+            "UPDATE file_locations SET sha256 = sha256('x') WHERE file_path = 'key-0'"
+        )
+    assert reasons(contexts(), tmp_path) == {"not_opened"}
+    assert reasons(contexts(IDENTITY), tmp_path) == {"disagrees"}
+    assert ledger.chunks.get(archived).opened_with is None
+
+
+def test_a_chunk_that_was_sealed_wrong_is_not_safe(contexts, ledger, store, tmp_path, monkeypatch):
+    seal = SegmentWriter.write
+
+    def seal_wrong(self, plaintext):
+        before = self.position[0]
+        sealed = seal(self, plaintext)
+        if before <= 4 < self.position[0]:
+            sealed[(4 - before) * age.SEALED_SEGMENT_BYTES] ^= 1
+        return sealed
+
+    monkeypatch.setattr(SegmentWriter, "write", seal_wrong)
+    worker = contexts()
+    (name,) = archive_everything(worker)
+    pass_window(worker, store)
+    answer = Answer(contexts(IDENTITY), tmp_path)
+    assert set(answer.reasons.values()) == {"disagrees"}
+    assert all("segment 4" in detail for detail in answer.details)
+    chunk = ledger.chunks.get(name)
+    assert chunk.state is ChunkState.LOCATED
+    assert chunk.opened_with is None
+
+
+def test_a_repaired_chunk_must_be_opened_again(contexts, ledger, store, tmp_path, archived):
+    reader = contexts(IDENTITY)
+    assert Answer(reader, tmp_path).found.everything_is_safe
+    corrupt(store.file("anna", posting_of(ledger.chunks.get(archived))), at=0)
+    store.window = store.now = store.now + 1
+    while prove_chunk(reader, archived).proven:
+        pass  # another sample each time
+    repair_chunk(reader, archived)
+    assert ledger.chunks.get(archived).opened_with is None
+    store.window = store.now = store.now + 1
+    assert prove_chunk(reader, archived).proven
+    assert reasons(contexts(), tmp_path) == {"not_opened"}
+    assert Answer(reader, tmp_path).found.everything_is_safe
+
+
+def test_a_manifest_is_read_from_the_next_provider(contexts, ledger, store, tmp_path, archived):
+    assert Answer(contexts(IDENTITY), tmp_path).found.everything_is_safe
+    store.away = {"anna"}
+    assert Answer(contexts(IDENTITY), tmp_path).found.everything_is_safe
+
+
+def test_no_plaintext_stays(contexts, tmp_path, archived):
+    context = contexts(IDENTITY)
+    assert Answer(context, tmp_path).found.everything_is_safe
+    assert not list(context.settings.home.rglob("manifest.parquet"))

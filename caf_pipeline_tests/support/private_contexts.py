@@ -1,0 +1,25 @@
+"""Run contexts of a source whose chunks are encrypted, with and without an identity."""
+
+from pathlib import Path
+
+from caf_pipeline.formats import age
+from caf_pipeline.run_context import RunContext
+from caf_pipeline_tests.support.run_contexts import a_run_context
+
+IDENTITY = age.new_identity()
+RECIPIENT = str(IDENTITY.recipient)
+
+
+def a_private_context(
+    folder: Path,
+    source,
+    ledger,
+    *,
+    identity: age.HybridIdentity | age.X25519Identity | None = None,
+    **settings,
+) -> RunContext:
+    """Chunks are encrypted to `IDENTITY`. Without `identity`, it has public keys alone."""
+    encryption = {"recipients": [RECIPIENT]}
+    if identity:
+        encryption["identity"] = identity.reveal()
+    return a_run_context(folder, source, ledger, public=False, encryption=encryption, **settings)
