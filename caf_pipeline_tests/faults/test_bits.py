@@ -461,6 +461,7 @@ def caf(tmp_path, new_bucket, database_url, ledger):
     caf = CommandLine(folder, S3_KEYS | {"CAF_DATABASE_URL": database_url})
     caf.settings(
         f'[sources.src]\nbucket = "{new_bucket.name}"\nendpoint_url = "{new_bucket.endpoint}"\n'
+        "public = true\n"
     )
     settings = load_settings(folder / "caf.toml").model_copy(
         update={"store": StoreSettings(kind="directory", folder=folder / ".caf" / "store")}

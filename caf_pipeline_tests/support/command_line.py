@@ -224,6 +224,7 @@ def archive_source(caf: CommandLine, source: str = "src") -> None:
 
 
 def source_text(endpoint: str, bucket: str, **more: str) -> str:
-    """A source `src` of small chunks, as TOML."""
-    lines = {"bucket": bucket, "endpoint_url": endpoint, "target_size": "1MiB"} | more
+    """A public source `src` of small chunks, as TOML."""
+    lines = {"bucket": bucket, "endpoint_url": endpoint, "target_size": "1MiB"}
+    lines |= {"public": "true"} | more
     return "[sources.src]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items())

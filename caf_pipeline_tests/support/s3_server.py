@@ -36,9 +36,10 @@ _numbers = itertools.count(1)
 
 
 def settings_for(endpoint: str, bucket: str, **changes: Any) -> SourceSettings:
-    """Return the settings of a source on a test server."""
+    """Return the settings of a public source on a test server."""
     keys = {"access_key_id": SecretStr(KEY_ID), "secret_access_key": SecretStr(SECRET)}
-    return SourceSettings(**{"bucket": bucket, "endpoint_url": endpoint, **keys, **changes})
+    place = {"bucket": bucket, "endpoint_url": endpoint, "public": True}
+    return SourceSettings(**{**place, **keys, **changes})
 
 
 @dataclass(frozen=True)
