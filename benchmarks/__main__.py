@@ -18,7 +18,7 @@ from benchmarks.cases import CASES
 from benchmarks.inputs import KEPT
 from benchmarks.pairs import PAIRS, compare
 
-PEERS = ("rclone", "openssl", "tar")
+PEERS = ("rclone", "openssl", "tar", "go")
 
 
 def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:

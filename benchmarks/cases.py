@@ -8,6 +8,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 from benchmarks import inputs, inventories
 from benchmarks.case import CAF, Bench, Case, ours, shell
+from benchmarks.encryption import open_file, packing_encrypted, seal_file
 from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
 from benchmarks.ledgers import claim, list_pages, load, look_up
@@ -329,6 +330,27 @@ CASES = {
             "rclone copies the objects, sha256sum hashes each, cat writes one file",
             0.4,
             packing_large,
+        ),
+        Case(
+            "packing-encrypted",
+            "packs 8 objects of 256 MiB, encrypted to a hybrid recipient",
+            "the same command without encryption",
+            1.25,
+            packing_encrypted,
+        ),
+        Case(
+            "seal-file",
+            "encrypts a cached file of 1 GiB to /dev/null in two threads",
+            "age 1.3.2 encrypts the same file",
+            0.5,
+            seal_file,
+        ),
+        Case(
+            "open-file",
+            "decrypts a cached file of 1 GiB to /dev/null in two threads",
+            "age 1.3.2 decrypts the same file",
+            0.5,
+            open_file,
         ),
         Case(
             "whole-pipeline",

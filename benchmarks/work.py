@@ -19,7 +19,12 @@ LIMIT_BYTES = 32 << 30
 
 
 def pack(
-    endpoint: str, prefix: str, folder: str, compared: str = "compared", checkpoints: str = "kept"
+    endpoint: str,
+    prefix: str,
+    folder: str,
+    compared: str = "compared",
+    checkpoints: str = "kept",
+    *recipients: str,
 ) -> dict[str, Any]:
     """Pack objects from S3 into one chunk on disk, as a run does.
 
@@ -29,8 +34,10 @@ def pack(
         folder: Folder of the chunk.
         compared: "compared" to compare S3's checksums, "left" to ignore them.
         checkpoints: "kept" for all checkpoints of the journal, "none" for only the last one.
+        recipients: Whose identities open the chunk; none for a plain chunk.
     """
     from benchmarks.server import BUCKET, KEY
+    from caf_pipeline.formats.age import parse_recipient
     from caf_pipeline.inventory.cutting import write_plan
     from caf_pipeline.inventory.manifest import ChunkIdentity
     from caf_pipeline.inventory.plan import PlanTerms, read_chunk_objects
@@ -84,15 +91,19 @@ def pack(
         give_up_on=lambda planned: False,
         progress=lambda objects, size_bytes: None,
         pace=no_checkpoints if checkpoints == "none" else None,
+        recipients=[parse_recipient(recipient) for recipient in recipients],
     )
     path = work_folder / "chunk.part"
     part = PartFile.open(path) if path.exists() else PartFile.create(path)
-    journal = Journal.open(work_folder / "chunk.journal", packer.opening)
+    journal = None
+    if not recipients:
+        journal = Journal.open(work_folder / "chunk.journal", packer.opening)
     (work_folder / "manifest.part").unlink(missing_ok=True)
     packed = packer.pack(
         read_chunk_objects(work_folder / "plan", 1), part, work_folder / "manifest.part", journal
     )
-    journal.close()
+    if journal:
+        journal.close()
     return {
         "objects": packed.member_count,
         "bytes": packed.member_bytes,
@@ -100,6 +111,56 @@ def pack(
         "fetched_bytes": packed.fetched_bytes,
         "root": packed.merkle_root.hex(),
     }
+
+
+def _in_two_threads(
+    path: str, start: int, piece_bytes: int, work: "Callable[[int, bytes, bool], bytearray]"
+) -> dict[str, Any]:
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    source, target = os.open(path, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
+    size_bytes = os.fstat(source).st_size
+
+    def one_piece(at: int) -> int:
+        piece = os.pread(source, piece_bytes, at)
+        result = work((at - start) // piece_bytes * 16, piece, at + piece_bytes >= size_bytes)
+        return os.write(target, result)
+
+    with ThreadPoolExecutor(2) as threads:
+        return {"bytes": sum(threads.map(one_piece, range(start, size_bytes, piece_bytes)))}
+
+
+def seal(path: str, recipient: str) -> dict[str, Any]:
+    """Encrypt a file to /dev/null."""
+    import secrets
+
+    from caf_pipeline.formats import age
+
+    file_key, nonce = secrets.token_bytes(16), secrets.token_bytes(16)
+    age.make_header([age.parse_recipient(recipient)], file_key)
+    payload = age.Payload(file_key, nonce)
+    return _in_two_threads(
+        path,
+        0,
+        16 * age.SEGMENT_BYTES,
+        lambda number, piece, is_end: payload.seal(number, piece, is_end=is_end),
+    )
+
+
+def open_file(path: str, identity: str) -> dict[str, Any]:
+    """Decrypt a file to /dev/null."""
+    from caf_pipeline.formats import age
+
+    with Path(path).open("rb") as file:
+        prefix = file.read(age.MAX_HEADER_BYTES)
+    payload, start = age.open_file(prefix, [age.parse_identity(Path(identity).read_text())])
+    return _in_two_threads(
+        path,
+        start,
+        16 * age.SEALED_SEGMENT_BYTES,
+        lambda number, piece, is_end: payload.open(number, piece, is_end=is_end),
+    )
 
 
 def plan(inventory: str, folder: str) -> dict[str, Any]:
@@ -315,6 +376,8 @@ def upload(*arguments: str) -> dict[str, Any]:
 
 WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "pack": pack,
+    "seal": seal,
+    "open-file": open_file,
     "plan": plan,
     "plan-again": plan_again,
     "claim": claim,

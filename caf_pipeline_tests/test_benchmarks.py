@@ -15,7 +15,9 @@ from benchmarks.pairs import Command, Comparison, Usage, compare
 
 ROOT = Path(__file__).parents[1]
 
-MISSING = [program for program in ("rclone", "openssl", "tar", "curl") if not shutil.which(program)]
+MISSING = [
+    program for program in ("rclone", "openssl", "tar", "curl", "go") if not shutil.which(program)
+]
 
 
 def output_lines(*command):
