@@ -109,9 +109,7 @@ class RunContext:
     @cached_property
     def opened(self) -> OpeningReader:
         """The store's chunks in CAF coordinates. Encrypted ones need an identity."""
-        return OpeningReader(
-            self.store, self.ledger.lookup.chunk_header, self.settings.encryption
-        )
+        return OpeningReader(self.store, self.ledger.lookup.chunk_header, self.settings.encryption)
 
     @property
     def ledger(self) -> Ledger:

@@ -157,9 +157,10 @@ def packer_of(
 def _files_to_encrypt_into(
     context: RunContext, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
 ) -> tuple[PartFile, Journal | None, EarlierPacking | None, str]:
-    """Reserve space; return a new part and journal, what to seal again into them, and why nothing.
+    """Reserve space; return part, journal, an earlier packing to seal again, or why there is none.
 
-    Files of an earlier run stay only if they are sealed again. Plain bytes must not stay.
+    Part and journal are new. There is no journal without a worker key. Files that are not sealed
+    again are removed: plain bytes must not stay.
     """
     name, staging = chunk.name, context.staging()
     part_path = staging / f"{name}.{lease.epoch}.part"

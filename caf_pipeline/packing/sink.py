@@ -300,11 +300,9 @@ class StagingSink:
 
         Stops early if the file is shorter or cannot be read.
         """
-        while (read := self._read_earlier) and self.size_bytes < end_byte:
-            if not (piece := read(self.size_bytes, end_byte)):
-                return
-            self.write(piece)
-            yield piece
+        if self._read_earlier:
+            yield from self._seal_earlier(self._read_earlier, end_byte)
+            return
         while self.size_bytes < end_byte:
             if self._block_taken == len(self._block):
                 self._hash_block()
@@ -319,6 +317,11 @@ class StagingSink:
             piece = self._block[self._block_taken : self._block_taken + taken]
             self._block_taken += taken
             self.size_bytes += taken
+            yield piece
+
+    def _seal_earlier(self, read: ReadEarlier, end_byte: int) -> Iterator[memoryview]:
+        while self.size_bytes < end_byte and (piece := read(self.size_bytes, end_byte)):
+            self.write(piece)
             yield piece
 
     def _hash_block(self) -> None:
