@@ -122,7 +122,7 @@ def test_a_file_of_another_format_is_refused_unaltered(tmp_path, make, other):
     assert file.path.read_bytes() == before
 
 
-@pytest.mark.parametrize("other", [1, 2, 3, JOURNAL_FORMAT + 1])
+@pytest.mark.parametrize("other", [1, 2, 3, 4, JOURNAL_FORMAT + 1])
 def test_a_journal_of_another_format_is_not_believed(tmp_path, other):
     packing = Packing(tmp_path / "packing", a_source())
     opening = packing.packer().opening

@@ -1,7 +1,7 @@
 """Seals the bytes of one chunk as they are packed.
 
-The file key is random and never leaves the memory. One nonce never meets two plaintexts: a writer
-only appends. To replace sealed bytes, a new writer seals everything again.
+The file key is random. Outside the memory, only a sealed journal has it. One nonce never meets two
+plaintexts: a writer only appends. To replace sealed bytes, a new writer seals everything again.
 
 Source: "Packing" in docs/explanation/encryption.md.
 """
@@ -68,20 +68,40 @@ class SegmentWriter:
 
     def read(self, read_sealed: ReadAt, start_byte: int, end_byte: int) -> bytes:
         """Return written plaintext. `read_sealed` reads the payload's file."""
-        sealed_end = self._segment_count * age.SEGMENT_BYTES
-        pieces: list[bytes | bytearray] = []
-        if start_byte < min(end_byte, sealed_end):
-            first = start_byte // age.SEGMENT_BYTES
-            last = (min(end_byte, sealed_end) - 1) // age.SEGMENT_BYTES
-            sealed = read_sealed(
-                first * age.SEALED_SEGMENT_BYTES, (last + 1) * age.SEALED_SEGMENT_BYTES
-            )
-            begin = first * age.SEGMENT_BYTES
-            plain = self.payload.open(first, sealed, is_end=False)
-            pieces.append(plain[start_byte - begin : min(end_byte, sealed_end) - begin])
-        if end_byte > sealed_end:
-            pieces.append(self._open[max(0, start_byte - sealed_end) : end_byte - sealed_end])
-        return b"".join(pieces)
+        return read_unfinished(self.payload, self.position, read_sealed, start_byte, end_byte)
+
+
+def read_unfinished(
+    payload: age.Payload,
+    position: tuple[int, bytes],
+    read_sealed: ReadAt,
+    start_byte: int,
+    end_byte: int,
+) -> bytes:
+    """Return plaintext that a `SegmentWriter` has written up to its `position`.
+
+    Raises DamagedPayload if the file has not the segments.
+    """
+    segment_count, open_segment = position
+    sealed_end = segment_count * age.SEGMENT_BYTES
+    pieces: list[bytes | bytearray] = []
+    if start_byte < min(end_byte, sealed_end):
+        first = start_byte // age.SEGMENT_BYTES
+        last = (min(end_byte, sealed_end) - 1) // age.SEGMENT_BYTES
+        sealed = read_sealed(
+            first * age.SEALED_SEGMENT_BYTES, (last + 1) * age.SEALED_SEGMENT_BYTES
+        )
+        begin = first * age.SEGMENT_BYTES
+        plain = payload.open(first, sealed, is_end=False)
+        pieces.append(plain[start_byte - begin : min(end_byte, sealed_end) - begin])
+    if end_byte > sealed_end:
+        pieces.append(open_segment[max(0, start_byte - sealed_end) : end_byte - sealed_end])
+    return b"".join(pieces)
+
+
+def sealed_bytes(size_bytes: int) -> int:
+    """Return the bytes of whole segments after `size_bytes` of plaintext."""
+    return max(0, size_bytes - 1) // age.SEGMENT_BYTES * age.SEALED_SEGMENT_BYTES
 
 
 class SealedSpool(io.RawIOBase):

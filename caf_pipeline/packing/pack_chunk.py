@@ -4,17 +4,18 @@ Source: promises 2 and 4 in docs/explanation/design.md.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
+from caf_pipeline.encryption.entry_cipher import EntryCipher
 from caf_pipeline.encryption.identities import require_recipients
 from caf_pipeline.encryption.opened import OpenedChunk
 from caf_pipeline.encryption.sealing import MAX_PRIVATE_CAF_BYTES
-from caf_pipeline.errors import LedgerError, ObjectReadFailed
+from caf_pipeline.errors import LedgerError, ObjectReadFailed, StagingError
 from caf_pipeline.formats import age
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import (
@@ -25,8 +26,9 @@ from caf_pipeline.inventory.plan import (
     read_terms,
 )
 from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.packing.journal.earlier import EarlierPacking
 from caf_pipeline.packing.journal.format import Journal
-from caf_pipeline.packing.journal.takeover import find_resumable_part, take_over
+from caf_pipeline.packing.journal.takeover import find_earlier, find_resumable_part, take_over
 from caf_pipeline.packing.packer import PackedChunk, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, make_room, write_packed
@@ -57,26 +59,36 @@ def pack_or_resume(
         staging / f"{chunk.name}.{lease.epoch}.{kind}" for kind in ("part", "journal", "manifest")
     )
     size_bytes = plan.expected_size_bytes
-    journal: Journal | None = None
+    journal: Journal | None
+    earlier: EarlierPacking | None = None
     if recipients:
         size_bytes = age.MAX_HEADER_BYTES + age.sealed_size(size_bytes)
-        part, why = _new_part(context, lease, chunk, part_path, size_bytes)
+        part, journal, earlier, why = _files_to_encrypt_into(
+            context, lease, chunk, packer, size_bytes
+        )
     else:
         part, journal, why = _files_to_pack_into(context, lease, chunk, packer, size_bytes)
     try:
         try:
-            packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
+            objects = read_chunk_objects(folder, chunk.number)
+            packed = packer.pack(objects, part, spool, journal, earlier)
         except ObjectReadFailed as error:
             raise combined_read_failure(context, chunk, error) from error
         finally:
             if journal:
                 journal.close()
+            if earlier:
+                earlier.close()
         lease.check()
         packed = replace(packed, not_resumed=packed.not_resumed or why)
         write_packed(context, chunk.name, lease.epoch, part_path, packed)
     except BaseException:
         if not packer.kept_bytes or journal is None:
             remove_staged(part_path, journal_path)
+        # What was sealed again and did not replace the older part.
+        remove_staged(part_path.with_suffix(".copy"))
+        if earlier and not part_path.exists():
+            remove_staged(journal_path)
         # If another run has the chunk or the database is down, the next run reserves again.
         with contextlib.suppress(LedgerError):
             kept_bytes = packer.kept_bytes + journal.size_bytes if journal else 0
@@ -142,26 +154,81 @@ def packer_of(
     return packer
 
 
-def _new_part(
-    context: RunContext, lease: Lease, chunk: Chunk, path: Path, size_bytes: int
-) -> tuple[PartFile, str]:
-    """Reserve space; return a new part, and why nothing is resumed, or "".
+def _files_to_encrypt_into(
+    context: RunContext, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
+) -> tuple[PartFile, Journal | None, EarlierPacking | None, str]:
+    """Reserve space; return part, journal, an earlier packing to seal again, or why there is none.
 
-    The key of an encrypted part ended with its process. Plain bytes must not stay.
+    Part and journal are new. There is no journal without a worker key. Files that are not sealed
+    again are removed: plain bytes must not stay.
     """
-    files = leftovers(context, chunk.name)  # before reserving, as in `_files_to_pack_into`
-    make_room(context, chunk.name, size_bytes)
-    context.ledger.staging.reserve(
-        lease,
-        chunk.name,
-        str(context.staging()),
-        size_bytes,
-        context.settings.packing.staging_limit,
-    )
-    remove_staged(*(file.path for file in files if file.kind != "foreign"), path)
-    part = PartFile.create(path)
-    parts = [file for file in files if file.kind in ("part", "packed")]
-    return part, "an encrypted chunk is packed from its start" if parts else ""
+    name, staging = chunk.name, context.staging()
+    part_path = staging / f"{name}.{lease.epoch}.part"
+    journal_path = part_path.with_suffix(".journal")
+
+    def reserve(reserved_bytes: int) -> None:
+        limit_bytes = context.settings.packing.staging_limit
+        context.ledger.staging.reserve(lease, name, str(staging), reserved_bytes, limit_bytes)
+
+    files = leftovers(context, name)  # before reserving, as in `_files_to_pack_into`
+    cipher: EntryCipher | None = None
+    earlier: EarlierPacking | None = None
+    why = ""
+    if key := context.settings.worker_key:
+        cipher = EntryCipher(bytes.fromhex(key.get_secret_value()), name)
+        others = [file for file in files if file.epoch != lease.epoch]
+        earlier, why = find_earlier(others, packer.opening, cipher)
+    elif any(file.kind in ("part", "packed") for file in files):
+        why = "without CAF_WORKER_KEY an encrypted chunk is packed from its start"
+    try:
+        if earlier and not _has_room_beside(context, name, size_bytes, earlier, reserve):
+            earlier.close()
+            earlier, why = None, "there is no room to encrypt its staged bytes under a new key"
+        if earlier is None:
+            make_room(context, name, size_bytes)
+            reserve(size_bytes)
+        kept = earlier.paths if earlier else ()
+        unused = [file.path for file in files if file.kind != "foreign" and file.path not in kept]
+        remove_staged(*unused)
+        # Until its journal has a checkpoint, the new part must not count as the newest.
+        part = PartFile.create(part_path.with_suffix(".copy") if earlier else part_path)
+        try:
+            journal = Journal.open(journal_path, packer.opening, cipher) if cipher else None
+            sync_folder(staging)
+        except BaseException:
+            part.close()
+            raise
+    except BaseException:
+        if earlier:
+            earlier.close()
+        raise
+
+    def replaced() -> None:
+        remove_staged(*kept)
+        reserve(size_bytes)
+
+    if earlier:
+        earlier.replaced = replaced
+    return part, journal, earlier, why
+
+
+def _has_room_beside(
+    context: RunContext,
+    name: str,
+    size_bytes: int,
+    earlier: EarlierPacking,
+    reserve: Callable[[int], None],
+) -> bool:
+    """Make and reserve room for a new part beside an earlier one; return whether there is any."""
+    size_bytes += earlier.stored_bytes
+    held_bytes = earlier.part.allocated_bytes if earlier.part.locked else 0
+    if not make_room(context, name, size_bytes, held_bytes=held_bytes):
+        return False
+    try:
+        reserve(size_bytes)
+    except StagingError:
+        return False
+    return True
 
 
 def _files_to_pack_into(

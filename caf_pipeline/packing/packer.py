@@ -35,6 +35,7 @@ from caf_pipeline.inventory.manifest import (
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import ChunkHeader, SealRecord
+from caf_pipeline.packing.journal.earlier import EarlierPacking
 from caf_pipeline.packing.journal.format import (
     Journal,
     JournalPosition,
@@ -147,27 +148,37 @@ class Packer:
         part: PartFile,
         spool: Path,
         journal: Journal | None,
+        earlier: EarlierPacking | None = None,
     ) -> PackedChunk:
         """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
 
         `objects` are in plan order. `part` is new, or is resumed with its `journal`. After an
-        error, it keeps what the journal holds. A chunk with recipients has no journal.
+        error, it keeps what the journal holds. With recipients, `part` and `journal` are new, and
+        `earlier` is sealed again into them. The journal is None if there is no worker key.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
-        self.kept_bytes = part.size_bytes  # a failure before the cut keeps the whole file
+        # A failure before the cut keeps the whole file.
+        self.kept_bytes = earlier.part.size_bytes if earlier else part.size_bytes
         with (
-            StagingSink(part, proof_type=self._proof_type, recipients=self._recipients) as sink,
+            StagingSink(
+                part,
+                proof_type=self._proof_type,
+                recipients=self._recipients,
+                read_earlier=earlier.read if earlier else None,
+            ) as sink,
             SealedSpool(spool) as file,
             ManifestWriter(file, self._identity) as manifest,
         ):
-            reached, fault = self._begin(queue, sink, manifest, journal)
+            reached, fault = self._begin(queue, sink, manifest, journal, earlier)
             opened = reached.open
             begin_at = reached.end.offset - opened.mark.offset if opened else 0
             with (
                 self._journaled(journal, sink, reached),
                 self._fetch(queue, begin_at) as fetch,
             ):
+                if earlier:
+                    self._replace(earlier, sink, opened)
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
                 while (planned := fetch.next_object()) is not None and self._add(
                     planned, fetch, sink, manifest
@@ -210,26 +221,45 @@ class Packer:
         sink: StagingSink,
         manifest: ManifestWriter,
         journal: Journal | None,
+        earlier: EarlierPacking | None,
     ) -> tuple[ReplayState, str]:
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
-        if journal is None:
+        replayed = journal
+        if self._recipients:
+            replayed = earlier.journal if earlier else None
+            if journal:
+                journal.append(self.opening)
+        if replayed is None:
             start = sink.mark()
             sink.write(head)
             return ReplayState(JournalPosition(), start, start, hashlib.sha256()), ""
         reached, fault = replay(
-            journal,
+            replayed,
             sink,
             objects=queue,
             head=head,
             take=lambda outcomes: self._take_outcomes(outcomes, sink, manifest),
+            renewed=journal if earlier else None,
         )
-        self.kept_bytes = reached.end.offset
+        if not earlier:  # its files stay until `_replace`
+            self.kept_bytes = reached.end.offset
         if not reached.end.offset:
-            journal.append(self.opening)
+            if not earlier:
+                replayed.append(self.opening)
             sink.write(head)
         self._open = reached.open
         return reached, fault
+
+    def _replace(
+        self, earlier: EarlierPacking, sink: StagingSink, opened: OpenObject | None
+    ) -> None:
+        """Let the new files replace those of an earlier run, which stay until then."""
+        if opened:
+            self._checkpoints.begin_member(opened)
+        self._checkpoints.save()
+        sink.publish()
+        earlier.replaced()
 
     def _take_outcomes(
         self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter
@@ -271,10 +301,10 @@ class Packer:
             # A full disk takes no checkpoint, and without the lease another run may be waiting.
             checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
             with contextlib.suppress(OSError):  # report the error that ended the packing instead
-                os.ftruncate(sink.part.descriptor, checkpoints.resumable_bytes)
+                os.ftruncate(sink.part.descriptor, sink.stored_bytes(checkpoints.resumable_bytes))
             raise
         finally:  # even if a second Ctrl-C interrupts the save
-            self.kept_bytes = checkpoints.resumable_bytes
+            self.kept_bytes = sink.stored_bytes(checkpoints.resumable_bytes)
             checkpoints.close()
 
     def _fetch(self, objects: Iterable[PlannedObject], begin_at: int = 0) -> OrderedFetch:
@@ -336,7 +366,7 @@ class Packer:
                 return added
             reason, detail = SkipReason.TOO_LARGE, "object and metadata are larger than a chunk"
         if mark:
-            sink.roll_back(mark)
+            self._checkpoints.roll_back(mark)
         self._count_skip(planned, reason, detail, manifest)
         self._checkpoints.done(planned, SkippedObject(reason, detail))
         self._checkpoints.rolled_back()
@@ -423,7 +453,7 @@ class Packer:
             return checks.compared(planned)
         except ObjectReadFailed:  # nothing of the object may be resumed
             if mark:
-                sink.roll_back(mark)
+                self._checkpoints.roll_back(mark)
                 self._checkpoints.rolled_back()
             raise
 

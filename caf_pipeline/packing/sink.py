@@ -9,7 +9,7 @@ import errno
 import fcntl
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,19 @@ from typing import Final, Self
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.encryption.sealing import SegmentWriter, read_at
+from caf_pipeline.encryption.sealing import SegmentWriter, read_at, sealed_bytes
 from caf_pipeline.errors import StagingError
 from caf_pipeline.formats import age
-from caf_pipeline.system.atomic_files import WRITE_BYTES
+from caf_pipeline.system.atomic_files import WRITE_BYTES, sync_folder
 
 BUFFER_BYTES: Final = 1 << 20
 """Bytes buffered before a write. Calls for each 16 KiB cost more."""
 
 MAX_UNHASHED_BYTES: Final = 16 << 20
 """Bytes that the root may be behind the file; bounds the memory."""
+
+ReadEarlier = Callable[[int, int], memoryview]
+"""Returns plaintext of an earlier run from a byte on, at most up to another; empty at its end."""
 
 _REREAD_BYTES: Final = 4 << 20
 _SEALED_AGAIN_SEGMENTS: Final = 16
@@ -128,17 +131,24 @@ class Mark:
 class StagingSink:
     """Appends a CAF to a part and its Merkle tree, sealed if there are recipients.
 
-    It also reads back the existing bytes of a plain part. `size_bytes` is that of the CAF.
+    It also reads back the existing bytes of a plain part. Those of an earlier run's encrypted part
+    are sealed again into a new one. `size_bytes` is that of the CAF.
     """
 
     def __init__(
-        self, part: PartFile, *, proof_type: int, recipients: Sequence[age.Recipient] = ()
+        self,
+        part: PartFile,
+        *,
+        proof_type: int,
+        recipients: Sequence[age.Recipient] = (),
+        read_earlier: ReadEarlier | None = None,
     ) -> None:
         self.part = part
         self.size_bytes = 0
         self.segments: SegmentWriter | None = None
         self.header = b""
         self._recipients = recipients
+        self._read_earlier = read_earlier
         self._proof_type = proof_type
         self._tree = MerkleTree(proof_type)
         self._buffered: list[Buffer] = []
@@ -166,7 +176,7 @@ class StagingSink:
 
     def reserve(self, size_bytes: int) -> None:
         if self.segments:
-            size_bytes = self._payload_start + age.sealed_size(size_bytes)
+            size_bytes = self.payload_start + age.sealed_size(size_bytes)
         if hasattr(os, "posix_fallocate"):  # on macOS, a full disk fails a write
             with staging_errors(self.part.path, size_bytes):
                 os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
@@ -209,7 +219,7 @@ class StagingSink:
             return read_at(self.part.descriptor, start_byte, end_byte)
 
     def _read_sealed(self, start_byte: int, end_byte: int) -> bytes:
-        start = self._payload_start
+        start = self.payload_start
         return read_at(self.part.descriptor, start + start_byte, start + end_byte)
 
     def finish(self) -> bytes:
@@ -227,10 +237,16 @@ class StagingSink:
         """The bytes of the finished file."""
         return self._tree.size_bytes
 
+    def stored_bytes(self, end_byte: int) -> int:
+        """Return the bytes of the file with the CAF up to `end_byte`, without an open segment."""
+        if self.segments and end_byte:
+            return self.payload_start + sealed_bytes(end_byte)
+        return end_byte
+
     # --- sealing ----------------------------------------------------------------------------------
 
     @property
-    def _payload_start(self) -> int:
+    def payload_start(self) -> int:
         return len(self.header) + age.NONCE_BYTES
 
     def _begin_sealing(self) -> None:
@@ -243,9 +259,9 @@ class StagingSink:
         """Seal `count` segments and an open one again, under a new file key and into a new file.
 
         Other bytes must not get the nonces of segments that were written: a snapshot of the disk
-        may have them. Raises StagingError if there is no room.
+        may have them. `publish` gives the file its name. Raises StagingError if there is no room.
         """
-        old_part, old_start = self.part, self._payload_start
+        old_part, old_start = self.part, self.payload_start
         copy = old_part.path.with_suffix(".copy")
         copy.unlink(missing_ok=True)
         new_part = PartFile.create(copy)
@@ -262,13 +278,20 @@ class StagingSink:
                 self.write(sealed.payload.open(number, piece, is_end=False))
             self.write(open_segment)
             self._settle()
-            with staging_errors(copy):
-                new_part.rename(old_part.path)
         except BaseException:
             copy.unlink(missing_ok=True)
             raise
         finally:
             old_part.close()
+
+    def publish(self) -> None:
+        """Give a part that was sealed again the name of a part, durably.
+
+        Until then, the older part counts. The journal must have a checkpoint of the new part.
+        """
+        with staging_errors(self.part.path):
+            self.part.rename(self.part.path.with_suffix(".part"))
+            sync_folder(self.part.path.parent)
 
     # --- what is there already --------------------------------------------------------------------
 
@@ -277,6 +300,9 @@ class StagingSink:
 
         Stops early if the file is shorter or cannot be read.
         """
+        if self._read_earlier:
+            yield from self._seal_earlier(self._read_earlier, end_byte)
+            return
         while self.size_bytes < end_byte:
             if self._block_taken == len(self._block):
                 self._hash_block()
@@ -291,6 +317,11 @@ class StagingSink:
             piece = self._block[self._block_taken : self._block_taken + taken]
             self._block_taken += taken
             self.size_bytes += taken
+            yield piece
+
+    def _seal_earlier(self, read: ReadEarlier, end_byte: int) -> Iterator[memoryview]:
+        while self.size_bytes < end_byte and (piece := read(self.size_bytes, end_byte)):
+            self.write(piece)
             yield piece
 
     def _hash_block(self) -> None:
@@ -317,6 +348,7 @@ class StagingSink:
         return Mark(self.size_bytes, self._hasher.submit(self._tree.copy), segments)
 
     def roll_back(self, mark: Mark) -> None:
+        """Return to a mark. If `part` is another one then, it must be published."""
         self._buffered, self._buffered_bytes = [], 0
         self._block, self._block_taken = memoryview(b""), 0
         self._settle()

@@ -2,7 +2,8 @@
 
     <chunk>.<epoch>.part      the chunk while it is packed, locked by its writer
     <chunk>.<epoch>.journal   which bytes of the part are safe (`journal/`)
-    <chunk>.<epoch>.copy      a copy of the safe bytes, if the old writer is still alive
+    <chunk>.<epoch>.copy      a copy of the safe bytes, if the old writer is still alive, or of
+                              an encrypted part under another key
     <chunk>.<epoch>.manifest  the manifest while it is written
     <chunk>.<epoch>.packed    the whole chunk until it is sealed
     <chunk>.packed.json       the record of that file; written as <chunk>.<epoch>.json
@@ -320,21 +321,22 @@ def release_located(context: RunContext, name: str) -> None:
         remove_all(context, name)
 
 
-def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
-    """Remove kept files, the first located first, until `size_bytes` fit.
+def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> bool:
+    """Remove kept files, the first located first, until `size_bytes` fit; return whether they do.
 
     `held_bytes` of them are already on the disk. The reservation or disk refuses what still does
     not fit.
     """
     if _has_room(context, name, size_bytes, held_bytes):
-        return
+        return True
     for kept in _kept(context):
         if (
             kept.name != name
             and _remove_kept(context, kept.name)
             and _has_room(context, name, size_bytes, held_bytes)
         ):
-            return
+            return True
+    return False
 
 
 def sweep(context: RunContext) -> Iterator[str]:

@@ -5,6 +5,9 @@ data are the entry's number (u64 LE) and 8 bytes of the SHA-256 of the opening, 
 entries of another journal. Entry 0 is the opening; later ones are checkpoints. A reader stops at
 the first invalid one.
 
+The journal of a private packing has the same entries, each sealed (`encryption.entry_cipher`). Its
+user data are the salt. A run only reads such a journal of another run, and writes one of its own.
+
 Source: docs/decisions/0010-the-packing-journal.md.
 """
 
@@ -21,6 +24,8 @@ import msgspec
 import pyarrow as pa
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
+from caf_pipeline.encryption.entry_cipher import EntryCipher
+from caf_pipeline.formats import age
 from caf_pipeline.formats.chunkio import LogEntry, LogReader, LogWriter
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import (
@@ -34,7 +39,7 @@ from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.packing.sink import staging_errors, sync_data
 from caf_pipeline.system.hashes import RunningHash
 
-JOURNAL_FORMAT: Final = 4
+JOURNAL_FORMAT: Final = 5
 """Grows with every change of the entries, and of how a member's bytes are made."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
@@ -99,6 +104,20 @@ class OpenMember(
     headers: ObjectHeaders | None = None
 
 
+class SealedPart(
+    msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False
+):
+    """How to read an encrypted part: its whole segments, then the open one, which is here.
+
+    `nonce` ties the checkpoint to the part. `payload_start` is the byte after it.
+    """
+
+    file_key: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    payload_start: _Size
+    open_segment: Annotated[bytes, msgspec.Meta(max_length=age.SEGMENT_BYTES)]
+
+
 class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True):
     """The outcomes of the plan's next objects, and the state of the file after them.
 
@@ -106,8 +125,11 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
         outcomes: in plan order, continuing the previous checkpoint.
         objects_sha256: over all objects so far.
         boundary: end of the last whole member, and start of the open one.
-        tree: `MerkleTree.state(open_block=False)` at the boundary.
-        durable_bytes: fsynced before this entry.
+        tree: `MerkleTree.state(open_block=False)` at the boundary. Empty if the part is encrypted:
+            its segments are authenticated, and resuming makes another file.
+        durable_bytes: fsynced before this entry, or in its open segment.
+        sealed: None if the part is plain. Also None in entries that a resuming run copied: the
+            checkpoint after them is of its part.
     """
 
     outcomes: Annotated[list[PackedMember | SkippedObject], msgspec.Meta(max_length=MAX_OUTCOMES)]
@@ -116,6 +138,7 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
     tree: _TreeState
     durable_bytes: _Size
     open: OpenMember | None = None
+    sealed: SealedPart | None = None
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -170,26 +193,31 @@ class Journal:
     """The journal of a packing: read first, then cut behind its valid prefix and appended to.
 
     Not thread-safe. Raises StagingError for errors of the operating system. After reading, `broken`
-    is why the valid prefix ended early, or "".
+    is why the valid prefix ended early, or "". With a `cipher`, the entries are sealed.
     """
 
-    def __init__(self, path: Path, descriptor: int, opening: Opening) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, opening: Opening, cipher: EntryCipher | None = None
+    ) -> None:
         self.path = path
         self.broken = ""
         self._descriptor = descriptor
         self._opening = opening
+        self._cipher = cipher
+        self._read_end = MAX_JOURNAL_BYTES
         self._mark = hashlib.sha256(_encoder.encode(opening)).digest()[:8]
         self._position = JournalPosition()
         self._log = LogWriter()
 
     @classmethod
-    def open(cls, path: Path, opening: Opening) -> Self:
+    def open(cls, path: Path, opening: Opening, cipher: EntryCipher | None = None) -> Self:
         """Open or create a journal. Read it, then call `continue_at`."""
         with staging_errors(path):
             return cls(
                 path,
                 os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600),
                 opening,
+                cipher,
             )
 
     def file_bytes(self) -> int:
@@ -210,11 +238,10 @@ class Journal:
         with staging_errors(self.path):
             log = LogReader(
                 lambda start, end: os.pread(self._descriptor, end - start, start),
-                min(self.file_bytes(), MAX_JOURNAL_BYTES),
+                min(self.file_bytes(), self._read_end),
             )
             for number, entry in enumerate(log.entries()):
-                is_short = entry.content_size_bytes <= MAX_ENTRY_BYTES
-                content = log.content(entry) if is_short else None
+                content = self._content(log, number, entry)
                 record: Opening | Checkpoint | None = None
                 with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                     record = None if content is None else _decoder.decode(content)
@@ -225,6 +252,22 @@ class Journal:
                     yield JournalPosition(entry.end, number + 1), record
                     previous = record
 
+    def read_until(self, position: JournalPosition) -> None:
+        """Ignore the entries behind a position, also those that another run may still append."""
+        self._read_end = position.end
+
+    def _content(self, log: LogReader, number: int, entry: LogEntry) -> bytes | None:
+        is_short = entry.content_size_bytes <= MAX_ENTRY_BYTES
+        content = log.content(entry) if is_short else None
+        if content is None or self._cipher is None:
+            return content
+        if number == 0:
+            self._cipher = self._cipher.with_salt(entry.user_data)
+        return self._cipher.open(number, content)
+
+    def _user_data(self, number: int) -> bytes:
+        return self._cipher.salt if self._cipher else _USER_DATA.pack(number, self._mark)
+
     def _fault_of(
         self,
         number: int,
@@ -233,7 +276,8 @@ class Journal:
         previous: Checkpoint | None,
     ) -> str:
         if record is None:
-            return f"its entry {number} is damaged, incomplete or of another version"
+            key = "" if self._cipher is None else ", or of another worker key"
+            return f"its entry {number} is damaged, incomplete or of another version{key}"
         if number == 0:
             if not isinstance(record, Opening):
                 return "its journal has no opening"
@@ -241,7 +285,7 @@ class Journal:
             fields = [field for field in expected if expected[field] != actual[field]]
             names = ", ".join(fields).replace("_", " ")
             return f"its journal is of another {names}" if fields else ""
-        if entry.user_data != _USER_DATA.pack(number, self._mark):
+        if entry.user_data != self._user_data(number):
             return f"its entry {number} is missing or of another journal"
         if not isinstance(record, Checkpoint) or not _is_consistent(record, previous):
             return f"its entry {number} contradicts earlier entries"
@@ -260,14 +304,16 @@ class Journal:
 
     def append(self, entry: Opening | Checkpoint) -> None:
         """Append an entry, durably. After an error, no more entries may be appended."""
-        user_data = _USER_DATA.pack(self._position.number, self._mark)
-        data = memoryview(self._log.entry(user_data, _encoder.encode(entry)))
+        number, content = self._position.number, _encoder.encode(entry)
+        if self._cipher:
+            content = self._cipher.seal(number, content)
+        data = memoryview(self._log.entry(self._user_data(number), content))
         with staging_errors(self.path):
             written = 0
             while written < len(data):
                 written += os.write(self._descriptor, data[written:])
             sync_data(self._descriptor)
-        self._position = JournalPosition(self._log.position, self._position.number + 1)
+        self._position = JournalPosition(self._log.position, number + 1)
 
     def cut(self) -> None:
         """Cut the remains of a failed append to free space. Raises nothing."""

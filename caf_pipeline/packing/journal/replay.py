@@ -72,8 +72,12 @@ def replay(
     objects: ObjectQueue,
     head: bytes,
     take: Callable[[Outcomes], None],
+    renewed: Journal | None = None,
 ) -> tuple[ReplayState, str]:
     """Read confirmed bytes into the sink, then cut part and journal behind them, durably.
+
+    An encrypted part and its `journal` stay unchanged: the sink seals their bytes again, and the
+    accepted entries are copied to the `renewed` journal.
 
     Also returns why not all of the journal was accepted, or "". Accepted objects are taken from
     `objects`, and reported to `take` for each checkpoint. If `take` raises, both files stay
@@ -96,13 +100,18 @@ def replay(
                 break
             reached = previous = state
             take([(next(objects), outcome) for outcome in checkpoint.outcomes])
+            if renewed:
+                renewed.append(
+                    msgspec.structs.replace(checkpoint, durable_bytes=state.end.offset, sealed=None)
+                )
         if reached is nothing:
             fault = fault or journal.broken
     elif journal.file_bytes():
         fault = "its part does not begin like this chunk"
     sink.roll_back(reached.end)
-    journal.continue_at(reached.position)
-    sink.cut()
+    if renewed is None:
+        journal.continue_at(reached.position)
+        sink.cut()
     return reached, fault
 
 
@@ -143,7 +152,9 @@ def _verified(
         resumed = None
         add_to_digest(digest, planned_object)
     boundary = previous.boundary if resumed else sink.mark()
-    if digest.digest() != checkpoint.objects_sha256 or boundary.closed_state() != checkpoint.tree:
+    if digest.digest() != checkpoint.objects_sha256:
+        return None
+    if sink.segments is None and boundary.closed_state() != checkpoint.tree:
         return None
     opened = None
     if open_member:

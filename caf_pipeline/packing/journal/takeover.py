@@ -2,6 +2,7 @@
 
 The journal is copied to a name of this lease's epoch, then the part is renamed, so a complete pair
 always exists. A writer that may be alive keeps its part, and the journaled bytes are copied.
+Encrypted files are not taken over: they are read, and sealed again.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -10,10 +11,12 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.encryption.entry_cipher import EntryCipher
+from caf_pipeline.packing.journal.earlier import EarlierPacking, open_earlier
 from caf_pipeline.packing.journal.format import Journal, Opening
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.sink import PartFile, staging_error
@@ -37,6 +40,31 @@ def find_resumable_part(files: Sequence[StagedFile]) -> tuple[PartFile | None, s
             except FileNotFoundError:  # its writer is alive and has just renamed it
                 continue
     return None, "its part has no journal" if parts else ""
+
+
+def find_earlier(
+    files: Sequence[StagedFile], opening: Opening, cipher: EntryCipher
+) -> tuple[EarlierPacking | None, str]:
+    """Open the newest part of a chunk whose journal opens, or return why there is none."""
+    why = ""
+    for part, journal in _encrypted_pairs(files):
+        earlier, fault = open_earlier(part, journal, opening, cipher)
+        if earlier:
+            return earlier, ""
+        why = why or fault
+    has_part = any(file.kind in ("part", "packed") for file in files)
+    return None, why or ("its part has no journal" if has_part else "")
+
+
+def _encrypted_pairs(files: Sequence[StagedFile]) -> Iterator[tuple[Path, Path]]:
+    """A run that was killed during the seal may have given its file the final name."""
+    regular = [file for file in files if not file.path.is_symlink()]
+    journals = [file for file in regular if file.kind == "journal"]
+    for journal in sorted(journals, key=lambda file: file.epoch or 0, reverse=True):
+        for file in regular:
+            is_pair = file.kind in ("part", "packed") and file.epoch == journal.epoch
+            if is_pair or file.kind == "sealed":
+                yield file.path, journal.path
 
 
 def take_over(

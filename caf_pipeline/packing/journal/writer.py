@@ -21,6 +21,7 @@ from caf_pipeline.packing.journal.format import (
     Journal,
     OpenMember,
     PackedMember,
+    SealedPart,
     SkippedObject,
     add_to_digest,
 )
@@ -148,6 +149,22 @@ class Checkpoints:
         self._outcomes.append(outcome)
         self._outcomes_bytes += len(msgspec.msgpack.encode(outcome))
 
+    def roll_back(self, mark: Mark) -> None:
+        """Roll the sink back, then call `rolled_back`.
+
+        If the sink seals its bytes again, the journal has a checkpoint of the new part before this
+        part replaces the old one. A kill leaves the new part, or the old one, which the checkpoints
+        with its nonce are of.
+        """
+        part = self._sink.part
+        if self._sink.segments:
+            self._wait()  # a pending checkpoint may fsync the old part
+        self._sink.roll_back(mark)
+        if self._sink.part is not part:
+            self._open = None
+            self.save()
+            self._sink.publish()
+
     def rolled_back(self) -> None:
         """Report a rollback of the sink.
 
@@ -240,19 +257,34 @@ class Checkpoints:
         outcomes, self._outcomes, self._outcomes_bytes = self._outcomes, [], 0
         objects_sha256 = self._objects_digest.digest()
         holds = bool(outcomes or inside) or self.holds
+        sealed = self._sealed_part(now)
 
         def make_durable() -> None:
             with staging_errors(self._sink.part.path):
                 sync_data(self._sink.part.descriptor)
-            state = boundary.closed_state()
             journal.append(
-                Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside)
+                Checkpoint(
+                    outcomes,
+                    objects_sha256,
+                    boundary.offset,
+                    b"" if sealed else boundary.closed_state(),
+                    now.offset,
+                    inside,
+                    sealed,
+                )
             )
 
         self._pending = _PendingCheckpoint(
             self._since, now.offset, holds, self._writer.submit(make_durable)
         )
         self._since = time.monotonic()
+
+    def _sealed_part(self, mark: Mark) -> SealedPart | None:
+        segments = self._sink.segments
+        if segments is None or mark.segments is None:
+            return None
+        _, open_segment = mark.segments
+        return SealedPart(segments.file_key, segments.nonce, self._sink.payload_start, open_segment)
 
     def _wait(self) -> None:
         pending = self._pending

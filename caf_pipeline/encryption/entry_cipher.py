@@ -1,0 +1,48 @@
+"""Encrypts the journals of private packings under the worker key.
+
+An entry of another chunk, journal or position does not open. Sealed by age to oneself, a planted
+entry would.
+"""
+
+import secrets
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+SALT_BYTES: Final = 16
+_NONCE_BYTES: Final = 12
+
+
+class EntryCipher:
+    """Seals and opens the entries of one journal. `salt` is random, and is not secret."""
+
+    def __init__(self, worker_key: bytes, chunk: str, salt: bytes = b"") -> None:
+        """Without a `salt`, of a new journal."""
+        self.salt = salt or secrets.token_bytes(SALT_BYTES)
+        self._worker_key = worker_key
+        self._chunk = chunk
+        kdf = HKDF(algorithm=SHA256(), length=32, salt=self.salt, info=chunk.encode())
+        self._aead = ChaCha20Poly1305(kdf.derive(worker_key))
+
+    def with_salt(self, salt: bytes) -> "EntryCipher":
+        """Return the cipher of an existing journal."""
+        return EntryCipher(self._worker_key, self._chunk, salt)
+
+    def seal(self, number: int, content: bytes) -> bytes:
+        """Return the entry's content under a random nonce."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, content, self._associated(number))
+
+    def open(self, number: int, sealed: bytes) -> bytes | None:
+        """Return the content; None if it is not authentic."""
+        nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+        try:
+            return self._aead.decrypt(nonce, ciphertext, self._associated(number))
+        except (InvalidTag, ValueError):  # ValueError: shorter than a nonce
+            return None
+
+    def _associated(self, number: int) -> bytes:
+        return self.salt + number.to_bytes(8, "big") + self._chunk.encode()

@@ -1,0 +1,379 @@
+"""Killed private packings resume under the worker key; nothing is sealed twice under one nonce."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.encryption.entry_cipher import EntryCipher
+from caf_pipeline.errors import ObjectReadFailed
+from caf_pipeline.formats.chunkio import LogReader, LogWriter
+from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES
+from caf_pipeline.inventory.plan import read_chunk_plan
+from caf_pipeline.packing import pack_chunk
+from caf_pipeline.packing.journal.format import Checkpoint, Journal, PackedMember
+from caf_pipeline.packing.journal.takeover import find_earlier
+from caf_pipeline.packing.staging import leftovers
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps.audit import account_for_chunk
+from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.crashes import run_killed
+from caf_pipeline_tests.support.dying_runs import a_steady_source
+from caf_pipeline_tests.support.encrypted_staging import (
+    IDENTITY,
+    WORKER_KEY,
+    StagingCopies,
+    a_changing_source,
+    private_settings,
+    sealed_segments,
+)
+from caf_pipeline_tests.support.journaled_packing import Packing, a_source
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
+from caf_pipeline_tests.support.tiers import sampled
+
+MOMENTS = 279
+"""Moments of a whole run of the changing source; its object is rolled back in the middle."""
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Let this process, too, take checkpoints inside the large object."""
+    monkeypatch.setattr("caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.OFTEN)
+
+
+def a_worker(folder, ledger, source=None, **settings):
+    return a_run_context(
+        folder, source or a_steady_source(), ledger, **private_settings() | settings
+    )
+
+
+def killed(folder, url, chunk, fatal, source=a_steady_source):
+    """Kill a run of the chunk at a moment."""
+    moments = dying_runs.run(
+        folder, url, chunk.name, fatal=fatal, source=source, settings=private_settings()
+    )
+    assert moments is None, "it was not killed"
+
+
+def broken_chunk(context):
+    """A chunk whose packing failed near its end."""
+    (chunk,) = plan(context).chunks
+    chunk_steps.load_batch(context, chunk.name)
+    context.objects.failing = {"key-050": 0}
+    with pytest.raises(ObjectReadFailed):
+        chunk_steps.pack_chunk(context, chunk.name)
+    context.objects.failing = {}
+    context.objects.reads.clear()
+    return chunk
+
+
+def sealed(context, name):
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    return chunk_steps.seal_chunk(context, name)
+
+
+def opened_earlier(context, name):
+    """What a next run would resume."""
+    chunk = context.ledger.chunks.get(name)
+    chunk_plan = read_chunk_plan(Path(chunk.plan_folder), chunk.number)
+    packer = pack_chunk.packer_of(context, None, chunk, chunk_plan, [IDENTITY.recipient])
+    cipher = EntryCipher(bytes.fromhex(WORKER_KEY), name)
+    earlier, _ = find_earlier(leftovers(context, name), packer.opening, cipher)
+    return earlier
+
+
+def safe_bytes(context, name):
+    if earlier := opened_earlier(context, name):
+        earlier.close()
+    return earlier.size_bytes if earlier else 0
+
+
+def ends_right(context, name):
+    """Every archived object reads back with the identity, and nothing stays in staging."""
+    settings = private_settings()
+    settings["encryption"] = settings["encryption"] | {"identity": IDENTITY.reveal()}
+    reader = a_run_context(
+        context.settings.home.parent, context.objects, context.ledger, **settings
+    )
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
+    assert account_for_chunk(context, name).agrees
+    assert list(context.staging().iterdir()) == []
+    for key, body in context.objects.bodies.items():
+        if key not in context.objects.unavailable:
+            archived = fetch(context.ledger.lookup, reader.opened, "src", key)
+            assert b"".join(archived.pieces) == body
+
+
+def assert_no_nonce_repeats(copies):
+    """Nowhere were two plaintexts sealed under one file key, payload nonce and number."""
+    sealed_at = {}
+    for segment in copies.segments():
+        assert sealed_at.setdefault(segment.place, segment.ciphertext) == segment.ciphertext
+    return {file_key for file_key, *_ in sealed_at}
+
+
+# --- resuming
+
+
+def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, database_url):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    killed(tmp_path, database_url, chunk, 150)
+    report = sealed(context, chunk.name)
+    read_bytes = sum(end - start for _, start, end in context.objects.reads)
+    assert report.resumed_bytes > 500_000
+    assert report.not_resumed == ""
+    assert report.resumed_bytes + read_bytes == HEAD_SIZE_BYTES + report.chunk.member_bytes
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
+@pytest.mark.parametrize("fatal", sampled(range(9, MOMENTS, 9), every=10))
+def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, fatal):
+    context = a_worker(tmp_path, ledger, a_changing_source())
+    (chunk,) = plan(context).chunks
+    copies = StagingCopies(context.staging(), tmp_path / "copies")
+    for moment in (fatal, MOMENTS - fatal, 60):
+        dying_runs.run(
+            tmp_path,
+            database_url,
+            chunk.name,
+            fatal=moment,
+            source=a_changing_source,
+            settings=private_settings(),
+        )
+        copies.take()
+    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+    copies.take()
+    assert_no_nonce_repeats(copies)
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
+@pytest.mark.parametrize("second", sampled(range(1, 80, 2), every=10))
+def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, second):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    killed(tmp_path, database_url, chunk, 150)
+    before = safe_bytes(context, chunk.name)
+    assert before > 500_000
+    killed(tmp_path, database_url, chunk, second)
+    assert safe_bytes(context, chunk.name) >= before
+    assert sealed(context, chunk.name).resumed_bytes >= before
+
+
+def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
+    context = a_worker(tmp_path, ledger, a_changing_source())
+    (chunk,) = plan(context).chunks
+    copies = StagingCopies(context.staging(), tmp_path / "copies")
+    append = Journal.append
+
+    def append_and_copy(journal, entry):
+        append(journal, entry)
+        copies.take()
+
+    monkeypatch.setattr(Journal, "append", append_and_copy)
+    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+    assert len(assert_no_nonce_repeats(copies)) == 2
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
+def test_journal_goes_on_after_rolled_back_object(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger, a_changing_source())
+    chunk = broken_chunk(context)
+    report = sealed(context, chunk.name)
+    assert report.not_resumed == ""
+    assert {key for key, _, _ in context.objects.reads} == {f"key-{n:03d}" for n in range(50, 60)}
+
+
+def test_finished_file_without_seal_is_resumed_without_get(tmp_path, ledger, database_url):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    settings = private_settings()
+    run_killed(tmp_path, database_url, chunk.name, at="seal", before=True, **settings)
+    assert sealed(context, chunk.name).not_resumed == ""
+    assert context.objects.reads == []
+
+
+def test_run_killed_after_the_seal_leaves_no_journal(tmp_path, ledger, database_url):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    run_killed(tmp_path, database_url, chunk.name, at="seal", **private_settings())
+    assert list(context.staging().glob("*.journal"))
+    sealed(context, chunk.name)
+    assert {file.kind for file in leftovers(context, chunk.name)} == {"sealed", "record"}
+
+
+def test_damaged_segment_ends_what_is_resumed(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    (part,) = context.staging().glob("*.part")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    report = sealed(context, chunk.name)
+    assert 0 < report.resumed_bytes <= len(data) // 2
+    assert "do not match" in report.not_resumed
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
+# --- nothing to resume
+
+
+@pytest.mark.parametrize("key", ["", "a1" * 32])
+def test_without_the_worker_key_nothing_is_resumed(tmp_path, ledger, key):
+    chunk = broken_chunk(a_worker(tmp_path, ledger))
+    context = a_worker(tmp_path, ledger, worker_key=key or None)
+    report = sealed(context, chunk.name)
+    assert report.resumed_bytes == 0
+    assert "key" in report.not_resumed.lower()
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
+def test_without_room_for_both_the_chunk_starts_again(tmp_path, ledger):
+    limited = {"part_size": "64KiB", "staging_limit": "5MiB"}
+    context = a_worker(tmp_path, ledger, packing=limited)
+    chunk = broken_chunk(context)
+    report = sealed(context, chunk.name)
+    assert report.resumed_bytes == 0
+    assert "room" in report.not_resumed
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
+def test_journal_of_another_chunk_resumes_nothing(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    (path,) = context.staging().glob("*.journal")
+    path.write_bytes(rewritten(path.read_bytes(), EntryCipher(bytes.fromhex(WORKER_KEY), "other")))
+    report = sealed(context, chunk.name)
+    assert report.resumed_bytes == 0
+    assert report.not_resumed
+
+
+# --- the journal's entries
+
+
+def rewritten(log, cipher):
+    """The same number of entries, sealed by another cipher."""
+    writer = LogWriter()
+    entries = LogReader(lambda start, end: log[start:end], len(log)).entries()
+    return b"".join(
+        writer.entry(cipher.salt, cipher.seal(number, b"planted"))
+        for number, _ in enumerate(entries)
+    )
+
+
+@pytest.fixture(scope="module")
+def opening(tmp_path_factory):
+    return Packing(tmp_path_factory.mktemp("opening"), a_source()).packer().opening
+
+
+def a_cipher(chunk="src-00000000-00001", key=b"k" * 32):
+    return EntryCipher(key, chunk)
+
+
+def a_journal(path, opening, cipher, count=5):
+    """Write a journal; return its sealed entries."""
+    journal = Journal.open(path, opening, cipher)
+    journal.append(opening)
+    for number in range(count):
+        start = HEAD_SIZE_BYTES + number
+        member = PackedMember(start, start + 1, bytes(32), bytes(8))
+        journal.append(Checkpoint([member], bytes(32), start + 1, b"", start + 1))
+    journal.close()
+    log = path.read_bytes()
+    reader = LogReader(lambda start, end: log[start:end], len(log))
+    return [(entry.user_data, reader.content(entry)) for entry in reader.entries()]
+
+
+def accepted(path, opening, cipher, entries):
+    """Return how many checkpoints of these entries are accepted."""
+    writer = LogWriter()
+    path.write_bytes(b"".join(writer.entry(*entry) for entry in entries))
+    journal = Journal.open(path, opening, cipher)
+    try:
+        return len(list(journal.checkpoints()))
+    finally:
+        journal.close()
+
+
+def test_a_sealed_journal_reads_back(tmp_path, opening):
+    entries = a_journal(tmp_path / "own", opening, a_cipher())
+    assert accepted(tmp_path / "read", opening, a_cipher(), entries) == 5
+
+
+OTHERS = [a_cipher("src-00000000-00002"), a_cipher(), a_cipher(key=b"x" * 32)]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["chunk", "attempt", "worker key"])
+def test_a_planted_entry_is_refused(tmp_path, opening, other):
+    own = a_journal(tmp_path / "own", opening, a_cipher())
+    planted = a_journal(tmp_path / "other", opening, other)
+    salt = own[0][0]
+    for user_data, content in (planted[3], (salt, planted[3][1])):
+        entries = [*own[:3], (user_data, content), *own[4:]]
+        assert accepted(tmp_path / "read", opening, a_cipher(), entries) == 2
+
+
+@pytest.mark.parametrize("order", [[0, 1, 3, 2], [0, 1, 1, 2], [0, 1, 3], [0, 1, 0, 1]])
+def test_a_moved_entry_is_refused(tmp_path, opening, order):
+    own = a_journal(tmp_path / "own", opening, a_cipher())
+    moved = [own[number] for number in order]
+    assert accepted(tmp_path / "read", opening, a_cipher(), moved) == 1
+
+
+def test_every_flipped_byte_of_an_entry_is_refused(tmp_path, opening):
+    own = a_journal(tmp_path / "own", opening, a_cipher())
+    salt, content = own[3]
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1
+        entries = [*own[:3], (salt, bytes(flipped)), *own[4:]]
+        assert accepted(tmp_path / "read", opening, a_cipher(), entries) == 2
+
+
+def test_no_entry_repeats_a_nonce(tmp_path, opening):
+    contents = [content for _, content in a_journal(tmp_path / "own", opening, a_cipher(), 200)]
+    assert len({content[:12] for content in contents}) == len(contents)
+
+
+# --- what a stolen staging disk has
+
+
+@pytest.mark.parametrize("fatal", [100, 150])
+def test_killed_run_leaves_nothing_in_the_clear(tmp_path, ledger, database_url, fatal):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    copies = StagingCopies(context.staging(), tmp_path / "copies")
+    for moment in (fatal, 40):
+        killed(tmp_path, database_url, chunk, moment)
+        copies.take()
+    secrets = [IDENTITY.seed, bytes.fromhex(WORKER_KEY)]
+    for path in copies.files():
+        secrets += [segment.place[0] for segment in sealed_segments(path)]
+    for key, body in context.objects.bodies.items():
+        secrets += [key.encode(), hashlib.sha256(body).digest()]
+        secrets += [body[at : at + 32] for at in range(0, len(body) - 32, 4096)]
+    assert any(path.suffix == ".journal" for path in copies.files())
+    for path in copies.files():
+        content = path.read_bytes()
+        for secret in secrets:
+            assert secret not in content
+            assert secret.hex().encode() not in content
+
+
+def test_a_plain_part_is_not_resumed_encrypted(tmp_path, ledger):
+    public = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
+    chunk = broken_chunk(public)
+    context = a_worker(tmp_path, ledger)
+    report = sealed(context, chunk.name)
+    assert report.resumed_bytes == 0
+    assert ledger.chunks.get(chunk.name).encrypted
+    assert os.listdir(context.staging())
