@@ -237,3 +237,15 @@ def test_passphrases_open_files_of_pyrage_and_the_other_way_round():
     assert decrypt(pyrage.passphrase.encrypt(b"x", "correct horse"), [passphrase]) == b"x"
     with pytest.raises(NoMatchingIdentity):
         decrypt(encrypt(b"x", [passphrase]), [Passphrase("wrong")])
+
+
+@pytest.mark.skipif(not Path("/usr/bin/age").exists(), reason="Debian's age is not installed")
+@pytest.mark.parametrize("size", SIZES)
+def test_files_are_exchanged_with_debians_age(tmp_path, size):
+    plaintext = os.urandom(size)
+    key = tmp_path / "key"
+    key.write_text(CLASSIC.reveal())
+    ours = encrypt(plaintext, [CLASSIC.recipient], file_key=os.urandom(16), nonce=os.urandom(16))
+    assert run("/usr/bin/age", "-d", "-i", key, input=ours) == plaintext
+    theirs = run("/usr/bin/age", "-r", str(CLASSIC.recipient), input=plaintext)
+    assert decrypt(theirs, [CLASSIC]) == plaintext

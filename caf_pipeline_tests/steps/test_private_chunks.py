@@ -1,6 +1,7 @@
 """Encrypted chunks: what workers store, what an identity reads, and what a lost file costs."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -260,3 +261,29 @@ def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
     problems = {result.chunk: result.problem for result in checked(worker)}
     assert problems[name]
     assert not any(problem for other, problem in problems.items() if other != name)
+
+
+# --- a run that ends after each step
+
+
+@pytest.mark.parametrize("staging", ["kept", "lost"])
+@pytest.mark.parametrize("last", CHUNK_STEPS, ids=lambda step: step.__name__)
+def test_another_run_continues_after_each_step(tmp_path, source, ledger, last, staging):
+    worker = a_worker(tmp_path, source, ledger)
+    (planned, *_) = plan(worker).chunks
+    archive_chunk(worker, planned.name, until=last)
+    if staging == "lost":
+        shutil.rmtree(worker.staging())
+    other = a_worker(tmp_path, source, ledger, run="run-2")
+    nobody_has_it = staging == "lost" and last is chunk_steps.post_file
+    if nobody_has_it:
+        with pytest.raises(StoreError):
+            archive_chunk(other, planned.name)
+        plan(other)
+    for chunk in ledger.chunks.list("src", UNDER_WAY):
+        archive_chunk(other, chunk.name)
+    ended = ledger.chunks.get(planned.name).state
+    assert ended is (ChunkState.ABANDONED if nobody_has_it else ChunkState.LOCATED)
+    reader = a_reader(tmp_path, source, ledger)
+    for key, body in source.bodies.items():
+        assert b"".join(fetch(ledger.lookup, reader.opened, "src", key).pieces) == body
