@@ -182,6 +182,19 @@ def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
     ends_right(context, chunk.name)
 
 
+@pytest.mark.parametrize("fatal", sampled(range(100, 142), every=20))
+def test_kill_while_rolling_back_leaves_a_pair(tmp_path, ledger, database_url, fatal):
+    context = a_worker(tmp_path, ledger, a_changing_source())
+    (chunk,) = plan(context).chunks
+    killed(tmp_path, database_url, chunk, fatal, a_changing_source)
+    before = safe_bytes(context, chunk.name)
+    assert before > 1_000_000
+    # The next run rolls the object back again if the kill came first.
+    assert 1_000_000 < sealed(context, chunk.name).resumed_bytes <= before
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+
+
 def test_journal_goes_on_after_rolled_back_object(tmp_path, ledger):
     context = a_worker(tmp_path, ledger, a_changing_source())
     chunk = broken_chunk(context)
