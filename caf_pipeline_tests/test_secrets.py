@@ -155,7 +155,7 @@ def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
     for number in range(5):
         new_bucket.put(f"key-{number}", os.urandom(50_000))
     caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     return caf
 
 

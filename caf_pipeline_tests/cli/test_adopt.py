@@ -62,7 +62,7 @@ def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
     caf = jackal_command_line(
         tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url
     )
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     return caf
 
 

@@ -55,7 +55,7 @@ def test_run_after_an_older_backup_posts_nothing_twice(
 ):
     wallet = wallet_with_space(network)
     caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(s3_server, new_bucket.name, public="true"))
+    caf.settings(source_text(s3_server, new_bucket.name))
     for number in range(5):
         new_bucket.put(f"key-{number}", b"%d" % number * 1000)
     assert caf("run", "--source", "src").status == 0

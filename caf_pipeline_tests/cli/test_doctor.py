@@ -235,7 +235,7 @@ def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> Command
     fill(new_bucket)
     words = wallet_with_space(network).words
     caf = jackal_command_line(tmp_path, network, words, CAF_DATABASE_URL=database_url, **KEPT)
-    caf.settings(source_text(s3_server, new_bucket.name, target_size="1200KiB") + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name, target_size="1200KiB"))
     return caf
 
 

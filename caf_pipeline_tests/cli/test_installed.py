@@ -116,7 +116,7 @@ def test_each_command_does_its_work_as_it_is_installed(
     caf = jackal_command_line(
         tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url
     )
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     for name, arguments in COMMANDS.items():
         done = caf.process(*arguments)
         assert done.status == STATUS.get(name, 0), (name, done.err)

@@ -60,7 +60,7 @@ def source(caf, network, s3_server, new_bucket) -> CommandLine:
     caf = with_wallet(caf, wallet_with_space(network).words)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     return caf
 
 
@@ -400,7 +400,7 @@ def test_no_space_is_bought_for_unverified_proof_types(caf, network):
 @pytest.mark.thorough
 def test_unverified_chunks_are_never_called_proven(caf, s3_server, new_bucket):
     new_bucket.put("tiny", b"tiny")
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     assert caf("run").status == 0
     done = caf("prove", "src")
     expect_error(done, 1, "1 unverified: src-", "next proof window")
@@ -504,7 +504,7 @@ def test_an_unknown_chunk_cannot_be_repaired(caf):
 def test_a_source_not_marked_public_is_refused_before_packing(
     source, s3_server, new_bucket, ledger
 ):
-    source.settings(source_text(s3_server, new_bucket.name))
+    source.settings(source_text(s3_server, new_bucket.name, public="false"))
     done = source("run")
     assert done.status == 12
     assert "public" in done.err

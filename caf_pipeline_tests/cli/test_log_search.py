@@ -64,7 +64,7 @@ def caf(tmp_path_factory, network, s3_server, databases):
     caf = jackal_command_line(
         folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take().url
     )
-    caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, bucket.name))
     archive_source(caf)
     return caf
 

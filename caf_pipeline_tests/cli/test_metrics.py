@@ -31,7 +31,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
             "AWS_SECRET_ACCESS_KEY": "test",
         },
     )
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     archive_source(caf)
     return caf
 

@@ -71,7 +71,7 @@ def test_another_wallet_continues_the_archive_of_the_first(
 ):
     first, second = wallet_with_space(network), wallet_with_space(network)
     before = jackal_command_line(tmp_path, network, first.words, CAF_DATABASE_URL=database_url)
-    before.settings(text + "public = true\n")
+    before.settings(text)
     assert before("run", "--source", "src").status == 0
     after = with_wallet(before, second.words)
     new_bucket.put("late", b"late" * 1000)

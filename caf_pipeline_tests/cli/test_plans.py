@@ -40,7 +40,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
         new_bucket.put(f"some/key-{number:02d}", os.urandom(100_000))
     new_bucket.put("empty", b"")
     command_line = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
-    command_line.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    command_line.settings(source_text(s3_server, new_bucket.name))
     return command_line
 
 
@@ -100,9 +100,7 @@ def test_a_preview_names_the_report_and_its_age(caf, s3_server, new_bucket):
     first, second = (
         f"{reports.folder}{reports.write(now - timedelta(days=days))}/" for days in (30, 3)
     )
-    caf.settings(
-        source_text(s3_server, new_bucket.name) + f'public = true\ninventory = "{reports.folder}"\n'
-    )
+    caf.settings(source_text(s3_server, new_bucket.name) + f'inventory = "{reports.folder}"\n')
     done = caf("plan", "src", "--dry-run")
     assert (done.status, done.err) == (0, "")
     assert (
@@ -149,7 +147,7 @@ def test_the_option_last_inventory_needs_an_inventory(caf):
 
 def test_the_inventory_of_another_prefix_is_not_used(caf, s3_server, new_bucket):
     assert caf("plan", "src", "--dry-run").status == 0
-    caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
+    caf.settings(source_text(s3_server, new_bucket.name) + 'prefix = "some/"\n')
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
@@ -165,7 +163,7 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     for content in (b"older", b"newer"):
         new_bucket.put("some/key-00", content)
     assert caf("plan", "src", "--dry-run").status == 0
-    caf.settings(source_text(s3_server, new_bucket.name, versions="all") + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name, versions="all"))
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
     for fact in ('versions = "current"', "sources.src.versions", "--last-inventory"):
@@ -185,7 +183,7 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
 def test_a_preview_warns_if_the_prefix_changed(caf, s3_server, new_bucket):
     archive_source(caf)
     assert b"refused" not in caf("plan", "src", "--dry-run").out
-    caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
+    caf.settings(source_text(s3_server, new_bucket.name) + 'prefix = "some/"\n')
     text = " ".join(caf("plan", "src", "--dry-run").out.decode().split())
     assert "refused: source 'src'" in text
     assert text.count(f"/{new_bucket.name}/some/") == 1

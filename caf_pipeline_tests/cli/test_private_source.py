@@ -94,7 +94,7 @@ def test_references_of_encrypted_chunks_are_refused(caf, tmp_path, database, nam
 def test_references_of_a_mixed_source_name_the_encrypted_chunk(tmp_path, databases):
     database = databases.take()
     caf = private_command_line(tmp_path, database.url, BODIES)
-    caf.settings(private_text("http://127.0.0.1:9", "b").replace("[enc", "public = true\n[enc"))
+    caf.settings(private_text("http://127.0.0.1:9", "b").replace('"false"', "true"))
     archive(caf, {**BODIES, "later": b"plain"})
     with connected(database) as connection:
         rows = connection.execute("SELECT name, encrypted FROM chunks").fetchall()

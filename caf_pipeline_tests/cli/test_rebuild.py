@@ -173,7 +173,7 @@ def archived(caf, s3_server, new_bucket):
     """A command line with an archived source."""
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     archive_source(caf)
     return caf
 
@@ -257,12 +257,12 @@ def test_a_dry_rebuild_lists_losses_only_with_restorable_chunks(
 @pytest.fixture
 def caf(tmp_path, network, wallet, database_url):
     caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(NOWHERE, "never-archived") + "public = true\n")
+    caf.settings(source_text(NOWHERE, "never-archived"))
     return caf
 
 
 def test_nothing_listed_is_nothing_to_restore(caf):
-    caf.settings(source_text(NOWHERE, "of-no-other-test") + "public = true\n")
+    caf.settings(source_text(NOWHERE, "of-no-other-test"))
     done = caf("rebuild", "src")
     assert done.status == 0, done.err
     assert "nothing is listed" in done.out.decode()

@@ -70,7 +70,7 @@ def network(tmp_path_factory):
 def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
     """A command line with an empty source `src`."""
     caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     return caf
 
 

@@ -186,7 +186,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
         "AWS_DEFAULT_REGION": "us-east-1",
     }
     command_line = CommandLine(tmp_path, keys | {"CAF_DATABASE_URL": database_url})
-    command_line.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    command_line.settings(source_text(s3_server, new_bucket.name))
     return command_line
 
 
@@ -198,7 +198,7 @@ def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
             context = open_run_context(settings, "src", run="run-1", ledger=ledger)
             plan(context)
             context.close()
-    caf.settings(source_text(s3_server, bucket, prefix="right/") + "public = true\n")
+    caf.settings(source_text(s3_server, bucket, prefix="right/"))
 
 
 def test_a_planned_typo_is_corrected_and_then_archived(caf, s3_server, new_bucket):
@@ -215,9 +215,9 @@ def test_a_planned_typo_is_corrected_and_then_archived(caf, s3_server, new_bucke
 
 
 def test_a_failed_first_run_with_a_typo_is_corrected(caf, s3_server, new_bucket):
-    caf.settings(source_text(s3_server, "no-such-bucket") + "public = true\n")
+    caf.settings(source_text(s3_server, "no-such-bucket"))
     assert caf("run", "src").status == 5
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     assert caf("run", "src").status == 0
     assert caf("get", "src", "key").out == b"body" * 10_000
 

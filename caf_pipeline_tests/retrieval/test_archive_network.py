@@ -32,7 +32,7 @@ def caf(tmp_path_factory, network, s3_server, databases):
     bucket = make_bucket(s3_server)
     for key, body in BODIES.items():
         bucket.put(key, body)
-    caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, bucket.name))
     archive_source(caf)
     return caf
 

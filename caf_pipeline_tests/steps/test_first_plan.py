@@ -330,7 +330,7 @@ def make_home(tmp_path, network, wallet, s3_server, new_bucket):
         caf = jackal_command_line(
             tmp_path / name, network, wallet.words, CAF_DATABASE_URL=ledger.url
         )
-        caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+        caf.settings(source_text(s3_server, new_bucket.name))
         return caf
 
     return make

@@ -234,7 +234,7 @@ def test_run_without_usable_providers_pays_nothing(
     new_bucket.put("key", os.urandom(100_000))
     wallet = wallet_with_space(network)
     caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
-    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, new_bucket.name))
     done = caf("run", CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES="false")
     assert done.status == 12, done.err
     assert "4 of 4 providers" in done.err

@@ -135,7 +135,7 @@ def archive(tmp_path_factory, named, chain, s3_server) -> Archive:
     }
     for key, body in bodies.items():
         bucket.put(key, body)
-    caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
+    caf.settings(source_text(s3_server, bucket.name))
     if chain.plan(Wallet(named.mnemonic).address) is None:
         if not named.buy:
             pytest.fail(

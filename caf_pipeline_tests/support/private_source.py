@@ -18,7 +18,7 @@ WITH_IDENTITY = {IDENTITY_VARIABLE: IDENTITY.reveal()}
 def private_text(endpoint: str, bucket: str, **more: str) -> str:
     """Return a private source `src` and its recipient as TOML."""
     recipients = f'[encryption]\nrecipients = ["{IDENTITY.recipient}"]\n'
-    return source_text(endpoint, bucket, **more) + recipients
+    return source_text(endpoint, bucket, public="false", **more) + recipients
 
 
 def private_command_line(
