@@ -461,20 +461,20 @@ def rebuild(
 
     Raises:
         HeldByOther: another process plans or rebuilds.
-        IdentityMissing, KeyRefused: a file is encrypted. Nothing was written.
+        IdentityMissing, KeyRefused: a file is encrypted. Nothing was restored.
     """
     owner = owner or context.store.owner()
     with context.lease(plan_lease(context.source)) as lease:
-        own, others = _own_archives(context, owner, {} if sources is None else sources, whole)
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
-        if own and not dry_run:
-            context.ledger.sources.restore_archive_id(context.source, own[-1])
+        own, others = _own_archives(context, owner, {} if sources is None else sources, whole)
         complete = True
         findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(own))
         for finding in chain(findings, others):
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
+                if own:
+                    context.ledger.sources.restore_archive_id(context.source, own[-1])
                 context.ledger.rebuilds.begin(context.source)
             fault = "" if finding.chunk is None else fault_of(context, finding.chunk)
             outcome = RebuildOutcome(finding, None, fault)
