@@ -49,6 +49,7 @@ def rebuild(
     r"""Restore a lost ledger from the stored chunks.
 
     Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
+    Encrypted chunks need an identity; without one, nothing is restored.
     Opens one chunk of each archive that the ledger does not know, to learn its source. Reports each
     file: restored, known, or why it is left out. You can repeat the command; it never changes what
     the ledger already has.
@@ -69,7 +70,7 @@ def rebuild(
       0   All listed files are in the ledger.
       1   Some files are left out.
       2   ADDRESS is not an address.
-      3   Wrong settings, wallet or source.
+      3   Wrong settings, wallet or source, or no identity.
       6   The database failed.
       7   The store failed.
       8   The staging folder failed.

@@ -384,7 +384,9 @@ def chunk_metadata(chunk: Chunk, recipients: Sequence[str]) -> Metadata:
     """Return the metadata of a chunk that every step shows."""
     shown: Metadata = {}
     if chunk.merkle_root is not None:
-        shown["recipients"] = show_recipients(recipients)
+        # A header does not name all recipients, so a rebuild does not know them.
+        is_unknown = chunk.encrypted and not recipients
+        shown["recipients"] = "unknown" if is_unknown else show_recipients(recipients)
     return shown | {
         "state": chunk.state.value,
         "objects": chunk.member_count,

@@ -26,8 +26,6 @@ SECOND_KEY: Final = "'caf keys new --recovery' makes a second key"
 COMMAND_SECONDS: Final = 60
 """Time limit of `identity_command`. A locked secret manager would wait for its user forever."""
 
-_ENCRYPTED: Final = (b"age-encryption.org/", b"-----BEGIN AGE")
-
 Identity = age.X25519Identity | age.HybridIdentity
 
 
@@ -124,7 +122,7 @@ def parse_identities(
 
     `origin` names the file in errors. `passphrase` is called if it is needed. Raises KeyRefused.
     """
-    if data.startswith(_ENCRYPTED):
+    if age.is_age_file(data):
         data = _decrypt(data, origin, passphrase)
     try:
         lines = data.decode().splitlines()

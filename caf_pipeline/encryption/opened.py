@@ -49,6 +49,12 @@ class OpenedChunk:
         first, last = age.sealed_range(start_byte, end_byte, self.size_bytes)
         return self._payload_start + first, self._payload_start + last
 
+    def caf_range(self, start_byte: int, end_byte: int) -> tuple[int, int]:
+        """Return the range of the CAF in the segments that a range of stored bytes touches."""
+        first = max(start_byte - self._payload_start, 0) // age.SEALED_SEGMENT_BYTES
+        last = -(-max(end_byte - self._payload_start, 0) // age.SEALED_SEGMENT_BYTES)
+        return first * age.SEGMENT_BYTES, min(last * age.SEGMENT_BYTES, self.size_bytes)
+
     def pieces(self, sealed: Iterable[bytes], start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield a range, of at least a byte, from the bytes of its `stored_range`.
 

@@ -83,9 +83,10 @@ class OpeningReader:
 
     def require_identity(self) -> None:
         """Raises IdentityMissing or KeyRefused if this process cannot decrypt."""
-        self._loaded_identities()
+        self.identities()
 
-    def _loaded_identities(self) -> "Sequence[Identity]":
+    def identities(self) -> "Sequence[Identity]":
+        """Return at least one identity. Raises IdentityMissing or KeyRefused."""
         # Readers of plain chunks start sooner without the primitives.
         from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
 
@@ -105,7 +106,7 @@ class OpeningReader:
         if header := self._headers(root):
             from caf_pipeline.encryption.opened import OpenedChunk  # noqa: PLC0415
 
-            opened = OpenedChunk.open(header, self._loaded_identities())
+            opened = OpenedChunk.open(header, self.identities())
         with self._lock:
             self._opened[root] = opened
             if len(self._opened) > MAX_CACHED:

@@ -341,6 +341,11 @@ def make_header(recipients: Sequence[Recipient], file_key: bytes) -> bytes:
     return b"".join([*parts, b" ", _base64(mac).encode(), b"\n"])
 
 
+def is_age_file(prefix: bytes) -> bool:
+    """Return whether a file begins as age files do, with or without ASCII armor."""
+    return prefix.startswith((_VERSION, _ARMOR))
+
+
 def is_complete(prefix: bytes) -> bool:
     """Return whether the beginning of a file has the whole header, or can have none."""
     return len(prefix) >= MAX_HEADER_BYTES or re.search(rb"\n---[^\n]*\n", prefix) is not None

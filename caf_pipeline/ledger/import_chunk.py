@@ -309,12 +309,14 @@ def _write_chunk(
     decided_count = chunk.member_count + chunk.skipped_count
     object_count = decided_count if chunk.object_count is None else chunk.object_count
     stored_size_bytes = chunk.file.posting.stored_size_bytes
+    header = chunk.header
+    caf_size_bytes = header.caf_size_bytes if header else stored_size_bytes
     facts: dict[str, Any] = {
         "state": ChunkState.LOCATED,
         "reason": "",
         "object_count": object_count,
         "object_bytes": chunk.member_bytes if chunk.object_bytes is None else chunk.object_bytes,
-        "caf_size_bytes": stored_size_bytes,
+        "caf_size_bytes": caf_size_bytes,
         "stored_size_bytes": stored_size_bytes,
         "member_count": chunk.member_count,
         "member_bytes": chunk.member_bytes,
@@ -324,6 +326,9 @@ def _write_chunk(
         "sealed_at": func.now(),
         "located_at": func.now(),
         "restored_at": func.now(),
+        "header": header.header if header else None,
+        "nonce": header.nonce if header else None,
+        "recipients": None,  # a header does not name all of them
     }
     statement: Insert | Update
     if replaces:
@@ -335,7 +340,7 @@ def _write_chunk(
             "source_id": source_id,
             "plan_id": plan_id,
             "number": chunk.number,
-            "expected_size_bytes": stored_size_bytes,
+            "expected_size_bytes": caf_size_bytes,
             "adopted_at": func.now() if chunk.manifest is None else None,
         }
         statement = insert(CAF_FILES).values(facts)

@@ -255,6 +255,7 @@ class RemoteChunk:
         silent: why other listed providers did not answer.
         archive_id: id in its head and in the note of its post; None for a file to adopt.
         plan_sha256: None if not known. Then nothing counts as released.
+        header: None if the file is not encrypted.
     """
 
     file: PostedFile
@@ -278,6 +279,7 @@ class RemoteChunk:
     manifest: "Member | None"
     manifest_sha256: bytes
     part: "PartLocation | None" = None
+    header: ChunkHeader | None = None
 
 
 @dataclass(frozen=True, slots=True)

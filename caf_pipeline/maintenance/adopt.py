@@ -35,6 +35,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
+from caf_pipeline.formats import age
 from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, Adoption, RejectReason, decide
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
@@ -61,6 +62,7 @@ TEMPORARY: Final = ".adopting-"
 PROOF_TYPES: Final = (0, 3)
 """The Merkle root depends on the proof type, which a local file does not have."""
 
+_BEGIN_BYTES: Final = 64
 _READ_BYTES: Final = 4 << 20
 _ROWS: Final = 4_096
 
@@ -214,6 +216,8 @@ class _Adopter:
         name = posted.posting.merkle_root.hex()
         if chunk := self._chunks.get(posted.posting.merkle_root):
             return FileAdoption(name, AdoptionKind.KNOWN, chunk=chunk.name)
+        if posted.header_sha256:
+            return FileAdoption(name, AdoptionKind.OURS, posted)
         if kind := self._excluded_kind(posted):
             return FileAdoption(name, kind, posted)
         path = self._folder / "stored"
@@ -287,6 +291,10 @@ class _Adopter:
         )
 
     def _adopt(self, name: str, file: LocalFile, proof_types: Sequence[int]) -> FileAdoption:
+        if age.is_age_file(file.read_prefix(_BEGIN_BYTES)[0]):
+            raise ArchiveError(
+                f"{name} is encrypted", hint="'age -d' opens it; only plain CAF files are adopted"
+            )
         reader = CafReader.open(file, name=name, lenient=self._options.lenient)
         members = self._folder / "members.parquet"
         trees = [MerkleTree(proof_type) for proof_type in proof_types]

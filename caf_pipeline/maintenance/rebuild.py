@@ -1,6 +1,7 @@
 """Restores a ledger from the store: finds the files that are chunks of ours, and writes their rows.
 
-It needs the source's settings and the owner's address, but no secret and no access to S3.
+It needs the source's settings and the owner's address, but no access to S3. Encrypted chunks need
+an identity, and are opened only if their header has the hash in the post.
 
     an archive ─▶ one head names the source ─▶ its posts
     posted by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
@@ -21,7 +22,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState, CopyState
+from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
@@ -29,6 +32,7 @@ from caf_pipeline.errors import (
     IllegalMove,
     IntegrityError,
     NoChainAnswer,
+    NoMatchingIdentity,
     StagingError,
     StoredChunkMissing,
     StoreUnreachable,
@@ -42,7 +46,9 @@ from caf_pipeline.packing.staging import remove_all
 from caf_pipeline.retrieval.remote_chunk import (
     AgreedSource,
     Head,
+    OpenedFile,
     fetch_manifest,
+    open_file,
     read_chunk,
     read_head,
 )
@@ -139,6 +145,8 @@ def find_chunks(
 
     `owner` is the store's owner by default. `whole` trusts copies that differ if they have the
     Merkle root. `restored` are ids of archives that the ledger may not have yet.
+
+    Raises IdentityMissing or KeyRefused if a file is encrypted, before any chunk is yielded.
     """
     owner = owner or context.store.owner()
     archive_of: dict[PostedFile, str] = {}
@@ -164,6 +172,8 @@ def find_chunks(
             unknown.append(file)
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
+    if any(file.header_sha256 for file in unknown):
+        context.opened.require_identity()
     copies = {
         file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
         for file in unknown
@@ -177,16 +187,16 @@ def find_chunks(
     posted_once = yield from _without_duplicates(context, unknown, copies, roots)
     named = yield from _with_heads(context, posted_once, copies, archive_of, whole=whole)
     chunks = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
-    claimants = Counter(head.chunk for _, _, head in named)
+    claimants = Counter(head.chunk for _, head in named)
     required, taken = context.store.required_copies, set[str]()
-    for file, source, head in sorted(
-        named, key=lambda entry: (len(copies[entry[0]]) < required, entry[0].posting.start)
+    for opened, head in sorted(
+        named,
+        key=lambda entry: (len(copies[entry[0].file]) < required, entry[0].file.posting.start),
     ):
         other = chunks.get(head.chunk)
         finding = _Named(
-            file,
-            copies[file],
-            source,
+            opened,
+            copies[opened.file],
             head,
             other=other,
             must_prove=other is not None or claimants[head.chunk] > 1,
@@ -234,9 +244,6 @@ def _without_duplicates(
     return list(best.values())
 
 
-_Opened = tuple[PostedFile, AgreedSource, Head]
-
-
 def _with_heads(
     context: RunContext,
     files: Sequence[PostedFile],
@@ -244,8 +251,8 @@ def _with_heads(
     archive_of: Mapping[PostedFile, str],
     *,
     whole: bool,
-) -> Generator[FileFinding, None, Sequence[_Opened]]:
-    opened: list[_Opened] = []
+) -> Generator[FileFinding, None, Sequence[tuple[OpenedFile, Head]]]:
+    named = []
     for file in files:
         providers = [copy.provider for copy in copies[file]]
         if not providers:
@@ -255,11 +262,12 @@ def _with_heads(
                 "it was posted, but the chain lists no provider for it",
             )
             continue
-        source = AgreedSource(
+        stored = AgreedSource(
             context.store, file.posting, providers, proof_type=file.proof_type if whole else None
         )
         try:
-            head = read_head(source, file.posting.stored_size_bytes)
+            opened = open_file(file, stored, context.opened.identities)
+            head = read_head(opened.caf, opened.size_bytes)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error)
             continue
@@ -271,8 +279,8 @@ def _with_heads(
                 head.chunk,
             )
         else:
-            opened.append((file, source, head))
-    return opened
+            named.append((opened, head))
+    return named
 
 
 def is_unposted(context: RunContext, chunk: Chunk) -> bool:
@@ -287,31 +295,27 @@ def is_unposted(context: RunContext, chunk: Chunk) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    file: PostedFile
+    opened: OpenedFile
     copies: Sequence[Copy]
-    source: AgreedSource
     head: Head
     other: Chunk | None
     must_prove: bool
 
 
 def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
-    file, name = named.file, named.head.chunk
-    with _spool(context) as spool:
+    opened, name = named.opened, named.head.chunk
+    file = opened.file
+    with _spool(context, encrypted=opened.header is not None) as spool:
         try:
-            chunk = read_chunk(
-                file, named.copies, named.source, named.head, of=context.source, spool=spool
-            )
+            chunk = read_chunk(opened, named.copies, named.head, of=context.source, spool=spool)
             if named.must_prove:
-                named.source.prove(file.proof_type)
+                opened.stored.prove(file.proof_type)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, name)
             return
-        replaces = (
-            named.other
-            if named.other and name not in taken and is_unposted(context, named.other)
-            else None
-        )
+        replaces = None
+        if named.other and name not in taken and _may_replace(context, named.other, file):
+            replaces = named.other
         if name in taken or (named.other and not replaces):
             # This name looks like other names, and is the same in each rebuild.
             other_id = ChunkId(context.source, file.posting.merkle_root.hex()[:12], 1)
@@ -328,12 +332,18 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
         )
 
 
+def _may_replace(context: RunContext, chunk: Chunk, file: PostedFile) -> bool:
+    # An encrypted chunk cannot be packed again to the bytes in staging.
+    has_other_bytes = chunk.encrypted and chunk.merkle_root != file.posting.merkle_root
+    return is_unposted(context, chunk) and not has_other_bytes
+
+
 def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
     """A silent chain is raised instead."""
     if isinstance(error, NoChainAnswer):
         raise error
     kind = FileKind.UNREADABLE
-    if isinstance(error, ArchiveError):
+    if isinstance(error, ArchiveError) and not isinstance(error, NoMatchingIdentity):
         kind = FileKind.NO_CHUNK
     elif isinstance(error, IntegrityError):
         kind = FileKind.DIFFERING
@@ -341,14 +351,17 @@ def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
 
 
 @contextmanager
-def _spool(context: RunContext) -> Iterator[Path]:
+def _spool(context: RunContext, *, encrypted: bool) -> Iterator[Path]:
+    # Staging never has plaintext of encrypted chunks.
+    parent = Path(tempfile.gettempdir()) if encrypted else context.staging()
     with writing_into(context.staging()):  # keeps a concurrent cleanup away from the folder
         try:
-            folder = tempfile.TemporaryDirectory(dir=context.staging(), prefix=_PREFIX)
+            folder = tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX)
         except OSError as error:
+            setting = "TMPDIR" if encrypted else "'staging'"
             raise StagingError(
-                f"the folder {context.staging()} has no room for a manifest: {error.strerror}",
-                hint="make room there, or set 'staging' to another folder",
+                f"the folder {parent} has no room for a manifest: {error.strerror}",
+                hint=f"make room there, or set {setting} to another folder",
             ) from error
         with folder:
             yield Path(folder.name) / "manifest.parquet"
@@ -374,11 +387,14 @@ def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
         if finding.spool is not None and finding.spool.exists():
             rows = _import_from(context, chunk, finding.spool, lease)
         else:
-            with _spool(context) as spool:
-                source = AgreedSource(context.store, chunk.file.posting, chunk.read_from)
+            with _spool(context, encrypted=chunk.header is not None) as spool:
+                caf: RangeSource = AgreedSource(context.store, chunk.file.posting, chunk.read_from)
+                if chunk.header:
+                    opened = OpenedChunk.open(chunk.header, context.opened.identities())
+                    caf = OpenedSource(caf, opened)
                 if (
                     chunk.manifest is None
-                    or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256
+                    or fetch_manifest(caf, chunk.manifest, spool) != chunk.manifest_sha256
                 ):
                     raise IntegrityError(f"the manifest of chunk {chunk.name} has changed")
                 rows = _import_from(context, chunk, spool, lease)
@@ -441,20 +457,24 @@ def rebuild(
     were opened before, by id, and gets those that are opened.
 
     Planning waits for a complete rebuild: missing objects would be paid for again. May be
-    interrupted and repeated. Raises HeldByOther beside another plan or rebuild.
+    interrupted and repeated.
+
+    Raises:
+        HeldByOther: another process plans or rebuilds.
+        IdentityMissing, KeyRefused: a file is encrypted. Nothing was restored.
     """
     owner = owner or context.store.owner()
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
         own, others = _own_archives(context, owner, {} if sources is None else sources, whole)
-        if own and not dry_run:
-            context.ledger.sources.restore_archive_id(context.source, own[-1])
         complete = True
         findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(own))
-        for finding in chain(others, findings):
+        for finding in chain(findings, others):
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
+                if own:
+                    context.ledger.sources.restore_archive_id(context.source, own[-1])
                 context.ledger.rebuilds.begin(context.source)
             fault = "" if finding.chunk is None else fault_of(context, finding.chunk)
             outcome = RebuildOutcome(finding, None, fault)

@@ -14,7 +14,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import ARCHIVE_ID
-from caf_pipeline.retrieval.remote_chunk import AgreedSource, read_head
+from caf_pipeline.retrieval.remote_chunk import AgreedSource, open_file, read_head
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Copy, PostedFile
 
@@ -57,7 +57,8 @@ def open_archive(
 ) -> UnknownArchive | None:
     """Open chunks until one names its source. None if the store no longer lists the archive.
 
-    `whole` trusts copies that differ if they have the Merkle root.
+    `whole` trusts copies that differ if they have the Merkle root. Raises IdentityMissing or
+    KeyRefused if a chunk is encrypted.
     """
     files = [file for file in context.store.posted(archive_id) if file.posting.owner == owner]
     archive, opened = None, 0
@@ -84,12 +85,16 @@ def open_archive(
 def open_unknown_chunk(
     context: RunContext, file: PostedFile, copies: Sequence[Copy], *, whole: bool
 ) -> tuple[str, str]:
-    """Return the archive id and the source's name in a chunk's head. Nothing else is read."""
+    """Return the archive id and the source's name in a chunk's head. Nothing else is read.
+
+    Raises IdentityMissing or KeyRefused if the chunk is encrypted.
+    """
     providers = [copy.provider for copy in copies]
-    source = AgreedSource(
+    stored = AgreedSource(
         context.store, file.posting, providers, proof_type=file.proof_type if whole else None
     )
-    head = read_head(source, file.posting.stored_size_bytes)
+    opened = open_file(file, stored, context.opened.identities)
+    head = read_head(opened.caf, opened.size_bytes)
     chunk_id = ChunkId.parse(head.chunk)
     if chunk_id is None:
         raise MalformedArchive(f"its head names a chunk {head.chunk[:60]!r}")

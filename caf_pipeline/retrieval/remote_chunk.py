@@ -10,7 +10,7 @@ Source: docs/reference/chunk-format.md.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,17 @@ import pyarrow.compute as pc
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member, RangeSource
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.caf.merkle import MerkleTree
+from caf_pipeline.encryption.identities import Identity
+from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
+    DamagedHeader,
     IntegrityError,
     MalformedArchive,
     NoChainAnswer,
     StoredChunkMissing,
     StoreUnreachable,
 )
+from caf_pipeline.formats import age
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.manifest import (
@@ -41,13 +45,16 @@ from caf_pipeline.inventory.manifest import (
     unknown_format,
 )
 from caf_pipeline.inventory.objects import PartRange, SkipReason, can_be_stored
-from caf_pipeline.ledger.records import RemoteChunk
+from caf_pipeline.ledger.records import ChunkHeader, RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, PostRecord, Sample
 
 PIECE_BYTES: Final = 4 << 20
+
+HEADER_BYTES: Final = 16 << 10
+"""Bytes that are read first of an encrypted file: a header of 8 hybrid recipients."""
 
 JUDGED_BYTES: Final = 64 << 20
 """Total size of objects read to find which copy is wrong."""
@@ -214,15 +221,27 @@ class AgreedSource:
                 self.providers.remove(provider)
         return bool(self.providers) and len(self.wrong) > before
 
-    def judge(self, start_byte: int, end_byte: int, parts: Sequence[Mapping[str, Any]]) -> bool:
+    def judge(
+        self,
+        start_byte: int,
+        end_byte: int,
+        parts: Sequence[Mapping[str, Any]],
+        chunk: OpenedChunk | None,
+    ) -> bool:
         """Exclude copies whose bytes do not match the SHA-256 of these objects.
 
-        Returns whether copies remain and some were excluded.
+        The range is of the CAF. Returns whether copies remain and some were excluded.
         """
         before = len(self.wrong)
         for provider in list(self.providers):
             copy = AgreedSource(self._store, self._posting, [provider])
-            body = memoryview(copy.read(start_byte, end_byte))
+            caf: RangeSource = OpenedSource(copy, chunk) if chunk else copy
+            try:
+                body = memoryview(caf.read(start_byte, end_byte))
+            except IntegrityError as error:
+                self.wrong[provider] = str(error)
+                self.providers.remove(provider)
+                continue
             for part in parts:
                 content = body[part["start_byte"] - start_byte : part["end_byte"] - start_byte]
                 if hashlib.sha256(content).digest() != part["sha256"]:
@@ -234,6 +253,62 @@ class AgreedSource:
         return bool(self.providers) and len(self.wrong) > before
 
 
+# --- encrypted files
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """A posted file and the CAF in it. `header` and `chunk` are None if it is not encrypted."""
+
+    file: PostedFile
+    stored: AgreedSource
+    caf: RangeSource
+    size_bytes: int
+    header: ChunkHeader | None = None
+    chunk: OpenedChunk | None = None
+
+
+def open_file(
+    file: PostedFile, stored: AgreedSource, identities: Callable[[], Sequence[Identity]]
+) -> OpenedFile:
+    """Open a posted file. The post decides whether it is encrypted, and by which header.
+
+    Raises IntegrityError for another header, and as `identities`, `OpenedChunk.open` and
+    `AgreedSource.read`.
+    """
+    if file.header_sha256 is None:
+        return OpenedFile(file, stored, stored, file.posting.stored_size_bytes)
+    stored_size_bytes = file.posting.stored_size_bytes
+    begin = _read_header(stored, stored_size_bytes)
+    if hashlib.sha256(begin).digest() != file.header_sha256:
+        raise IntegrityError("its header is not the header that was posted")
+    header = ChunkHeader(
+        begin[: -age.NONCE_BYTES],
+        begin[-age.NONCE_BYTES :],
+        age.plain_size(stored_size_bytes - len(begin)),
+    )
+    chunk = OpenedChunk.open(header, identities())
+    return OpenedFile(
+        file, stored, OpenedSource(stored, chunk), header.caf_size_bytes, header, chunk
+    )
+
+
+def _read_header(stored: RangeSource, size_bytes: int) -> bytes:
+    """Return header and nonce, or b"" if the file has none."""
+    begin = stored.read(0, min(HEADER_BYTES, size_bytes))
+    if not age.is_complete(begin[: -age.NONCE_BYTES]) and age.is_age_file(begin):
+        most = min(age.MAX_HEADER_BYTES + age.NONCE_BYTES, size_bytes)
+        begin += stored.read(len(begin), most)
+    try:
+        header = age.parse_header(begin)
+    except DamagedHeader:
+        return b""
+    return begin[: len(header.raw) + age.NONCE_BYTES]
+
+
+# --- chunks
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The contents of a chunk's first member."""
@@ -242,11 +317,11 @@ class Head:
     chunk: str
 
 
-def read_head(source: AgreedSource, size_bytes: int) -> Head:
+def read_head(caf: RangeSource, size_bytes: int) -> Head:
     """Read the first member. Raises MalformedArchive if it is no chunk's."""
     if size_bytes <= HEAD_SIZE_BYTES:
         raise MalformedArchive(f"its {size_bytes} bytes are fewer than those of a chunk's head")
-    head = source.read(0, HEAD_SIZE_BYTES)
+    head = caf.read(0, HEAD_SIZE_BYTES)
     try:
         described = json.loads(head)
         if described["format"] != CHUNK_FORMAT:
@@ -260,19 +335,14 @@ def read_head(source: AgreedSource, size_bytes: int) -> Head:
 
 
 def read_chunk(
-    file: PostedFile,
-    copies: Sequence[Copy],
-    source: AgreedSource,
-    head: Head,
-    *,
-    of: str,
-    spool: Path,
+    opened: OpenedFile, copies: Sequence[Copy], head: Head, *, of: str, spool: Path
 ) -> RemoteChunk:
     """Read index, manifest and samples of a chunk of the source `of`, and check their consistency.
 
     The manifest stays in `spool`. Raises MalformedArchive or ArchiveLimitReached if our packing did
     not write this file.
     """
+    file, stored = opened.file, opened.stored
     root_size = ROOT_SIZE_BYTES.get(file.proof_type)
     if root_size != len(file.posting.merkle_root):
         raise MalformedArchive(f"its Merkle root is not of proof type {file.proof_type}")
@@ -281,9 +351,9 @@ def read_chunk(
         raise MalformedArchive(
             f"its head names a chunk {head.chunk[:60]!r}, which does not belong to source {of}"
         )
-    chunk_file = _open_index(source, head.chunk)
+    chunk_file = _open_index(opened.caf, head.chunk)
     member = chunk_file.manifest_member()
-    sha256 = fetch_manifest(source, member, spool)
+    sha256 = fetch_manifest(opened.caf, member, spool)
     manifest = open_manifest(spool)
     manifest.logs()
     described = manifest.described
@@ -304,14 +374,14 @@ def read_chunk(
     refuse_long_texts(spool)
     tally = _check_rows(manifest, chunk_file)
     plan_sha256, object_count, object_bytes = _plan_counts(described, chunk_id.plan, tally)
-    samples = _samples(source, file.posting, manifest)
+    samples = _samples(opened, manifest)
     return RemoteChunk(
         file=file,
         archive_id=head.archive_id,
         copies=copies,
-        read_from=tuple(source.providers),
-        silent=dict(source.silent),
-        wrong=dict(source.wrong),
+        read_from=tuple(stored.providers),
+        silent=dict(stored.silent),
+        wrong=dict(stored.wrong),
         name=head.chunk,
         source=of,
         plan=chunk_id.plan,
@@ -327,39 +397,39 @@ def read_chunk(
         manifest=member,
         manifest_sha256=sha256,
         part=manifest.part(),
+        header=opened.header,
     )
 
 
-def _samples(
-    source: AgreedSource, posting: PostRecord, manifest: OpenedManifest
-) -> Sequence[Sample]:
+def _samples(opened: OpenedFile, manifest: OpenedManifest) -> Sequence[Sample]:
+    stored, chunk, posting = opened.stored, opened.chunk, opened.file.posting
     while True:
         try:
-            return samples_of(source, posting.stored_size_bytes, posting.merkle_root)
+            return samples_of(stored, posting.stored_size_bytes, posting.merkle_root)
         except CopiesDiffer as differ:
-            touched = (pc.field("start_byte") < differ.end_byte) & (
-                pc.field("end_byte") > differ.start_byte
-            )
+            differing = differ.start_byte, differ.end_byte
+            first, last = chunk.caf_range(*differing) if chunk else differing
+            touched = (pc.field("start_byte") < last) & (pc.field("end_byte") > first)
             parts = [
                 row for batch in manifest.members() for row in batch.filter(touched).to_pylist()
             ]
             start_byte = min((part["start_byte"] for part in parts), default=0)
             end_byte = max((part["end_byte"] for part in parts), default=0)
-            if end_byte - start_byte > JUDGED_BYTES or not source.judge(
-                start_byte, end_byte, parts
+            if end_byte - start_byte > JUDGED_BYTES or not stored.judge(
+                start_byte, end_byte, parts, chunk
             ):
                 raise
 
 
-def _open_index(source: AgreedSource, name: str) -> ChunkFile:
-    tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
+def _open_index(caf: RangeSource, name: str) -> ChunkFile:
+    tail, size_bytes = caf.read_suffix(SUFFIX_BYTES)
     if len(tail) >= FOOTER_SIZE_BYTES:
         reason = DEFAULT_LIMITS.reason_against(
             0, parse_footer(tail[-FOOTER_SIZE_BYTES:]), size_bytes
         )
         if reason:
             raise MalformedArchive(f"its footer is not that of a chunk: {reason}")
-    chunk_file = ChunkFile(source, name)
+    chunk_file = ChunkFile(caf, name)
     if reason := DEFAULT_LIMITS.reason_against(len(chunk_file.reader), 0, 0):
         raise MalformedArchive(f"its index is not that of a chunk: {reason}")
     return chunk_file

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 
 import pytest
 
@@ -9,12 +10,14 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreError, StoreUnreachable
 from caf_pipeline.formats import age
 from caf_pipeline.ledger.records import chunk_lease, posting_of
+from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,
@@ -74,6 +77,24 @@ def test_the_chain_sees_archive_and_header_hash_alone(context):
     for key, body in context.objects.bodies.items():
         archived = fetch(context.ledger.lookup, context.opened, "src", key)
         assert b"".join(archived.pieces) == body
+
+
+def test_a_ledger_is_rebuilt_from_the_chain(context, network, tmp_path, new_ledger):
+    (name,) = archive_everything(context)
+    lost = a_run_context(
+        tmp_path / "second",
+        context.objects,
+        new_ledger(),
+        public=False,
+        store=open_jackal_store,
+        jackal=jackal_settings(network, proof_seconds=8),
+        encryption=ENCRYPTION,
+    )
+    with closing(lost.store):
+        assert [outcome.finding.name for outcome in rebuild(lost)] == [name]
+        for key, body in context.objects.bodies.items():
+            archived = fetch(lost.ledger.lookup, lost.opened, "src", key)
+            assert b"".join(archived.pieces) == body
 
 
 def test_a_lying_provider_is_blamed_and_replaced(context, network):

@@ -104,12 +104,20 @@ def a_skip(key: str, reason: str = "cold_storage", **more: Any) -> dict[str, Any
     return row | {"skip_reason": reason, "skip_detail": "as S3 said", "size_bytes": 7} | more
 
 
-def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> PostRecord:
+def put(
+    store: Any,
+    path: Path,
+    archive_id: str,
+    *,
+    upload: bool = True,
+    header_sha256: bytes | None = None,
+) -> PostRecord:
     """Post a file under an archive, and upload it to all providers."""
     root = merkle_root(path, store.proof_type)
     size = path.stat().st_size
     posting = store.post(
-        ChunkToStore("by-hand", archive_id, size, store.proof_type, root), MemoryLog()
+        ChunkToStore("by-hand", archive_id, size, store.proof_type, root, header_sha256),
+        MemoryLog(),
     )
     if upload:
         store.put(posting, path, lambda _: None)

@@ -1,5 +1,7 @@
 """Run contexts of a source whose chunks are encrypted, with and without an identity."""
 
+import hashlib
+import os
 from pathlib import Path
 
 from caf_pipeline.formats import age
@@ -8,6 +10,15 @@ from caf_pipeline_tests.support.run_contexts import a_run_context
 
 IDENTITY = age.new_identity()
 RECIPIENT = str(IDENTITY.recipient)
+
+
+def encrypt(path: Path, *recipients: age.Recipient) -> bytes:
+    """Encrypt a file in place, to `IDENTITY` by default. Return the SHA-256 of header and nonce."""
+    key, nonce = os.urandom(age.FILE_KEY_BYTES), os.urandom(age.NONCE_BYTES)
+    begin = age.make_header(recipients or [IDENTITY.recipient], key) + nonce
+    sealed = age.Payload(key, nonce).seal(0, path.read_bytes(), is_end=True)
+    path.write_bytes(begin + sealed)
+    return hashlib.sha256(begin).digest()
 
 
 def a_private_context(

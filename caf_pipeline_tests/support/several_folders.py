@@ -34,6 +34,7 @@ class SeveralFolders:
         self.required_copies = required
         self.posts: dict[bytes, PostRecord] = {}
         self.noted: dict[bytes, str] = {}
+        self.headers: dict[bytes, bytes | None] = {}  # SHA-256 of headers by root
         self.away: set[str] = set()
         self.lost: dict[str, tuple[int, int]] = {}  # the range, end exclusive, that a provider lost
         self.unlisted: set[str] = set()
@@ -100,6 +101,7 @@ class SeveralFolders:
             )
             self.posts[chunk.merkle_root] = posting
             self.noted[chunk.merkle_root] = chunk.archive_id
+            self.headers[chunk.merkle_root] = chunk.header_sha256
         return self.posts[chunk.merkle_root]
 
     def posted_already(self, chunk, log):
@@ -134,22 +136,21 @@ class SeveralFolders:
 
     def posted(self, archive_id):
         return (
-            PostedFile(one, self.proof_type)
+            self._listed_post(one)
             for one in self.posts.values()
             if self.noted[one.merkle_root] == archive_id
         )
 
     def posted_as(self, merkle_root):
         return [
-            PostedFile(one, self.proof_type)
-            for one in self.posts.values()
-            if one.merkle_root == merkle_root
+            self._listed_post(one) for one in self.posts.values() if one.merkle_root == merkle_root
         ]
 
     def posted_by(self, owner):
-        return (
-            PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner
-        )
+        return (self._listed_post(one) for one in self.posts.values() if one.owner == owner)
+
+    def _listed_post(self, posting):
+        return PostedFile(posting, self.proof_type, self.headers.get(posting.merkle_root))
 
     def archives(self, owner=None):
         times = defaultdict(list)

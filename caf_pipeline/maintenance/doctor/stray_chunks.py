@@ -12,8 +12,10 @@ from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
 from caf_pipeline.errors import (
     ArchiveError,
     ClaimConflict,
+    IdentityMissing,
     IllegalMove,
     IntegrityError,
+    KeyRefused,
     NotLocated,
     SettingsError,
     StoredAlready,
@@ -45,33 +47,34 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
     Files that other accounts post under our note are ignored. If the ledger has no chunk of the
     source, archives that may be the source's are reported.
     """
-    context = examination.context
-    if context.source not in context.settings.sources:
+    context, source = examination.context, examination.context.source
+    if source not in context.settings.sources:
         yield Finding(
             Kind.UNSEEN,
-            context.source,
+            source,
             "caf.toml does not have this source, so that the store was not asked for chunks that "
             "the ledger does not know",
             "set its bucket, endpoint and prefix to have its files checked",
             Actor.NOBODY,
         )
         return
-    sound = {chunk.name for chunk in context.ledger.chunks.list(context.source, IN_GOOD_STANDING)}
+    sound = {chunk.name for chunk in context.ledger.chunks.list(source, IN_GOOD_STANDING)}
     try:
         try:
             refuse_new_archive(context)
         except StoredAlready as refused:
-            yield Finding(
-                Kind.FILE, context.source, str(refused), str(refused.hint), Actor.OPERATOR
-            )
-        for file in rebuild.find_chunks(
-            context, ignored=context.ledger.rebuilds.left_posts(context.source)
-        ):
-            if file.kind is not FileKind.FOREIGN and (
-                file.kind is not FileKind.KNOWN or file.name not in sound
+            yield Finding(Kind.FILE, source, str(refused), str(refused.hint), Actor.OPERATOR)
+        try:
+            for file in rebuild.find_chunks(
+                context, ignored=context.ledger.rebuilds.left_posts(source)
             ):
-                yield from _file_findings(examination, file)
-        if unknown := context.ledger.rebuilds.unknown_posts(context.source):
+                if file.kind is not FileKind.FOREIGN and (
+                    file.kind is not FileKind.KNOWN or file.name not in sound
+                ):
+                    yield from _file_findings(examination, file)
+        except (IdentityMissing, KeyRefused) as error:
+            yield not_checked(f"the encrypted files that the store lists of {source}", error)
+        if unknown := context.ledger.rebuilds.unknown_posts(source):
 
             def check_posts() -> MendResult:
                 roots = context.store.unknown_posts(
@@ -79,7 +82,7 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
                 )
                 if not roots:
                     return MendResult("the ledger knows all posts now: the next run continues")
-                remedy = f"'caf run {context.source} --new-archive' archives their objects again"
+                remedy = f"'caf run {source} --new-archive' archives their objects again"
                 return MendResult(
                     f"{counted(len(roots), 'post')} still unknown; check again later, or {remedy}",
                     Actor.OPERATOR,
@@ -91,13 +94,13 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
             )
             yield mendable(
                 Kind.FILE,
-                context.source,
+                source,
                 problem,
                 "checked again",
                 check_posts,
             )
     except (StoreError, SettingsError) as error:
-        yield not_checked(f"the files that the store lists of {context.source}", error)
+        yield not_checked(f"the files that the store lists of {source}", error)
 
 
 def _file_findings(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
