@@ -142,6 +142,7 @@ def test_a_rollback_seals_the_prefix_under_a_new_key(tmp_path, kept):
         start = len(sink.header) + age.NONCE_BYTES
         before, old_nonce = segments_of(path, start), sink.segments.nonce
         sink.roll_back(mark)
+        sink.publish()
         assert sink.segments.nonce != old_nonce
         sink.write(rest)
         root = sink.finish()
