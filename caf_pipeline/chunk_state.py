@@ -158,7 +158,7 @@ def require_move(chunk: str, before: ChunkState, after: ChunkState) -> None:
 
 
 def stored_state(state: ChunkState) -> ChunkState:
-    """Return the chunk state that the ledger stores beside the copy's state."""
+    """Return the chunk's own state, as the ledger stores it."""
     if state in (_S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED):
         return _S.SEALED
     return _S.LOCATED if state in (_S.DAMAGED, _S.EXPIRED) else state
@@ -167,11 +167,10 @@ def stored_state(state: ChunkState) -> ChunkState:
 def copy_after(
     chunk: str, before: ChunkState, after: ChunkState, copy: CopyState | None
 ) -> CopyState | None:
-    """Return the copy's state after a legal move of its chunk. None if there is no copy then.
+    """Return the copy's state after a legal move of its chunk; None if it has no copy then.
 
-    Raises:
-        IllegalMove: The copy does not have the state that `before` requires, or the move would
-            skip a step of the copy, or drop a copy that was paid for.
+    Raises IllegalMove if the copy lacks the state that `before` requires. Raises it also if the
+    move would skip a step of the copy or drop a paid copy.
     """
     if before is not _S.PARKED and copy is not COPY_STATES.get(before):
         raise IllegalMove(f"chunk {chunk} is '{before}', but its copy is '{copy or 'missing'}'")
@@ -225,8 +224,8 @@ def _next_step(before: ChunkState, after: ChunkState) -> str:
 def has_reached(state: ChunkState, milestone: ChunkState) -> bool:
     """Return whether a chunk is at `milestone`, a state of UNDER_WAY, or past it.
 
-    Located, damaged and expired chunks have passed every milestone. Empty, withdrawn, abandoned and
-    parked chunks have passed none.
+    Located, damaged and expired chunks have passed all; empty, withdrawn, abandoned and parked
+    chunks have passed none.
     """
     if state in (_S.LOCATED, _S.DAMAGED, _S.EXPIRED):
         return True

@@ -1,7 +1,7 @@
 """The entry points of this project's processes, and all changes to how the interpreter runs them.
 
-Each gain is user and system CPU time: the difference between medians of ten runs with and without
-the change, in turn. The machine had two cores and was busy (2026-11-27, Python 3.11).
+Gains are user and system CPU time: differences between medians of ten alternating runs, on a busy
+machine with two cores (2026-11-27, Python 3.11).
 """
 
 import atexit
@@ -50,10 +50,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def archive_chunks() -> int:
-    """Run a worker process of `caf run` and return its exit status.
-
-    `sys.argv` has the arguments of `worker.main`.
-    """
+    """Run a worker process of `caf run`, with the arguments of `worker.main`."""
     skip_shutdown()
     block_unused_modules()
     collect_garbage_rarely()
@@ -67,8 +64,8 @@ def archive_chunks() -> int:
 _FIRST_THRESHOLD = 250_000
 """New containers before the first garbage collection.
 
-Most belong to modules, which stay. A look-up creates 145,000 containers in all. A process that
-loads Dagster creates more than this number before it loads DuckDB.
+A look-up creates 145,000 in all, mostly of modules, which stay. A process that loads Dagster
+creates more before it loads DuckDB.
 """
 
 _THRESHOLDS = (50_000, 20, 20)
@@ -87,7 +84,6 @@ def collect_garbage_rarely() -> None:
 
 
 def _after_first_collection(phase: str, _: object) -> None:
-    """After the first collection, set the usual thresholds and freeze the remaining objects."""
     if phase == "stop":
         gc.callbacks.remove(_after_first_collection)
         gc.set_threshold(*_THRESHOLDS)
@@ -106,8 +102,7 @@ class GarbageCollectionPaused:
 
     Later collections skip the loaded objects, unless DuckDB is loaded.
 
-    Gain: 0.7 s of the 2.8 s that loading the definitions takes. Dagster's daemon starts a process
-    for each run.
+    Gain: 0.7 s of the 2.8 s that loading the definitions takes, which each run repeats.
     """
 
     def __enter__(self) -> None:
@@ -133,8 +128,7 @@ _statuses: list[int] = []
 def skip_shutdown() -> None:
     """Make this process skip the interpreter's own shutdown after `exit_with`.
 
-    The shutdown collects garbage and takes all modules apart. Threads are still joined, and
-    functions registered with `atexit` after this call still run.
+    Threads are still joined, and functions registered with `atexit` later still run.
 
     Gain: 0.5 s of the 3.0 s of a `caf run` with nothing to do, 0.04 s of a `caf get`.
     """
@@ -142,7 +136,7 @@ def skip_shutdown() -> None:
 
 
 def exit_with(status: int) -> int:
-    """Record the exit status of a process that is done, and return it."""
+    """Record and return the exit status of a process that is done."""
     _statuses.append(status)
     return status
 

@@ -73,9 +73,9 @@ class CafError(Exception):
     """A failure that the user sees as one sentence, with a hint.
 
     Attributes:
-        exit_code: Exit status of a command that ends with this error.
+        exit_code: Exit status of the command.
         permanent: False if the same call may succeed later without any change.
-        hint: What the user can do, in one sentence. "" if the message is enough.
+        hint: What the user can do, in one sentence, or "".
     """
 
     exit_code: ClassVar[int] = 1
@@ -99,10 +99,9 @@ def _unpickle(
 
 
 def interrupt_behind(error: BaseException | None) -> BaseException | None:
-    """Return the interrupt that caused an error, or None.
+    """Return the interrupt that caused an error, or None: a KeyboardInterrupt, or Dagster's own.
 
-    An interrupt is a KeyboardInterrupt, or Dagster's own. A driver that is interrupted in a
-    statement raises a different error when it is closed.
+    A driver that is interrupted in a statement raises a different error when it is closed.
     """
     while isinstance(error, Exception):
         error = error.__cause__ or error.__context__
@@ -217,10 +216,7 @@ class ListingRefused(SourceError):
 
 
 class ListingUnordered(ListingRefused):
-    """A listing is not in byte order, or starts at another key than requested.
-
-    Such a listing cannot be read in parallel parts.
-    """
+    """A listing is not in byte order, or starts at another key than requested."""
 
 
 class ReportRefused(SourceError):
@@ -287,10 +283,7 @@ class StoreUnreachable(StoreError):
 
 
 class NoChainAnswer(StoreUnreachable):
-    """No chain node gives a valid answer, or the store's folder is not available.
-
-    This proves nothing about any chunk.
-    """
+    """No chain node answers, or the store's folder is away. This proves nothing about a chunk."""
 
 
 class StoreAway(NoChainAnswer):
@@ -302,10 +295,7 @@ class ChainUnreachable(NoChainAnswer):
 
 
 class ChainBehind(NoChainAnswer):
-    """Every node that answers is below a block height that was seen before.
-
-    If such a node does not list a chunk, this proves nothing.
-    """
+    """Every node that answers is below a known block height. Its "not found" proves nothing."""
 
 
 class ChainHalted(NoChainAnswer):
@@ -326,7 +316,7 @@ class ChunkTooLarge(StoreError):
     """No provider receives this many bytes within the time limit of an upload.
 
     Attributes:
-        fitting_bytes: Bytes that fit at the measured rates.
+        fitting_bytes: At the measured rates.
     """
 
     def __init__(self, message: str, *, fitting_bytes: int, hint: str = "") -> None:
@@ -342,7 +332,6 @@ class TransactionRefused(StoreError):
     """The chain refused a transaction, or included it and it failed.
 
     Attributes:
-        code: The chain's error code.
         codespace: The chain module that defines the code.
     """
 
@@ -365,7 +354,7 @@ class PlanExpired(NoStoragePlan):
 
 
 class PlanTooSmall(StoreError):
-    """Too little of the bought space is free for this post.
+    """Too little bought space is free for this post.
 
     Attributes:
         fitting_bytes: Free space, in bytes of one copy. 0 if unknown.
@@ -381,10 +370,7 @@ class SpendCapReached(StoreError):
 
 
 class StoredAlready(StoreError):
-    """The store has files that are unknown to the ledger and may hold a source's objects.
-
-    An upload would pay for them again.
-    """
+    """The store has files, unknown to the ledger, that may hold a source's objects."""
 
 
 class UploadsRefused(StoreError):
@@ -418,11 +404,7 @@ class IntegrityError(CafError):
 
 
 class HeldByOther(CafError):
-    """Another live run holds the lease.
-
-    Attributes:
-        holder: The run that holds it.
-    """
+    """Another live run holds the lease."""
 
     exit_code = 10
 
@@ -438,10 +420,7 @@ class NotLocated(CafError):
 
 
 class AlertNotSent(CafError):
-    """No webhook or mail server accepted an alert.
-
-    The error is permanent so that the tick fails; the next tick sends the alert again.
-    """
+    """No receiver took an alert. Permanent, so that the tick fails; the next sends it again."""
 
     exit_code = 17
 

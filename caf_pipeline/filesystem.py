@@ -1,10 +1,9 @@
 """The fsspec file system `caf://SOURCE/KEY` for pandas, polars, pyarrow, DuckDB and dask.
 
-Directories are common parts of keys up to a '/'. As in file systems of other object stores, a key
-that ends in '/' has no path. fsspec removes the '/'; where possible, such a path is refused instead
-of reading another key. If a key is also a prefix of others (`a` and `a/b`), `info` returns the
-file, and `ls` lists the keys below it. A key with an empty part (`a//b`) is known to `find` and
-`open`, but not to `ls` and `walk`.
+Directories are common parts of keys up to a '/'. As in other object stores' file systems, a key
+that ends in '/' has no path. fsspec removes the '/'; where possible, such a path is refused. If a
+key is also a prefix of others (`a` and `a/b`), `info` returns the file, and `ls` lists the keys
+below it. Only `find` and `open` know a key with an empty part (`a//b`), not `ls` and `walk`.
 
 Source: fsspec's AbstractFileSystem. Its protocol requires Python's own errors: FileNotFoundError,
 and OSError for a read-only file system. All other errors are those of `Archive`.
@@ -41,12 +40,12 @@ Info = dict[str, Any]
 class OpenedFile(io.BufferedReader):
     """An open archived object, with the methods and attributes that fsspec's code uses.
 
-    Its block cache stays empty, since all bytes come from providers. `simplecache` and `filecache`
-    cache whole files.
+    Its block cache stays empty: bytes come from providers, and `simplecache` and `filecache` cache
+    whole files.
     """
 
     def __init__(self, path: str, found: ArchivedObject) -> None:
-        """Prepare to read. No request is sent."""
+        """Send no request."""
         super().__init__(found.open(), BLOCK_BYTES)
         self.path = path
         self.size = found.location.size_bytes
@@ -54,7 +53,7 @@ class OpenedFile(io.BufferedReader):
 
     @property
     def closed(self) -> bool:
-        """Whether the file is closed. fsspec's block cache sets this, which has no effect."""
+        """fsspec's block cache sets this, which has no effect."""
         return super().closed
 
     @closed.setter
@@ -67,10 +66,7 @@ class OpenedFile(io.BufferedReader):
 
 
 class _WithCallback:
-    """A file that reports written bytes to fsspec's callback.
-
-    Reports a negative number if bytes are truncated.
-    """
+    """Report written bytes to fsspec's callback, a negative number if bytes are truncated."""
 
     def __init__(self, file: IO[bytes], callback: Any) -> None:  # noqa: ANN401
         self._file = file
@@ -131,7 +127,6 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     @property
     def archive(self) -> Archive:
-        """The archive."""
         if self._archive is None or self._archive[0] != os.getpid():
             self._archive = (
                 os.getpid(),
@@ -152,7 +147,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:  # noqa: ANN401 - fsspec's own: a path, or a list of some
-        """Return `SOURCE/KEY`. A leading '/' is removed, since every source has a name."""
+        """A leading '/' is removed, since every source has a name."""
         stripped = super()._strip_protocol(path)
         return stripped.lstrip("/") if isinstance(stripped, str) else stripped
 
@@ -203,7 +198,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 return _directory(path)
 
     def exists(self, path: str, **options: Any) -> bool:  # noqa: ANN401
-        """Return whether a file or directory exists. Raises if the archive cannot be read."""
+        """Raises if the archive cannot be read."""
         try:
             self.info(path, **options)
         except FileNotFoundError:
@@ -213,14 +208,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     lexists = exists  # fsspec's would ignore the options
 
     def isfile(self, path: str) -> bool:
-        """Return whether the path is a file. Raises if the archive cannot be read."""
+        """Raises if the archive cannot be read."""
         try:
             return bool(self.info(path)["type"] == "file")
         except FileNotFoundError:
             return False
 
     def modified(self, path: str) -> datetime:
-        """Return a file's LastModified in S3."""
         with _not_found(path):
             return self.archive.find(*self._file_at(path)).location.row.last_modified
 
@@ -232,7 +226,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         detail: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> list[str] | dict[str, Info]:
-        """Return all files below a path, by one paged query instead of one for each directory."""
+        """Use one paged query instead of one for each directory."""
         _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
@@ -294,7 +288,6 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         end: int | None = None,
         **options: Any,  # noqa: ANN401
     ) -> bytes:
-        """Return a file's bytes, or a slice of them."""
         _only_open_has_versions(options)
         source, key = self._file_at(path)
         with _not_found(path):
@@ -312,10 +305,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         on_error: str = "return",
         **options: Any,  # noqa: ANN401
     ) -> list[bytes | Exception]:
-        """Return slices of files. Slices that are close in a chunk share a request.
-
-        `max_gap` is ignored.
-        """
+        """Slices that are close in a chunk share a request. `max_gap` is ignored."""
         _only_open_has_versions(options)
         if not isinstance(paths, list):
             raise TypeError("paths must be a list")
@@ -355,7 +345,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         on_error: str = "raise",
         **options: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        """Return the bytes of files, with few requests for a list."""
+        """Send few requests for a list."""
         _only_open_has_versions(options)
         if not recursive:
             self._refuse_other_files(path if isinstance(path, list) else [path])
@@ -446,10 +436,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         assume_literal: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> list[str]:
-        """Return the paths that match patterns and directories.
-
-        A key that contains a pattern's characters matches itself.
-        """
+        """A key that contains a pattern's characters matches itself."""
         _only_open_has_versions(options)
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         keys = [] if assume_literal else [key for key in paths if self._is_key_with_magic(key)]
@@ -466,12 +453,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return sorted(set(expanded))
 
     def _is_key_with_magic(self, path: Any) -> bool:  # noqa: ANN401
-        """Return whether a path that looks like a pattern is a file, such as `a[1].txt`."""
         stripped = self._strip_protocol(path)
         return has_magic(stripped) and not _ends_in_slash(path) and self.isfile(stripped)
 
     def _file_at(self, path: str) -> tuple[str, str]:
-        """Return source and key. Raises FileNotFoundError if the path ends in '/'."""
         source, key = _split(self._strip_protocol(path))
         if key and _ends_in_slash(path):
             raise FileNotFoundError(
@@ -482,10 +467,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return source, key
 
     def _refuse_other_files(self, paths: Sequence[str]) -> None:
-        """Raise FileNotFoundError if a path ends in '/', and is a file without it.
-
-        fsspec would remove the '/' and read that file.
-        """
+        """Raise FileNotFoundError for a '/' at the end of a file, which fsspec would remove."""
         for path in paths:
             if _ends_in_slash(path) and self.isfile(self._strip_protocol(path)):
                 self._file_at(path)
@@ -501,16 +483,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
 
 def _close(pid: int, archive: Archive) -> None:
-    """Close the archive in the process that opened it. A forked child must not."""
+    """A forked child must not close its parent's archive."""
     if pid == os.getpid():
         archive.close()
 
 
 def _only_open_has_versions(options: Mapping[str, object]) -> None:
-    """Refuse version options. fsspec passes any option on.
-
-    The current content would be returned as if it were the requested version.
-    """
+    """Refuse version options: fsspec would return the current content instead."""
     for name in ("object_version", "as_of"):
         if options.get(name) is not None:
             raise TypeError(f"only open() accepts {name}: fs.open(path, {name}=…)")
@@ -544,7 +523,6 @@ def _file(source: str, location: Location) -> Info:
 
 @contextmanager
 def _not_found(path: str) -> Iterator[None]:
-    """Raise NotLocated as FileNotFoundError."""
     try:
         yield
     except NotLocated as error:
@@ -553,7 +531,6 @@ def _not_found(path: str) -> Iterator[None]:
 
 @contextmanager
 def _not_written() -> Iterator[None]:
-    """Raise a UsageError about a local file as the OSError that caused it."""
     try:
         yield
     except UsageError as error:

@@ -26,7 +26,7 @@ class Lazy(Generic[T]):
     """A value that is created at first use and closed once. Thread-safe."""
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], None] | None = None) -> None:
-        """Store the functions. If `close` is None, the caller closes the value."""
+        """If `close` is None, the caller closes the value."""
         self._make = make
         self._close = close
         self._made: list[T] = []
@@ -38,14 +38,13 @@ class Lazy(Generic[T]):
         return cls(lambda: value)
 
     def get(self) -> T:
-        """Return the value."""
         with self._lock:
             if not self._made:
                 self._made.append(self._make())
             return self._made[0]
 
     def close(self) -> None:
-        """Close the value if it was created. Another `get` creates a new value."""
+        """Another `get` creates a new value."""
         with self._lock:
             values, self._made = self._made, []
         if self._close:
@@ -53,16 +52,13 @@ class Lazy(Generic[T]):
                 self._close(value)
 
 
-def _no_progress(objects: int, size_bytes: int) -> None:
-    """Ignore the progress."""
+def _no_progress(objects: int, size_bytes: int) -> None: ...
 
 
-def _no_upload_progress(size_bytes: int) -> None:
-    """Ignore the progress."""
+def _no_upload_progress(size_bytes: int) -> None: ...
 
 
-def _no_end(state: ChunkState) -> None:
-    """Ignore the end."""
+def _no_end(state: ChunkState) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -70,12 +66,6 @@ class RunContext:
     """The parts that every step of a run works with.
 
     Attributes:
-        source: Name of the source.
-        settings: All settings.
-        holder: The run.
-        lazy_objects: See `objects`.
-        lazy_store: See `store`.
-        lazy_ledger: See `ledger`.
         progress: Receives packed objects and bytes, as differences.
         upload_progress: Receives uploaded bytes, as differences. Every copy counts.
         ended: Receives `located` or `empty` when this run moves a chunk to that state.
@@ -97,38 +87,32 @@ class RunContext:
 
     @property
     def objects(self) -> ObjectSource:
-        """The source's objects, opened at first use."""
         return self.lazy_objects.get()
 
     @property
     def store(self) -> ChunkStore:
-        """The store, opened at first use."""
         return self.lazy_store.get()
 
     @cached_property
     def opened(self) -> OpeningReader:
-        """The store's chunks in CAF coordinates. Encrypted ones need an identity."""
+        """Encrypted chunks need an identity."""
         return OpeningReader(self.store, self.ledger.lookup.chunk_header, self.settings.encryption)
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, opened at first use."""
         return self.lazy_ledger.get()
 
     def close(self) -> None:
-        """Close what this context opened."""
         self.lazy_objects.close()
         self.lazy_store.close()
         self.lazy_ledger.close()
 
     @property
     def source_settings(self) -> SourceSettings:
-        """The settings of this source."""
         return self.settings.source(self.source)
 
     @property
     def all_versions(self) -> bool:
-        """Whether all versions of a key are archived."""
         return self.source_settings.versions == "all"
 
     @property
@@ -138,7 +122,7 @@ class RunContext:
 
     @cached_property
     def archive_id(self) -> str:
-        """The archive id in the ledger. Raises NotLocated before the source is registered."""
+        """Raises NotLocated before the source is registered."""
         archive_id = self.ledger.sources.archive_id(self.source)
         if archive_id is None:
             raise NotLocated(
@@ -148,33 +132,30 @@ class RunContext:
         return archive_id
 
     def lease(self, name: str) -> AbstractContextManager[Lease]:
-        """Hold a lease while the context lasts. See `Leases.hold`."""
+        """See `Leases.hold`."""
         return self.ledger.leases.hold(name, self.holder, waits=self.waits)
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:
-        """Wait until the operator resumes.
-
-        Calls `check` at least once. It may raise to end the wait.
-        """
+        """Calls `check` at least once, which may raise to end the wait."""
         if self.throttle is None:
             check()
         else:
             self.throttle.wait_while_paused(check)
 
     def inventories(self) -> Path:
-        """Return the folder of this source's snapshots. Creates it."""
+        """Created if missing."""
         return _folder(self.settings.home / "inventories" / self.source)
 
     def plans(self) -> Path:
-        """Return the folder of this source's plans. Creates it."""
+        """Created if missing."""
         return _folder(self.settings.home / "plans" / self.source)
 
     def kept_locations(self) -> Path:
-        """Return the folder with the cache of this source's locations. May be deleted any time."""
+        """A cache, which may be deleted any time."""
         return self.settings.home / "located" / self.source
 
     def staging(self) -> Path:
-        """Return the staging folder. Creates it."""
+        """Created if missing."""
         return _folder(self.settings.staging_folder)
 
 

@@ -36,13 +36,10 @@ BUCKET_SCHEME: Final = "s3://"
 
 
 def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
-    """Return the ledger. Its tables are created if they are missing.
+    """Open the ledger, and create missing tables.
 
-    `waits` reports when the database does not answer, and while tables are created.
-
-    Raises:
-        LedgerUnreachable: The database does not answer.
-        LedgerError: The database cannot be used. The message names it without its password.
+    `waits` reports when the database does not answer, and while tables are created. Raises
+    LedgerUnreachable, or LedgerError if the database cannot be used. No message has the password.
     """
     waits = waits or Waits()
     with contextlib.ExitStack() as opened:
@@ -55,17 +52,17 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
 
 
 def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:
-    """Write a backup of the ledger. See `ledger.backup.back_up`."""
+    """See `ledger.backup.back_up`."""
     return back_up(ledger.database, path, embedded=not has_own_server(settings))
 
 
 def inspect_backup(settings: Settings, ledger: Ledger, path: Path) -> BackupContents:
-    """Return the contents of a backup. See `ledger.backup.read_backup`."""
+    """See `ledger.backup.read_backup`."""
     return read_backup(Programs(ledger.database, embedded=not has_own_server(settings)), path)
 
 
 def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
-    """Replace the ledger by a backup and pause everything. See `ledger.backup.restore`."""
+    """See `ledger.backup.restore`."""
     programs = Programs(ledger.database, embedded=not has_own_server(settings))
     restore(programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
 
@@ -131,16 +128,9 @@ def open_restore(
 ) -> Iterator[RestoreTarget]:
     """Open the target of a restore while the context lasts.
 
-    Args:
-        lookup: Look-ups with the objects' headers.
-        store: Reader of the store with the objects.
-        source: Name of the source.
-        destination: A folder, or `s3://BUCKET/PREFIX`.
-        force: Replace existing objects that differ.
-        dry_run: Write nothing.
-        profile: AWS profile for a bucket. "": as the AWS tools choose.
-        endpoint_url: Server of a bucket. "": as the AWS tools choose.
-        waits: Reports when a bucket does not answer.
+    `destination` is a folder or `s3://BUCKET/PREFIX`. `force` replaces existing objects that
+    differ, `dry_run` writes nothing. `profile` and `endpoint_url` are for a bucket; "": as the AWS
+    tools choose.
 
     Raises:
         UsageError: `destination` is neither a folder nor an S3 address.
@@ -222,23 +212,11 @@ def open_run_context(
     waiting: Listener | None = None,
     register: bool = True,
 ) -> RunContext:
-    """Return the run context of a source. The caller closes it.
+    """Return the run context of a source. The caller closes it, but not a passed `ledger`.
 
-    The source's objects and the store are opened at first use.
-
-    Args:
-        settings: All settings.
-        source: Name of the source.
-        run: Id of the run, e.g. of Dagster.
-        ledger: An open ledger, which the context does not close.
-        store: Opens the store, instead of `open_store`.
-        client: A boto3 S3 client.
-        objects: An open source, so that S3 is not used.
-        progress: See `RunContext`.
-        upload_progress: See `RunContext`.
-        ended: See `RunContext`.
-        waiting: Receives the waits. The ledger records them, too.
-        register: Whether to add the source to the ledger.
+    Store and objects are opened at first use. `store` replaces `open_store`; with `objects`, S3 is
+    not used. `run` is an id, e.g. of Dagster. `waiting` receives the waits, which the ledger
+    records, too. `register` adds the source to the ledger. For the callbacks see `RunContext`.
     """
     holder = this_process(run)
     lazy_ledger = Lazy.of(ledger) if ledger else Lazy(lambda: open_ledger(settings), Ledger.close)
@@ -280,8 +258,6 @@ def open_run_context(
 
 
 def _recorder(ledger: Lazy[Ledger], holder: Holder, source: str) -> Listener:
-    """Return a listener that writes a run's waits to the ledger."""
-
     def record(waits: Sequence[Wait]) -> None:
         # The work itself fails with this error if it needs the ledger.
         with contextlib.suppress(LedgerError):

@@ -1,6 +1,6 @@
 """Validators of setting values. Every message describes a valid value.
 
-The validators check the text only. A missing bucket, server or folder is detected when it is used.
+They check the text only. A missing bucket, server or folder is detected on use.
 """
 
 import os
@@ -23,9 +23,8 @@ LEAST_WORDS: Final = 12  # of a mnemonic
 MAX_PATTERNS_SIZE: Final = 600_000
 """Limit for the patterns of one setting, which become one regular expression.
 
-DuckDB 2.0 gives RE2 8 MiB for one expression: 699,050 instructions, measured by trial. A byte takes
-1 instruction, `?` 10, `*` 11, and each further pattern 1. `_WILD_SIZE` rounds up, so that the
-expression always fits.
+DuckDB 2.0 gives RE2 8 MiB for it: 699,050 instructions, measured by trial. A byte takes 1, `?` 10,
+`*` 11, and each further pattern 1. `_WILD_SIZE` rounds up.
 """
 
 _WILD_SIZE: Final = 12
@@ -212,7 +211,6 @@ def _proof_type(number: int) -> int:
 
 
 def _key(secret: SecretStr | None) -> SecretStr | None:
-    """Accept an S3 key. An empty key counts as unset."""
     text = secret.get_secret_value() if secret else ""
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be printable ASCII without a space or a line break")
@@ -222,7 +220,7 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 def is_database_url(text: str) -> bool:
     """Return whether the text is a Postgres address with unambiguous user, password and host.
 
-    If they were ambiguous, a message could show part of the password as the host or database.
+    Otherwise a message could show part of the password as the host or database.
     """
     match = _DATABASE_URL.fullmatch(text)
     if not match:
@@ -280,7 +278,6 @@ def _recipients(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _identity(secret: SecretStr | None) -> SecretStr | None:
-    """Count an empty identity as unset."""
     return secret if secret and secret.get_secret_value().strip() else None
 
 
@@ -323,7 +320,7 @@ def _mnemonic_file(value: object) -> object:
 
 
 def _no_truth_value(value: object) -> object:
-    """Refuse true and false, which Python treats as 1 and 0."""
+    """Python treats true and false as 1 and 0."""
     if isinstance(value, bool):
         raise PydanticKnownError("int_type")
     return value
@@ -335,7 +332,6 @@ _LONGEST_SECONDS: Final = 3660 * 24 * 3600  # ten years
 
 
 def _duration(value: object) -> object:
-    """Return the seconds of a text such as 90, 12h or 7d."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     seconds = int(match[1]) * _UNIT_SECONDS[match[2] or "s"] if match else value
     if type(seconds) is not int or not 0 <= seconds <= _LONGEST_SECONDS:

@@ -1,8 +1,7 @@
 """Messages about wrong settings: name, value, expected value, and the variable or file with it.
 
 Pydantic describes the expected value; `_MUST` rephrases what only programmers understand. No
-message shows a secret. The value of an unknown setting is not shown, since it may be a misplaced
-secret.
+message shows a secret, nor an unknown setting's value, which may be a misplaced one.
 """
 
 import json
@@ -64,10 +63,7 @@ class Origin:
     environment: Mapping[str, str]
 
     def variable_of(self, place: Place) -> str:
-        """Return the variable that sets a setting, or the first that sets part of a table.
-
-        "" if the setting is in the file.
-        """
+        """Return the variable that sets a setting or part of its table; "" if the file does."""
         for length in range(len(place), 0, -1):
             name = _variable(place[:length])
             if name in self.environment and _has(
@@ -123,8 +119,7 @@ def mistyped_variable(
 ) -> SettingsError | None:
     """Return the error for a variable that looks like a misspelt setting, or None.
 
-    Such a variable would be ignored, even if it is a spend cap. `others` are further valid
-    variables.
+    It would be ignored, even if it is a spend cap. `others` are further valid variables.
     """
     tops = {_variable((name,)) for name in model.model_fields}
     variables = [*others, *map(_variable, _settings(model))]
@@ -179,7 +174,6 @@ def _must(error: ErrorDetails) -> str:
 
 
 def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
-    """Return the variable or the file to correct."""
     place = _place(error)
     if error["type"] == "missing":
         place = place[:-1]
@@ -194,7 +188,6 @@ def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> s
 
 
 def _place(error: ErrorDetails) -> Place:
-    """Return the path of the wrong setting, without positions in a list."""
     return tuple(
         str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]"
     )
@@ -221,7 +214,7 @@ def _did_you_mean(model: type[BaseModel], place: Place) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message, or "" if it may hold a secret."""
+    """Return "" if the value may hold a secret."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, int | float):
@@ -247,7 +240,6 @@ def _shown(value: object) -> str:
 
 
 def _kind(model: type[BaseModel], place: Place) -> Any:  # noqa: ANN401 - an annotation may be anything
-    """Return the type of a setting or table, without None. None if the setting does not exist."""
     kind: Any = model
     for part in place:
         if get_origin(kind) is dict:
@@ -267,7 +259,6 @@ def _is_table(kind: Any) -> bool:  # noqa: ANN401 - an annotation may be anythin
 
 
 def _settings(model: type[BaseModel]) -> Iterator[Place]:
-    """Yield the paths of all sections and of settings with fixed names."""
     for name in model.model_fields:
         yield (name,)
         kind = _kind(model, (name,))
@@ -283,7 +274,6 @@ def _variable(place: Place) -> str:
 
 
 def _of_a_table(model: type[BaseModel], variable: str) -> Iterator[str]:
-    """Yield the right spelling of a variable that sets something in a table of tables."""
     for name in model.model_fields:
         kind = _kind(model, (name,))
         if get_origin(kind) is not dict:

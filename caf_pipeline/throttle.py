@@ -25,8 +25,7 @@ A piece is not held up once it is being sent.
 LEAST_PIECE_BYTES: Final = 16 << 10
 
 
-def _no_check() -> None:
-    """Do not end the wait."""
+def _no_check() -> None: ...
 
 
 class Throttle:
@@ -48,13 +47,8 @@ class Throttle:
     ) -> None:
         """Set the defaults, which apply unless the operator has changed them.
 
-        Args:
-            controls: Returns the operator's controls.
-            bandwidth: Bytes a second of all uploads. 0: no limit.
-            spend_cap: Limit on spending in ujkl. None: no limit.
-            waits: Reports when work is held up.
-            clock: A monotonic clock, in seconds.
-            sleep: Sleeps for a number of seconds.
+        `bandwidth` is in bytes a second of all uploads (0: no limit), `spend_cap` in ujkl (None: no
+        limit). `clock` is monotonic, in seconds.
         """
         self._controls = controls
         self._bandwidth = bandwidth
@@ -70,32 +64,32 @@ class Throttle:
         self._granted_at = clock()
 
     def paused(self) -> str:
-        """Return why everything is paused, or "" if it is not."""
+        """The reason; "" if nothing is paused."""
         return self._current().paused
 
     def spend_cap(self) -> int | None:
-        """Return the limit on what all transactions spend, in ujkl. None: no limit."""
+        """In ujkl, for all transactions. None: no limit."""
         cap = self._current().spend_cap
         if cap is None:
             return self._spend_cap
         return cap if cap >= 0 else None
 
     def limit(self) -> int:
-        """Return the bandwidth of all uploads in bytes a second. 0: no limit."""
+        """Bytes a second for all uploads. 0: no limit."""
         bandwidth = self._current().bandwidth
         return self._bandwidth if bandwidth is None else bandwidth
 
     def bandwidth(self) -> float:
-        """Return this run's share of the bandwidth in bytes a second. 0: no limit."""
+        """This run's share, in bytes a second. 0: no limit."""
         return self.limit() / max(self._current().uploads, 1)
 
     def piece_bytes(self, most: int) -> int:
-        """Return the bytes to send in one piece: `most`, or fewer if the bandwidth is low."""
+        """`most`, or fewer if the bandwidth is low."""
         rate = self.bandwidth()
         return min(most, max(LEAST_PIECE_BYTES, int(rate / PIECES_PER_SECOND))) if rate else most
 
     def wait_while_paused(self, check: Callable[[], None] = _no_check) -> bool:
-        """Wait until the operator resumes. Returns whether there was a pause.
+        """Return whether there was a pause.
 
         Calls `check` before and about every second. It may raise to end the wait.
         """
@@ -111,9 +105,8 @@ class Throttle:
     def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> bool:
         """Count sent bytes, and wait until the limit allows more and nothing is paused.
 
-        Returns:
-            Whether a pause or the limit held up the caller. Time to read the controls does not
-            count.
+        Returns whether a pause or the limit held up the caller, not counting time to read the
+        controls.
         """
         with self._lock:
             self._requested += size_bytes
@@ -131,7 +124,6 @@ class Throttle:
         return limited or paused
 
     def _missing(self, total: int) -> float:
-        """Return the seconds until the bandwidth grants this many bytes, at the current rate."""
         rate = self.bandwidth()
         with self._lock:
             now = self._clock()

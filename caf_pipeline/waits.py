@@ -52,12 +52,10 @@ class Wait:
 
     @property
     def sentence(self) -> str:
-        """The wait in one line."""
         chunk = f"chunk {self.chunk}: " if self.chunk else ""
         return f"{chunk}waiting since {self.since:%H:%M:%S} UTC for {self.what}; {self.ends_by}"
 
     def seconds(self) -> float:
-        """Return the duration so far."""
         return (datetime.now(UTC) - self.since).total_seconds()
 
 
@@ -80,7 +78,6 @@ class OpenWait:
         self._waits._restart(self)
 
     def wait(self) -> Wait:
-        """Return the wait as listeners show it."""
         if self._since != self.began:
             since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.began)
             self._wait, self._since = replace(self._wait, since=since), self.began
@@ -114,12 +111,10 @@ class Waits:
 
     @contextmanager
     def waiting(self, what: str, *, ends_by: str, grace: float = 0.0) -> Iterator[OpenWait]:
-        """Report a wait while the context lasts.
+        """Report a wait while the context lasts. Threads with the same `what` share one wait.
 
-        Args:
-            what: The words after "waiting for". Threads with the same words share one wait.
-            ends_by: A clause on what ends the wait.
-            grace: Seconds before the wait is reported. 0: it is reported before this returns.
+        `what` and `ends_by` are as in `Wait`. The wait is reported after `grace` seconds; 0: before
+        this returns.
         """
         key = (what, ends_by)
         with self._lock:
@@ -144,7 +139,6 @@ class Waits:
 
     @contextmanager
     def lease(self, name: str, run: str) -> Iterator[None]:
-        """Report a wait for a lease that another run holds."""
         with self.waiting(
             f"the lease on {name}, which run {run} holds",
             ends_by="it ends when that run releases the lease, or dies",
@@ -156,7 +150,6 @@ class Waits:
             open_wait.began = time.monotonic()
 
     def _report(self, *, again: bool = False) -> None:
-        """Send the waits that are due to the listeners, if they changed or `again` is set."""
         with self._reporting:
             with self._lock:
                 now = time.monotonic()
@@ -171,7 +164,6 @@ class Waits:
                     listener(due)
 
     def _start_polling(self) -> None:
-        """Start the thread that reports waits when they become due."""
         if self._listeners and not self._polling:
             self._polling = True
             threading.Thread(target=self._poll, name="waits", daemon=True).start()
@@ -192,18 +184,13 @@ class Waits:
 
 
 class Announcer:
-    """A listener that announces each wait when it begins and when it ends.
-
-    Attributes:
-        waits: The current waits.
-    """
+    """A listener that announces each wait when it begins and when it ends."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.waits: tuple[Wait, ...] = ()
 
     def __call__(self, waits: Sequence[Wait]) -> None:
-        """Announce the differences."""
         before, self.waits = self.waits, tuple(waits)
         for wait in before:
             if wait not in self.waits:

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 
 def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
-    """Return look-ups in the ledger. Its tables are created if they are missing.
+    """Open look-ups in the ledger, and create missing tables.
 
-    `waits` reports when the database does not answer, and while tables are created.
-
-    Raises:
-        LedgerUnreachable: The database does not answer.
-        LedgerError: The database cannot be used. The message names it without its password.
+    `waits` reports when the database does not answer, and while tables are created. Raises
+    LedgerUnreachable, or LedgerError if the database cannot be used. No message has the password.
     """
     waits = waits or Waits()
     with waiting_for_database(settings, waits):
@@ -43,7 +40,7 @@ def open_reader(
 ) -> OpeningReader:
     """Return a reader of the configured store's chunks, which opens encrypted ones.
 
-    It has no wallet and uploads nothing. `ask_passphrase` is for an identity file that needs it.
+    It has no wallet. `ask_passphrase` is for an identity file that needs it.
     """
     stored = _open_stored(settings, lookup, waits)
     return OpeningReader(
@@ -65,10 +62,7 @@ def _open_stored(settings: Settings, lookup: Lookup, waits: Waits | None) -> Chu
 
 
 def open_archive(settings: Settings | None = None) -> "Archive":
-    """Open the archive for other programs.
-
-    Args:
-        settings: The settings. Default: `load_settings()`, as for `caf`.
+    """Open the archive for other programs, with the settings of `caf` by default.
 
     Raises:
         SettingsError: A setting is wrong, or there is no caf.toml.

@@ -158,10 +158,7 @@ class AlertTick:
         self._cursor = AlertCursor.read(context.cursor)
 
     def read_ledger(self, observed: Sequence[str]) -> LedgerState:
-        """Read the state of all sources; count the copies of `observed` ones.
-
-        Raises Overdue or LedgerError.
-        """
+        """Raises Overdue or LedgerError."""
 
         def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
             ledger: Ledger = self._context.resources.ledger.get()

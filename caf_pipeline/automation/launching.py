@@ -248,9 +248,8 @@ def give_up_lost_retries(
 ) -> None:
     """End backfills that wait for retries which Dagster has lost.
 
-    If Dagster's daemon is killed while it handles a failure, the run stays marked for a retry and
-    its backfill never ends. This removes the mark; the ledger's sensor launches the chunk. Other
-    projects' runs stay.
+    A daemon killed while it handles a failure leaves the run marked for a retry, and its backfill
+    unfinished. This removes the mark; the sensor launches the chunk. Other projects' runs stay.
     """
     jobs = {job_name(source, "archive") for source in sources}
     assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}

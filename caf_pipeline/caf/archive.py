@@ -176,7 +176,6 @@ class CafWriter:
         self._whole.publish()
 
     def abort(self) -> None:
-        """Remove the temporary file, if there is one."""
         self._whole.abort()
 
     def __enter__(self) -> Self:
@@ -314,19 +313,19 @@ class CafReader:
         return (Member(key, item.start_byte, item.end_byte) for key, item in self._ranges.items())
 
     def read(self, key: str) -> bytes:
-        """Return a member with at most one read, all in memory."""
+        """Use at most one read."""
         member = self[key]
         return self._read_range(member.start_byte, member.end_byte)
 
     def stream(self, key: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Yield a member in pieces, in constant memory."""
+        """In constant memory."""
         member = self[key]
         return self.stream_range(member.start_byte, member.end_byte, piece_bytes)
 
     def stream_range(
         self, start_byte: int, end_byte: int, piece_bytes: int = PIECE_BYTES
     ) -> Iterator[bytes]:
-        """Yield a range of the bodies, with one request if the source can stream."""
+        """Use one request if the source can stream."""
         if self._cached_from <= start_byte or not isinstance(self._source, StreamingSource):
             for piece_start in range(start_byte, end_byte, piece_bytes):
                 yield self._read_range(piece_start, min(piece_start + piece_bytes, end_byte))
@@ -366,7 +365,7 @@ class CafReader:
             yield covered, self.data_size_bytes
 
     def overlap_count(self) -> int:
-        """Return how many members share bytes with an earlier member."""
+        """Count members that share bytes with an earlier member."""
         count = covered = 0
         for byte_range in self._ranges_in_order():
             count += byte_range.start_byte < min(covered, byte_range.end_byte)
@@ -419,7 +418,6 @@ def _read_exactly(source: RangeSource, start_byte: int, end_byte: int, name: str
 
 
 def _neighbours(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Group sorted members that a read of `WINDOW_BYTES` covers with few unused bytes."""
     group: list[Member] = []
     first_byte = last_byte = 0
     for member in members:

@@ -121,7 +121,6 @@ class IndexBuilder:
         return encode_key(key) in self._keys
 
     def size_with(self, key: str | bytes, start_byte: int, end_byte: int) -> int:
-        """Return `index_size_bytes` with this additional member."""
         return (
             self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
         )
@@ -168,7 +167,7 @@ class IndexBuilder:
         self._size_bytes = members.index_size_bytes
 
     def iter_index(self) -> Iterator[bytes]:
-        """Yield the index in pieces. Nothing may be added meanwhile."""
+        """Nothing may be added meanwhile."""
         keys = list(self._keys)
         order = (
             range(len(keys)) if self._ascending else sorted(range(len(keys)), key=keys.__getitem__)
@@ -188,7 +187,7 @@ class IndexBuilder:
         yield _TAIL
 
     def footer(self) -> bytes:
-        """Return the four bytes after the index. Raises ArchiveLimitReached."""
+        """Raises ArchiveLimitReached."""
         if self._size_bytes >= 1 << 32:
             raise ArchiveLimitReached(
                 f"An index of {self._size_bytes} bytes is too long for a CAF footer."
@@ -276,7 +275,7 @@ class _Object(list[tuple[str, Any]]):
     """Pairs in order, duplicates included."""
 
     def only(self, name: str) -> object:
-        """Return a value. Raises ValueError if it is missing or a duplicate."""
+        """Raises ValueError if the value is missing or a duplicate."""
         values = [value for key, value in self if key == name]
         if len(values) != 1:
             raise ValueError(f"the field {name!r} {'occurs twice' if values else 'is missing'}")
@@ -307,7 +306,7 @@ codecs.register_error("caf-each-byte", _replace_each_byte)
 
 
 def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
-    """Parse any legal index with the standard library, which keeps duplicates. Slow."""
+    """Use the standard library, which keeps duplicates. Slow."""
     warnings: list[str] = []
     text = _decode_text(index, name, lenient, warnings.append)
 

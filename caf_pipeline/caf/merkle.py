@@ -89,7 +89,7 @@ class MerkleTree:
         self._pending += view[end:]
 
     def root(self) -> bytes:
-        """Return the root so far. More bytes may follow. Raises ArchiveError if there are none."""
+        """More bytes may follow. Raises ArchiveError if there are none."""
         if not self.size_bytes:
             raise ArchiveError(
                 "An empty file has no Merkle root.", hint="Jackal cannot store empty files."

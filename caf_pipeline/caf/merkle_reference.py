@@ -67,7 +67,6 @@ class _HexText:
 def _to_hex(
     blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]
 ) -> None:
-    """Write two digits for each byte, the high one into a lane's low byte."""
     np.copyto(lanes, blocks)
     np.left_shift(lanes, 8, out=scratch)
     np.right_shift(lanes, 4, out=lanes)

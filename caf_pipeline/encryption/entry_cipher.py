@@ -32,12 +32,11 @@ class EntryCipher:
         return EntryCipher(self._worker_key, self._chunk, salt)
 
     def seal(self, number: int, content: bytes) -> bytes:
-        """Return the entry's content under a random nonce."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, content, self._associated(number))
 
     def open(self, number: int, sealed: bytes) -> bytes | None:
-        """Return the content; None if it is not authentic."""
+        """None if the content is not authentic."""
         nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         try:
             return self._aead.decrypt(nonce, ciphertext, self._associated(number))

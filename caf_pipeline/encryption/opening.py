@@ -86,7 +86,7 @@ class OpeningReader:
         self.identities()
 
     def identities(self) -> "Sequence[Identity]":
-        """Return at least one identity. Raises IdentityMissing or KeyRefused."""
+        """See `Identities.get`."""
         # Readers of plain chunks start sooner without the primitives.
         from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
 
@@ -94,7 +94,7 @@ class OpeningReader:
         return self._identities.get()
 
     def open(self, posting: PostRecord) -> "OpenedChunk | None":
-        """Return the chunk; None if it is not encrypted. Asks no provider.
+        """None if the chunk is not encrypted. Asks no provider.
 
         Raises IdentityMissing, KeyRefused, NoMatchingIdentity, DamagedHeader, or ForgedHeader.
         """

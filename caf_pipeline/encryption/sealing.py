@@ -57,7 +57,7 @@ class SegmentWriter:
         return self.payload.seal(first, plain[:end], is_end=False) if count else bytearray()
 
     def finish(self) -> bytearray:
-        """Return the last segment. Nothing may be written afterwards."""
+        """Nothing may be written afterwards."""
         last, self._open = self._open, b""
         self._segment_count += 1
         return self.payload.seal(self._segment_count - 1, last, is_end=True)
@@ -126,7 +126,6 @@ class SealedSpool(io.RawIOBase):
         return size_bytes
 
     def pieces(self, piece_bytes: int) -> Iterator[bytes]:
-        """Yield what was written."""
         self._file.flush()
         with self._path.open("rb") as file:
             for start in range(0, self._size_bytes, piece_bytes):

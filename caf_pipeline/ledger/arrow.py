@@ -38,7 +38,7 @@ _UNCHANGED: Final = (
 LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
 
 HEADER_SET: Final = ("header_set", *HEADERS, "user_metadata")
-"""Columns of `header_sets`. User metadata is JSON text."""
+"""User metadata is JSON text."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, no flags, no extension."""

@@ -173,10 +173,9 @@ def names_of_ledger() -> Sequence[str]:
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
-    """Write a backup of the ledger at one moment and return its size in bytes.
+    """Write a backup of one moment, readable only by its owner; return its size in bytes.
 
-    Only the file's owner can read it. Raises UsageError if the path exists, and StagingError if the
-    file cannot be written.
+    Raises UsageError if the path exists, StagingError if it cannot be written.
     """
     exists = UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
     if os.path.lexists(path):

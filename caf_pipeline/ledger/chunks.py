@@ -281,7 +281,7 @@ class Chunks(LedgerPart):
         return [LocationRow(**row._asdict()) for row in rows]
 
     def skipped(self, chunk: str) -> Mapping[SkipReason, int]:
-        """Count the objects that the chunk skipped and that are still skipped."""
+        """Count only what is still skipped."""
         rows = self._rows(_SKIPPED_OF_CHUNK, chunk=chunk)
         return {SkipReason(row.reason): row.objects for row in rows}
 
@@ -290,11 +290,11 @@ class Chunks(LedgerPart):
         return int(self._scalar(_COUNT_ROWS, chunk=chunk))
 
     def recipients(self, chunk: str) -> Sequence[str]:
-        """Return the recipients of an encrypted chunk; none of a plain one."""
+        """Empty for a plain chunk."""
         return self._scalar(_RECIPIENTS, chunk=chunk) or ()
 
     def largest(self, chunk: str, limit: int) -> Sequence[tuple[str, int]]:
-        """Return keys and sizes of a sealed or located chunk, the largest first."""
+        """The largest first, of a sealed or located chunk."""
         rows = self._rows(_LARGEST, chunk=chunk, limit=limit)
         return [(row.file_path, row.size_bytes) for row in rows]
 

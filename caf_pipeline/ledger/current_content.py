@@ -220,7 +220,6 @@ def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
 
 
 def _from_s3(checksum: str | None) -> dict[str, bytes]:
-    """Empty if the checksum is invalid."""
     fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
     return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
 

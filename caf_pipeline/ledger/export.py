@@ -95,7 +95,7 @@ class Exports(LedgerPart):
         exported.unlink()
 
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
-        """Return how many kept rows of chunks in good standing differ from the database."""
+        """Return how many kept rows of chunks in good standing differ."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):

@@ -165,7 +165,6 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
 
 
 def _intact(path: Path) -> _File | None:
-    """None for anything else, e.g. another version's file."""
     try:
         if path.suffix != ".parquet" or _sha256(path) != path.stem:
             return None

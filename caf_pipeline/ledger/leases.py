@@ -138,7 +138,6 @@ class HeldLease:
             connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
 
     def check(self) -> None:
-        """Raise LeaseLost if another run took over, or the lease was not renewed in time."""
         reason = self._lost
         if not reason and time.monotonic() > self._good_until:
             reason = f"it could not be renewed for {self._seconds:g} s{self._error}"

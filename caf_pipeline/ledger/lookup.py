@@ -175,10 +175,7 @@ class Lookup:
         ], rows[0][-1] if rows else 0
 
     def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
-        """Return keys in `[start, end)` in byte order.
-
-        They may have no location in good standing.
-        """
+        """In byte order, from `[start, end)`. They may have no location in good standing."""
         if not can_be_stored(source):
             return []
         return self._column(
@@ -229,7 +226,7 @@ class Lookup:
         return {name: ObjectHeaders(*values) for name, *values in rows}
 
     def chunk_header(self, merkle_root: bytes) -> ChunkHeader | None:
-        """Return the header of the chunk with this root; None if it is not encrypted."""
+        """None if the chunk is not encrypted."""
         statement = (
             "SELECT header, nonce, caf_size_bytes FROM caf_files JOIN chunk_copies "
             "USING (caf_file_id) WHERE merkle_root = %(merkle_root)s AND header IS NOT NULL"
@@ -239,7 +236,7 @@ class Lookup:
             return cursor.execute(statement, {"merkle_root": merkle_root}).fetchone()
 
     def encrypted_chunks(self, source: str) -> Sequence[EncryptedChunk]:
-        """Return the encrypted chunks that the source's objects need, by name."""
+        """Return those that the source's objects need, by name."""
         statement = (
             "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, start, "
             "chunks.stored_size_bytes FROM chunks JOIN caf_files USING (caf_file_id) "
@@ -259,7 +256,7 @@ class Lookup:
         ]
 
     def encrypted_chunk(self, source: str) -> str | None:
-        """Return the first located chunk of a source that is encrypted; None if all are plain."""
+        """The first located. None if all are plain."""
         statement = (
             "SELECT caf_files.name FROM caf_files JOIN sources USING (source_id) WHERE "
             "sources.name = %(source)s AND state = 'located' AND header IS NOT NULL "

@@ -44,7 +44,6 @@ def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
 
 
 def _started(pid: int) -> float | None:
-    """Always the same; None if the process is dead."""
     if sys.platform == "linux":
         # psutil adds the wall-clock boot time. A step of the clock would declare every holder dead.
         try:

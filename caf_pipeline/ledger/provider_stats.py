@@ -44,7 +44,7 @@ class ProviderRecords(LedgerPart):
         }
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload; reset the failures."""
+        """Also reset the failures."""
         self._execute(_UPLOADED, provider=provider, upload_rate=_rate(size_bytes, seconds))
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:

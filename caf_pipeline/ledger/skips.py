@@ -69,7 +69,6 @@ class Skips(LedgerPart):
                 connection.execute(_END_OLD_WAITING, values)
 
     def waiting_since(self, source: str, skips: Iterable[Skip]) -> datetime | None:
-        """Return when the first of these objects began to wait."""
         with self._of_source(source) as (connection, source_id):
             load_skips(connection, skips)
             since: datetime | None = connection.exec_driver_sql(

@@ -40,10 +40,9 @@ class Sources(LedgerPart):
     def register(self, name: str, address: str, *, lease: Lease | None = None) -> None:
         """Record the source. Its first registration makes a random archive id.
 
-        `address` is endpoint, bucket and prefix. `lease` is on the source's plan.
-
-        Until the source has its first chunk, another address replaces the recorded one, and removes
-        its inventories, skips and other rows.
+        `address` is endpoint, bucket and prefix. `lease` is on the source's plan. Until the source
+        has its first chunk, another address replaces the recorded one, and removes its inventories,
+        skips and other rows.
 
         Raises:
             LedgerError: the source has another address, and chunks.
@@ -84,14 +83,13 @@ class Sources(LedgerPart):
         return archive_id
 
     def archives(self) -> Sequence[KnownArchive]:
-        """Return the archives of all sources. A restored source may have several."""
+        """A restored source may have several."""
         return [
             KnownArchive(archive_id=row.archive_id, source=row.name, address=row.address)
             for row in self._rows(_ARCHIVES)
         ]
 
     def archive_ids(self, source: str) -> Set[str]:
-        """Return the ids of all archives of a source."""
         return {archive.archive_id for archive in self.archives() if archive.source == source}
 
     def restore_archive_id(self, source: str, archive_id: str) -> None:

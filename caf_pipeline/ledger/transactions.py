@@ -297,7 +297,8 @@ class TransactionLog(LedgerPart):
         """Request a post of the chunk, replacing a request.
 
         Nothing changes if the chunk has a live post. For a damaged chunk, the post in its row
-        counts as gone from the chain. Raises IllegalMove if the chunk's state allows no post.
+        counts as gone from the chain. The request of an encrypted chunk waits only while its lease
+        of `epoch` is live. Raises IllegalMove if the chunk's state allows no post.
         """
         with self._engine.begin() as connection:
             row = next(iter(_locked(connection, [chunk])), None)
@@ -318,7 +319,7 @@ class TransactionLog(LedgerPart):
             connection.exec_driver_sql(query("ask_for_post"), post)
 
     def end_requests(self, lease: Lease, chunk: str) -> None:
-        """End all requests for a chunk. Raises LeaseLost."""
+        """Raises LeaseLost."""
         with self._engine.begin() as connection:
             end_waiting(connection, guarded(connection, lease, chunk))
 

@@ -83,7 +83,6 @@ class ChunkAuditor:
             self._members += batch["skip_reason"].null_count
 
     def finish(self, *, members: int, skipped: int, released: int) -> ChunkAccount:
-        """Return the account after the last row, compared with these counts."""
         released_count = self._planned - self._members - self._skipped
         if not self.explanation:
             if self._planned != self._chunk.object_count:
@@ -106,7 +105,7 @@ class ChunkAuditor:
         )
 
     def released(self) -> Iterator[tuple[str, str]]:
-        """Yield key and object version of the objects behind those taken."""
+        """Yield key and object version of objects behind those taken."""
         for rows in self._plan.rest():
             yield from zip(
                 rows["key"].cast(pa.string()).to_pylist(),

@@ -89,7 +89,7 @@ class SealReport:
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """An uploaded chunk. `seconds` is 0 if an earlier run had uploaded it."""
+    """An uploaded chunk. `seconds` is 0 if an earlier run uploaded it."""
 
     chunk: Chunk
     seconds: float
@@ -145,7 +145,7 @@ def pack_chunk(context: RunContext, name: str) -> Chunk:
 
 
 def _pack(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Pack a chunk. An encrypted one is sealed, too: only this process has its file key."""
+    """An encrypted chunk is sealed, too: only this process has its file key."""
     packed, opened = pack_or_resume(context, lease, chunk)
     if opened:
         file = packed_path(context, chunk.name, lease.epoch)
@@ -233,7 +233,6 @@ def _seal(
     *,
     opened: OpenedChunk | None = None,
 ) -> None:
-    """Sample, audit and seal a packed file. `opened` reads an encrypted one."""
     samples = (
         samples_of(StagedSource(file), packed.stored_size_bytes, packed.merkle_root)
         if packed.member_count
@@ -270,7 +269,6 @@ def _seal(
 def _accounted_skips(
     chunk: str, manifest: OpenedManifest, seal: SealRecord, account: ChunkAuditor
 ) -> Iterator[Skip]:
-    """Raise IntegrityError at the end if the account does not agree."""
     for batch in manifest.batches({*ACCOUNT_COLUMNS, *SKIP_COLUMNS}):
         account.take(batch)
         yield from skips_of(batch)
@@ -333,7 +331,7 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
 
 
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    """Give a never posted chunk in `posting` a root of the store's proof type."""
+    """Change the root of a never posted chunk to the store's proof type."""
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
     if (
@@ -470,9 +468,8 @@ def _with_staged_file(
 ) -> Chunk:
     """Pack a chunk again if it needs its staged file, and that is not whole.
 
-    Before the post, it may get other members, and a plain chunk of a source that is now private is
-    encrypted. Later, it is abandoned if its objects have changed.
-    An encrypted chunk cannot be packed again then: see `_find_lost_file`.
+    Before the post, it may get other members, and a plain chunk of a private source is encrypted.
+    Later, it is abandoned if its objects have changed; an encrypted one goes to `_find_lost_file`.
     """
     chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
@@ -508,10 +505,7 @@ def _with_staged_file(
 
 
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
-    """Pack a posted chunk again.
-
-    If its objects have changed, abandon it, unless another machine may have its file.
-    """
+    """Abandon a posted chunk whose objects changed, unless another machine may have its file."""
     packed_into = next(
         (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
     )
@@ -546,7 +540,7 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
 def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
     """Pack a sealed chunk again; return False, without a file, if it gets another root.
 
-    An encrypted chunk always would, and a plain one if its objects have changed.
+    An encrypted chunk always does, a plain one if its objects have changed.
     """
     if chunk.encrypted:
         return False
@@ -562,12 +556,8 @@ def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
 def _find_lost_file(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     """Get an encrypted chunk, which may be posted, back from a provider, or abandon it.
 
-    Nothing is signed. The chunk waits while a provider that may have it does not answer.
-
-    Raises:
-        StagingError: its file was packed into another staging folder.
-        StoreUnreachable: a provider does not answer.
-        StoreError: the chunk is abandoned.
+    Signs nothing. Raises StagingError if another staging folder may have the file. Raises
+    StoreUnreachable while a possible provider is silent, StoreError if it abandons the chunk.
     """
     _require_own_staging(context, chunk)
     if chunk.state is ChunkState.POSTING:
@@ -595,10 +585,7 @@ def _find_lost_file(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
 
 
 def _require_own_staging(context: RunContext, chunk: Chunk) -> None:
-    """Raise StagingError unless the chunk was packed into this staging folder.
-
-    The file may be intact in another folder.
-    """
+    """The file may be intact in another folder."""
     packed_into = next(
         (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
     )
@@ -714,7 +701,6 @@ def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) 
 
 
 def _workable_or_withdrawn(context: RunContext, lease: Lease, name: str) -> Chunk:
-    """Withdraw an unposted part of an object that was given up."""
     chunk = _require_workable(context, name)
     if chunk.part_abandoned and chunk.state in (
         ChunkState.PLANNED,
@@ -727,7 +713,7 @@ def _workable_or_withdrawn(context: RunContext, lease: Lease, name: str) -> Chun
 
 
 def _require_workable(context: RunContext, name: str) -> Chunk:
-    """Raise if no run may work on the chunk, unless it is a withdrawn part."""
+    """A withdrawn part passes."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(

@@ -47,9 +47,9 @@ class Comparison:
     """Number of rewritten objects, by the result of the comparison.
 
     Attributes:
-        other_headers: objects with the archived bytes.
-        without_checksum: objects whose bytes could not be compared.
-        not_compared: objects that are skipped for now.
+        other_headers: with the archived bytes.
+        without_checksum: with bytes that could not be compared.
+        not_compared: skipped for now.
     """
 
     requests: int = 0
@@ -68,7 +68,7 @@ def compare_headers(
     *,
     rewritten: Path,
 ) -> Comparison:
-    """Compare the objects of a file; record equal ones as exceptions, unreadable ones as skips.
+    """Compare a file's objects; record equal ones as exceptions, unreadable ones as skips.
 
     `to_compare` has SNAPSHOT_SCHEMA, in key order. Objects with unproven bytes go to the new file
     `rewritten` (REWRITTEN_SCHEMA).

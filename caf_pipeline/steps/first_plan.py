@@ -33,10 +33,7 @@ def refuse_new_archive(context: RunContext) -> None:
 
 
 def refuse_unknown(context: RunContext) -> None:
-    """Raise StoredAlready if the store has posts of the source that the ledger lacks.
-
-    This happens after a restore of an older backup.
-    """
+    """Raise StoredAlready if the store has posts of the source that the ledger lacks."""
     refuse_unknown_posts(
         context.store.unknown_posts(context.archive_id, context.ledger.transactions(context.holder))
     )
@@ -61,10 +58,9 @@ def accept_new_archive(context: RunContext) -> None:
 
 
 def _possible_archives(context: RunContext) -> Mapping[str | None, ArchiveFiles]:
-    """Return the wallet's archives that may be the source's.
+    """Leave out archives of other addresses and those set aside.
 
-    Archives of sources with another address are not, nor are archives that were set aside. Posts
-    with an unreadable note count as an archive.
+    Posts with an unreadable note count as an archive.
     """
     others = {
         archive.archive_id

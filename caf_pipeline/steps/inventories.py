@@ -93,14 +93,10 @@ def take_inventory(
 ) -> Snapshot:
     """List the source into a snapshot with several threads, or resume an interrupted listing.
 
-    If the server does not list in byte order, the source is listed again, page by page, and sorted.
-
-    Args:
-        context: of the source.
-        after: exclusive.
-        until: inclusive; the snapshot is then not complete.
-        resume: whether to reuse an interrupted listing, and its `taken_at`.
-        to_plan: whether its plan ends the wait of noticed keys.
+    Keys are greater than `after`, up to and including `until`; a snapshot with `until` is not
+    complete. If the server does not list in byte order, the source is listed again, page by page,
+    and sorted. `resume` reuses an interrupted listing and its `taken_at`. `to_plan`: a plan of the
+    snapshot ends the wait of noticed keys.
     """
     home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
@@ -187,10 +183,8 @@ def _listed_into(
 def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenReport]:
     """Make a snapshot of the newest complete inventory report whose name starts with `name`.
 
-    Raises:
-        ReportRefused: it is unusable, or older than a planned whole inventory: objects archived
-            since would look deleted.
-        SourceError: see `by_version` and `ObjectSource.open_report`.
+    Raises like `by_version` and `ObjectSource.open_report`, and ReportRefused for a report older
+    than a planned whole inventory: objects archived since would look deleted.
     """
     report = context.objects.open_report(name)
     by_version(context, report.keeps_versions)
@@ -345,10 +339,7 @@ def open_snapshot(context: RunContext, name: str) -> Snapshot:
 
 
 def _prune(context: RunContext, taken: Snapshot) -> None:
-    """Remove old, unused snapshots, but not `taken`.
-
-    Snapshots of another bucket or prefix do not displace the source's own.
-    """
+    """Snapshots of another bucket or prefix do not displace the source's own."""
     address = context.ledger.sources.address(context.source) or context.address
     whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
     for path in context.inventories().glob("*.parquet"):

@@ -2,7 +2,7 @@
 
 Each thread lists a range of keys. An idle thread splits the longest-running range at a key of
 `inventory.key_split`; a useless split costs one request. If the server does not list in byte order,
-ListingUnordered is raised, and the caller lists page by page.
+ListingUnordered is raised.
 
 Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference.
 """
@@ -134,7 +134,7 @@ def listing_folder(
     """Give the locked folder of an interrupted listing with these terms, or a new one.
 
     Removes folders that are old, or older than the `newest` whole inventory. After an error, a
-    folder stays if resuming is worthwhile.
+    folder that is worth resuming stays.
     """
     with translate_errors(folder), contextlib.ExitStack() as stack:
         for path in sorted(folder.glob(f"{FOLDER}*")):
@@ -229,7 +229,7 @@ class PieceFolder:
         return sorted(pieces, key=lambda piece: piece.after)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all pieces in key order.
+        """Yield the rows in key order.
 
         A damaged piece raises IntegrityError and is removed, so that it is listed again.
         """
@@ -269,10 +269,7 @@ class PieceFolder:
 
 
 class _PieceWriter:
-    """Writes a range into pieces that have all versions of their keys.
-
-    The next page may have more versions of the last key.
-    """
+    """Writes pieces that have all versions of their keys. The next page may have more."""
 
     def __init__(self, folder: PieceFolder, after: bytes, *, all_versions: bool) -> None:
         self._folder = folder
@@ -346,7 +343,7 @@ class _PieceWriter:
 def drop_old_versions(
     listed: Sequence[S3Object], *, all_versions: bool
 ) -> tuple[Sequence[S3Object], VersionCounts]:
-    """Return the listed objects for the snapshot, and the counts of the others."""
+    """Return the objects for the snapshot, and the counts of the others."""
     if all_versions:
         return listed, VersionCounts()
     return [obj for obj in listed if obj.is_latest and not obj.is_delete_marker], VersionCounts.of(
@@ -376,7 +373,7 @@ class ParallelListing:
     _failure: BaseException | None = None
 
     def run(self) -> None:
-        """List what no piece covers; return once the pieces cover everything.
+        """Return once the pieces cover everything.
 
         Raises ListingUnordered, or a SourceError after keeping the listed pages.
         """
@@ -534,7 +531,6 @@ class ParallelListing:
     # --- order ------------------------------------------------------------------------------------
 
     def _require_meetings(self) -> None:
-        """Check that the key behind each range is the next range's first key."""
         pieces = self.folder.pieces()
         first = pieces[-1].following if pieces else None  # the first key of all later pieces
         for number in reversed(range(len(pieces))):

@@ -65,9 +65,8 @@ def scan_noticed(
 ) -> NoticedScan | None:
     """List up to `max_pages` pages from the first noticed key after `after`.
 
-    Returns None if no key is noticed. Behind the last key, the scan starts over. If there is
-    nothing to plan, the scanned keys are forgotten. Ends and counts pages like
-    `inventories.scan_for_new`.
+    Returns None if no key is noticed. Starts over behind the last key. Forgets the scanned keys if
+    there is nothing to plan. Ends and counts pages like `inventories.scan_for_new`.
     """
     noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_PER_SCAN)
     noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_PER_SCAN)

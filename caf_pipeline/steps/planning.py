@@ -207,11 +207,11 @@ def cut_plan(
 ) -> PlanReport:
     """Plan and claim objects of the snapshot that are new to the ledger. Plans only add.
 
-    Chunks have the source's target size, even if the store was too slow for it when last measured.
-    They get smaller only after a chunk that did not fit was withdrawn.
+    Chunks have the source's target size, however slow the store was when last measured. They get
+    smaller only after a chunk that did not fit is withdrawn.
 
-    `new_archive` plans even if the store may have objects that the ledger lacks; later plans do not
-    check that again. Another run's plan is awaited for `patience_seconds`.
+    `new_archive` plans even if the store may have objects that the ledger lacks, and ends later
+    checks of that. Another run's plan is awaited for `patience_seconds`.
 
     Raises:
         StoredAlready: see `refuse_new_archive`.
@@ -460,7 +460,7 @@ def write_plan_of(
 ) -> Plan:
     """Write a plan to an empty folder.
 
-    A LastModified in the future counts as the time of the first plan that saw it.
+    A LastModified in the future counts as the time of the first plan with it.
     """
     plan = write_plan(delta, folder, terms)
     if plan.waiting is None:
@@ -559,7 +559,6 @@ def temporary_folder(context: RunContext) -> AbstractContextManager[Path]:
 
 @contextmanager
 def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
-    """Create a temporary folder on the disk of the plans."""
     try:
         with (
             writing_into(context.plans()),

@@ -126,8 +126,6 @@ class PlanPreview:
 
     Attributes:
         claimed: objects in chunks under way.
-        left_out: objects by filter.
-        skipped: objects by reason.
         to_compare: rewritten objects. They count as planned, but those with the archived checksum
             and headers will be left out.
         plans: a minimum if several objects are split.

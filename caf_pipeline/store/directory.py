@@ -61,11 +61,9 @@ _MARKER_BYTES: Final = 1000  # an id and white space
 class FolderLedger(Protocol):
     """The part of the ledger that the store needs. See `ledger.folder_store`."""
 
-    def folder_store(self) -> str | None:
-        """Return the id of the folder with the chunks."""
+    def folder_store(self) -> str | None: ...
 
-    def mark_folder_store(self, folder_id: str) -> str:
-        """Record the folder's id. Returns the recorded one, which may be older."""
+    def mark_folder_store(self, folder_id: str) -> str: ...
 
 
 class NoLedger:
@@ -96,7 +94,6 @@ class DirectoryReader(ChunkReader):
         self._posts = folder / "posts"
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder lacks the ledger's id."""
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
@@ -164,7 +161,7 @@ class DirectoryReader(ChunkReader):
         return [copy.provider for copy in self.copies(posting)]
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return the local file's URL, without percent-encoding, as fsspec expects."""
+        """Without percent-encoding, as fsspec expects."""
         return {
             holder: f"file://{self._chunk_path(posting).resolve()}"
             for holder in self.holders(posting)
@@ -217,7 +214,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         super().__init__(folder, self._ledger.folder_store)
 
     def bind(self) -> None:
-        """Write a missing id into the folder, and record it. StoreAway: another one is recorded."""
+        """Also write a missing id into the folder."""
         self.require_here()
         if self._id:
             return
@@ -329,7 +326,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     ) -> None:
         """Copy the staged file. An identical copy stays, so `wrong` changes nothing.
 
-        Raises RootRefused if the bytes do not have the posted Merkle root. None are kept.
+        Bytes with another Merkle root are not kept.
         """
         try:
             file = staged.open("rb")
@@ -422,7 +419,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             ) from error
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return the files of running or killed uploads with their chunks' roots."""
+        """Return files and roots of running or killed uploads."""
         self.require_here()
         paths = sorted([*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")])
         roots = [path.name.removeprefix(_PART).partition(".")[0] for path in paths]

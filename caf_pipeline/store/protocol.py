@@ -211,28 +211,21 @@ class ChainHeights(Protocol):
 class TransactionLog(ChainHeights, Protocol):
     """The transactions of accounts. `ledger.transactions` documents the methods."""
 
-    def lease(self, account: str) -> AbstractContextManager[Lease]:
-        """Hold the right to sign for the account. One run holds it at a time."""
+    def lease(self, account: str) -> AbstractContextManager[Lease]: ...
 
     def ask(
         self, account: str, chunk: str, message: bytes, charged_bytes: int, *, epoch: int = 0
-    ) -> None:
-        """Queue the chunk's message. It replaces an earlier one.
+    ) -> None: ...
 
-        The message of an encrypted chunk waits only while the chunk's lease of `epoch` is live.
-        """
+    def other_accounts(self, chunk: str, account: str) -> Sequence[str]: ...
 
-    def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
-        """Cancel the chunk's messages in other accounts. Returns those with a live post."""
+    def waiting(self, account: str) -> Sequence[WaitingPost]: ...
 
-    def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return the queued messages, oldest first."""
+    def pending(self, account: str) -> Sequence[SignedTransaction]: ...
 
-    def pending(self, account: str) -> Sequence[SignedTransaction]:
-        """Return the transactions without a known outcome, by sequence."""
-
-    def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
-        """Store a transaction durably. The chunks are in the order of its messages."""
+    def commit(
+        self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]
+    ) -> None: ...
 
     def settle(
         self,
@@ -242,29 +235,20 @@ class TransactionLog(ChainHeights, Protocol):
         *,
         starts: Sequence[int] = (),
         cost: int | None = None,
-    ) -> None:
-        """Close a transaction. A second call with the same outcome changes nothing."""
+    ) -> None: ...
 
     def start_of(self, account: str, chunk: str) -> int | None:
         """Return the start of the chunk's latest included post."""
 
-    def spent(self, account: str) -> int:
-        """Return the ujkl of all transactions that were, or may be, charged."""
+    def spent(self, account: str) -> int: ...
 
-    def at_list_price(self, account: str) -> int:
-        """Return how many purchases `spent` counts at their list price."""
+    def at_list_price(self, account: str) -> int: ...
 
-    def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Return whether this log has all transactions that led to `sequence`.
+    def explains(self, account: str, archive_id: str, sequence: int) -> bool: ...
 
-        Only transactions since the last check of the archive count.
-        """
+    def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]: ...
 
-    def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
-        """Return the roots that the ledger neither posted nor set aside."""
-
-    def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Record the number of unknown posts, and the sequence before the check."""
+    def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None: ...
 
 
 class ProviderRecords(Protocol):
@@ -273,14 +257,11 @@ class ProviderRecords(Protocol):
     def all(self) -> Mapping[str, ProviderRecord]:
         """By provider."""
 
-    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Record an upload."""
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None: ...
 
-    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Record a download."""
+    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None: ...
 
-    def failed(self, provider: str) -> None:
-        """Record a failure."""
+    def failed(self, provider: str) -> None: ...
 
 
 class ChunkReader(Protocol):
@@ -299,7 +280,7 @@ class ChunkReader(Protocol):
         """Return the providers of the chunk, the best to read from first."""
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return URLs that support ranges, in the order of `holders`."""
+        """URLs that support ranges, in the order of `holders`."""
         return {}
 
     def read(
@@ -426,11 +407,11 @@ class ChunkStore(ChunkReader, Protocol):
         return None
 
     def current_window(self, posting: PostRecord) -> int | None:
-        """Return the number of the current proof window. None without windows."""
+        """None without windows."""
         return None
 
     def window_ends_in(self, posting: PostRecord) -> float | None:
-        """Return about how many seconds the window lasts. None without windows."""
+        """In seconds, about. None without windows."""
         return None
 
     def listed_at(self) -> int | None:

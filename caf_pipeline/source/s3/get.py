@@ -99,7 +99,7 @@ class S3ObjectReader:
     def checked(
         self, obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer
     ) -> ObjectPart:
-        """Return the part in an answer; raises WrongBody if it has other bytes."""
+        """Raises WrongBody if the answer has other bytes."""
         whole = _is_whole(obj, start_byte, end_byte)
         if whole:
             size_bytes = len(answer.body)
@@ -153,7 +153,6 @@ class S3ObjectReader:
         return _checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"])
 
     def _head(self, obj: S3Object, **more: Any) -> Any:  # noqa: ANN401 - botocore's calls and answers are made at run time
-        """Return the answer to a HEAD, or its refusal if the object can be read."""
         try:
             return self.policy.attempt(
                 lambda: self.client.head_object(**self._identity(obj), **more)

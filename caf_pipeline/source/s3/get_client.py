@@ -185,7 +185,7 @@ class PendingGet:
         return self.is_done and self.finished.exception() is not None
 
     def cancel(self) -> None:
-        """Cancel the GET; `answer` then raises."""
+        """`answer` then raises."""
         self.gets.cancel(self.finished)
 
     def answer(self) -> GetAnswer:

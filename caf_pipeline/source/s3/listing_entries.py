@@ -100,10 +100,7 @@ def _require_xml(response_dict: dict[str, Any], **_: object) -> None:
 
 
 def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
-    """Return the root of a body; None for a status other than 200, or no body.
-
-    botocore would report an unparsable body of status 200 as status 500.
-    """
+    """botocore would report an unparsable body of status 200 as status 500."""
     body = response_dict["body"]
     if response_dict["status_code"] != HTTPStatus.OK or not body:
         return None

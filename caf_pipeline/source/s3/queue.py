@@ -181,10 +181,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
 
 
 def _event(detail: Mapping[str, Any], bucket: str, *, kind: object, encoded: bool) -> ObjectEvent:
-    """Return an event of any kind; raises ValueError with what is wrong.
-
-    `encoded`: like a form, as in S3's own notifications.
-    """
+    """`encoded`: like a form, as in S3's own notifications. Raises ValueError."""
     if bucket and _part(detail, "bucket").get("name") != bucket:
         raise ValueError(f"it has an event of another bucket than '{bucket}'")
     described = _part(detail, "object")

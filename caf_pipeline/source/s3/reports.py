@@ -217,7 +217,7 @@ class Reports:
         return content
 
     def _require_whole_source(self) -> None:
-        """Refuse an inventory whose filter leaves out objects, which would seem to be deleted.
+        """Objects that an inventory's filter leaves out would seem to be deleted.
 
         Skipped if the credentials may not read the configuration.
         """

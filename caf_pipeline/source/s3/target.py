@@ -465,7 +465,7 @@ def _sent(name: str, value: str, place: str) -> str:
 
 
 def _hide_headers(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
-    """Hide Expires and user metadata from botocore, which accepts only times and ASCII."""
+    """botocore accepts only times and ASCII."""
     metadata = params.get("Metadata", {})
     not_ascii = [name for name, value in metadata.items() if not value.isascii()]
     context["caf_own"] = {f"x-amz-meta-{name}": metadata.pop(name) for name in not_ascii}

@@ -88,7 +88,6 @@ class AcceptingProviders:
     def _query(
         self, order: Sequence[str], size_bytes: int, required: int
     ) -> tuple[int, Sequence[_Refusal]]:
-        """Return how many would take the file, and the refusals of the others."""
         waiting, running = deque(order), dict[Future[_Refusal | None], str]()
         takers, refusals = 0, list[_Refusal]()
         pool = ThreadPoolExecutor(PARALLEL_QUERIES, thread_name_prefix="taker")

@@ -168,7 +168,6 @@ class ChainAnswer:
         self.query = query
 
     def has(self, name: str) -> bool:
-        """Whether the member exists and is not null."""
         return self._value.get(name) is not None
 
     def _member(self, name: str, kind: type, kind_name: str) -> Any:  # noqa: ANN401 - of `kind`
@@ -370,7 +369,7 @@ _MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)
 
 
 def _moved(response: ChainAnswer) -> Mapping[str, int] | None:
-    """Return what messages moved, from their logs. The list of all events includes the fee."""
+    """Use the messages' logs: the list of all events includes the fee."""
     moved: dict[str, int] = {}
     try:
         for log in response.objects("logs"):

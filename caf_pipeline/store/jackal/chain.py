@@ -97,11 +97,11 @@ class Chain:
         self._nodes.close()
 
     def height(self) -> int:
-        """Return the newest height of a node that is not behind."""
+        """Ask a node that is not behind."""
         return self._nodes.query_first(lambda _, block: block.height)
 
     def now(self) -> datetime:
-        """Return the newest block's time, which the chain compares the ends of plans with."""
+        """Return the newest block's time, with which the ends of plans are compared."""
         return self._nodes.query_first(lambda _, block: block.time)
 
     def block_seconds(self) -> float:
@@ -134,7 +134,7 @@ class Chain:
                 )
 
     def account(self, address: str) -> Account:
-        """Return an account. Raises EmptyWallet if it never received anything."""
+        """Raises EmptyWallet if the account never received anything."""
         path = f"/cosmos/auth/v1beta1/accounts/{_part(address)}"
         account = self._get_or_none(path, parse_account)
         if account is None:
@@ -156,7 +156,7 @@ class Chain:
         )
 
     def plan(self, address: str) -> StoragePlan | None:
-        """Return the bought space. The plan may have ended."""
+        """The plan may have ended."""
         return self._get_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
 
     def confirmed_plan(self, address: str) -> tuple[StoragePlan | None, datetime]:
@@ -265,7 +265,7 @@ class Chain:
         return [provider for provider in self.providers() if provider.address in active]
 
     def proof(self, provider: str, merkle_root: bytes, owner: str, start: int) -> FileProof | None:
-        """Return the record of a copy's proofs, all from one answer."""
+        """Read all fields from one answer."""
 
         def matches(proof: FileProof) -> bool:
             same_file = (proof.merkle_root, proof.owner, proof.start) == (merkle_root, owner, start)

@@ -28,7 +28,6 @@ class ChainDiff:
     """The difference between the chain and the ledger.
 
     Attributes:
-        listed: chunks on the chain, with their files.
         missing: posted chunks that the chain does not list.
         foreign: the wallet's files without a chunk, e.g. of an abandoned chunk.
         expiring: names of listed chunks whose file ends by the requested height.

@@ -41,10 +41,7 @@ class Downloads:
         )
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the providers that the chain lists, the best first.
-
-        Uses the last known holders while no chain node answers.
-        """
+        """Uses the last known holders while no chain node answers."""
         key = (posting.merkle_root, posting.owner, posting.start)
         with self._lock:
             cached = self._cached_holders.get(key)

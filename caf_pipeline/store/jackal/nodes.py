@@ -100,7 +100,6 @@ class Refused(ChainUnreachable):
 
     @property
     def no_index(self) -> bool:
-        """The node keeps no index of transactions."""
         return "indexing is disabled" in self.refusal.message
 
     @property
@@ -215,7 +214,7 @@ class Nodes:
         return self._retrying(ask_once)
 
     def query_all(self, ask: Callable[[Node, Block], T]) -> list[T]:
-        """Return the answers of all good nodes. Raises like `query_first`."""
+        """Raises like `query_first`."""
         answers = []
         for node in self._nodes:
             with suppress(StoreUnreachable):
@@ -223,7 +222,7 @@ class Nodes:
         return answers or [self.query_first(ask)]
 
     def versions(self) -> list[tuple[str, str]]:
-        """Return the address and the version of each node that answers.
+        """Return address and version of each node that answers.
 
         Nodes that failed recently are asked only if no other node answers.
         """
@@ -406,7 +405,7 @@ def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
 
 
 def _body(response: httpx.Response, query: str) -> bytes:
-    """Return the raw bytes. A decompressed body would have no size limit."""
+    """Decompressed, a body would have no size limit."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise ChainUnreachable(

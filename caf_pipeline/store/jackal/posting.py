@@ -260,11 +260,7 @@ class Poster:
     def unknown_posts(
         self, archive_id: str, log: TransactionLog, *, sequence: int | None = None
     ) -> Sequence[bytes]:
-        """Return the roots of the wallet's posts of an archive that the ledger does not know.
-
-        Reads the chain's list only if the log does not explain `sequence`, the account's current
-        one.
-        """
+        """Read the chain's list only if the log does not explain the account's `sequence`."""
         if sequence is None:
             try:
                 sequence = self._chain.account(self._address).sequence
@@ -431,11 +427,7 @@ class Poster:
         purpose: str,
         price: int = 0,
     ) -> SignedTransaction:
-        """Sign with the account's current sequence; nothing of the account is pending.
-
-        Only this sequence can include it, so no post comes between the check of posts and this
-        transaction.
-        """
+        """Only this sequence can include it: no post comes between it and the check of posts."""
         if attempts.signings == SIGNINGS:
             raise StoreError(
                 f"{SIGNINGS} transactions of {self._address} in a row had no effect",
@@ -587,11 +579,7 @@ class Poster:
     def _overtaken(
         self, transaction: SignedTransaction, messages: Sequence[ChainMessage], *, last: bool
     ) -> TransactionOutcome | None:
-        """Return the outcome of a transaction whose sequence is used, by itself or another one.
-
-        A node may write its index later, or never: it proves nothing until it had its time
-        (`last`).
-        """
+        """A node may index it late or never, so only the last look proves anything (`last`)."""
         if result := self._included(transaction):
             return result
         height = self._chain.height()

@@ -108,7 +108,6 @@ class Job:
 
     @property
     def sees_no_post(self) -> bool:
-        """The provider's chain node does not know the post."""
         return bool(self.error and _NOT_ON_CHAIN.search(self.error))
 
 
@@ -122,8 +121,7 @@ class UploadControl(Protocol):
     def check(self) -> None:
         """Raise to end the upload."""
 
-    def piece_bytes(self) -> int:
-        """Return the size of the next piece."""
+    def piece_bytes(self) -> int: ...
 
     def sent(self, size_bytes: int) -> None:
         """Count sent bytes. Returns when more may be sent."""
@@ -244,7 +242,7 @@ class ProviderClient:
         self._pool.close()
 
     def version(self, check: Callable[[], None] = no_check) -> str:
-        """Return the version, or "" if the provider answers without one."""
+        """May be "", if the provider answers without a version."""
         answer = ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)
         if answer.status >= 500:
             raise StoreUnreachable(f"provider {self.address} answers with {answer.status}")

@@ -57,7 +57,7 @@ class ProviderSelection:
             client.close()
 
     def client(self, address: str) -> ProviderClient | None:
-        """Return a client. None if the chain lists no usable URL for the provider."""
+        """None if the chain lists no usable URL for the provider."""
         listed = self.listed()
         if address not in listed:
             listed = self.listed(fresh=True)
@@ -77,7 +77,7 @@ class ProviderSelection:
             return client
 
     def listed(self, *, fresh: bool = False) -> Mapping[str, Provider]:
-        """Return the providers by address. Uses the last list while no node answers."""
+        """By address. Uses the last list while no node answers."""
         with self._lock:
             if self._listed and not fresh and time.monotonic() - self._listed_at < LIST_SECONDS:
                 return self._listed
@@ -126,15 +126,12 @@ class ProviderSelection:
         return ordered
 
     def to_read(self, holders: Iterable[str]) -> Sequence[str]:
-        """Return these providers, the fastest first and recently failed ones last."""
+        """The fastest first, recently failed ones last."""
         ranks = self._ranks("download_rate", holders)
         return sorted(ranks, key=ranks.__getitem__)
 
     def fitting_bytes(self, copies: int, seconds: float) -> int | None:
-        """Return the size that so many providers accept within so many seconds each.
-
-        None if fewer providers were measured.
-        """
+        """None if too few providers were measured for so many copies."""
         rates = sorted(
             (record.upload_rate for record in self._records.all().values() if record.upload_rate),
             reverse=True,

@@ -38,10 +38,7 @@ class ReaderRecords:
         """Do nothing: a reader uploads nothing."""
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Record a download and reset the failures.
-
-        Its rate weighs as much as all earlier ones together.
-        """
+        """Also reset the failures. The rate weighs as much as all earlier ones together."""
         record = self._record(provider)
         rate = size_bytes / seconds if size_bytes > 0 and seconds > 0 else record.download_rate
         if rate is not None and record.download_rate is not None:

@@ -161,7 +161,7 @@ class Uploads:
         *,
         wrong: Collection[str] = (),
     ) -> None:
-        """See `ChunkStore.put`. `progress` also receives 0 while nothing is sent."""
+        """`progress` also receives 0 while nothing is sent."""
         try:
             size_bytes = staged.stat().st_size
         except OSError as error:
@@ -414,10 +414,7 @@ class _Upload:
         return bool(job and not job.error and self._final_state(client, job).done)
 
     def _final_state(self, client: ProviderClient, job: Job) -> Job:
-        """Poll a job until it ends, or takes longer than an upload and a proof.
-
-        Ends also if nothing changes for the time of a proof.
-        """
+        """Poll a job until it ends, stalls, or takes longer than an upload and a proof."""
         until = time.monotonic() + self._settings.upload_seconds + self._settings.proof_seconds
         with self._waits.waiting(
             f"provider {client.url} to process an upload",
@@ -499,7 +496,7 @@ class _Upload:
         raise error
 
     def _confirm(self, address: str, client: ProviderClient) -> Result:
-        """Accept a provider that is listed and returns the bytes. Resends the file once."""
+        """Resends the file once."""
         fault = ""
         for sending_again in (False, True):
             if sending_again and (refusal := self._send(address, client, sent_before=True)):

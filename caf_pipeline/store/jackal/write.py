@@ -78,7 +78,6 @@ class JackalStore(JackalReader):
         self._interval = lru_cache(CACHED_INTERVALS)(interval)
 
     def admit(self, *, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """SettingsError: the chain may not verify proofs of the set type."""
         self.chain.require_verified(self.proof_type)
         largest = self.largest_chunk_bytes()
         if largest is not None and stored_size_bytes > largest:
@@ -146,7 +145,7 @@ class JackalStore(JackalReader):
         """Do nothing. The wallet's address identifies the files."""
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """See `Poster.post`. First checks that enough providers would take the chunk."""
+        """First checks that enough providers would take the chunk."""
         return self.poster.post(
             chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes)
         )
@@ -169,7 +168,6 @@ class JackalStore(JackalReader):
         self._uploads.put(posting, staged, progress, wrong=wrong)
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
-        """A file's windows begin at its start."""
         if copy.last_proven is None:
             return None
         return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
