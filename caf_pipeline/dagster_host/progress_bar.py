@@ -55,7 +55,7 @@ class Rate:
 
 
 class ChunkProgress:
-    """Shows the progress of a source's chunks while the context lasts."""
+    """Shows the progress of a source's chunks."""
 
     def __init__(
         self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS
@@ -113,10 +113,7 @@ class ChunkProgress:
             self._print(self.line())
 
     def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
-        """Add the chunks under way to the totals.
-
-        `located` must contain the located chunks that share a split object with them.
-        """
+        """`located` must contain the located chunks that share a split object with them."""
         for chunk in located:
             if chunk.part:
                 self._parts[object_of(chunk)].add(chunk.name)
@@ -242,5 +239,5 @@ class ChunkProgress:
 
 
 def object_of(chunk: Chunk) -> tuple[str, int]:
-    """Return a key that all chunks with parts of the same object share."""
+    """Return a key shared by all chunks with parts of an object."""
     return chunk.plan, chunk.number - chunk.part

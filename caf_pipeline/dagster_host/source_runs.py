@@ -53,7 +53,7 @@ _NO_COMPUTE_LOGS: Final = {
 
 @contextmanager
 def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME, or raise a SettingsError.
+    """Open Dagster's instance, or raise a SettingsError.
 
     `waits` reports a slow database.
     """
@@ -151,7 +151,7 @@ class SourceRuns:
         )
 
     def archive(self, chunk: str) -> ChunkOutcome:
-        """Archive a chunk. On Ctrl-C, the run is marked as canceled."""
+        """On Ctrl-C, the run is marked as canceled."""
 
         def on_event(event: DagsterEvent) -> None:
             step = str(event.step_key)

@@ -34,7 +34,7 @@ _scripts: dict[tuple[str | None, str | None], ScriptDirectory] = {}
 
 
 def cache_engines() -> None:
-    """Patch all SQLite storages of this process. Idempotent."""
+    """Patch this process's SQLite storages. Idempotent."""
 
     def scripts(config: Config) -> ScriptDirectory:
         name = (config.config_file_name, config.get_main_option("script_location"))

@@ -63,7 +63,7 @@ def build_defs(
 
 
 def build_decrypting_defs(settings: Settings) -> Definitions:
-    """Return the definitions of a code location for a machine with the identity.
+    """Return the definitions for a machine with the identity.
 
     Its jobs are those that decrypt. All others, sensors and schedules stay with the workers.
     """

@@ -171,21 +171,20 @@ class LogReader:
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry that begins in `[start, end)`. It is as slow as `entries`."""
+        """Return the first entry beginning in `[start, end)`. As slow as `entries`."""
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
         return next(iter(deque(self._between(start, end), maxlen=1)), None)
 
     def middle(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the entry that begins nearest to the middle."""
         twice = max(start, 0) + min(end, self._size_bytes)
         return min(
             self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None
         )
 
     def entry_at(self, begin: int) -> LogEntry | None:
-        """Return the entry with a header here, reachable or not, by one read."""
+        """Return the entry here, reachable or not, by one read."""
         located = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
         return located and located[0]
 
@@ -289,7 +288,7 @@ class LogReader:
 
 
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yield the data of a raw DEFLATE content in pieces of at most 1 MiB.
+    """Inflate raw DEFLATE in pieces of at most 1 MiB.
 
     Raises MalformedArchive, also for content behind the data.
     """
@@ -313,7 +312,7 @@ def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def is_begin(position: int) -> bool:
-    """Return whether an entry may begin at a position: not inside a meter, except at its start."""
+    """Return whether an entry may begin here: a meter's start, or outside one."""
     return 0 <= position <= MAX_POSITION and not 1 <= position % BLOCK_BYTES <= METER_BYTES
 
 

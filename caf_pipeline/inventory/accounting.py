@@ -31,9 +31,8 @@ class Accounting:
         in_two_places: located and claimed; they count as located.
         examples: some unaccounted keys, percent-encoded if unsupported.
         older: located objects whose key has another content now.
-        gone: located objects whose key was deleted or is not listed. Neither number includes
-            objects that the snapshot may lack: those written at `silent_from` or later, and not
-            before everything that it lists of the key.
+        gone: located objects whose key was deleted or is not listed. Like `older`, without objects
+            that the snapshot may lack (`silent_from`).
     """
 
     objects: int

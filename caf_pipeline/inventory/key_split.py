@@ -48,7 +48,7 @@ def split_key(
     prefix: str = "",
     jump: bool = False,
 ) -> bytes | None:
-    """Return a key that splits the rest of a range, or None.
+    """Return a key that splits the rest of a range, if any.
 
     The range was listed from `first` to `last`, and ends at `until`. The split is after `last`, or
     with `jump` after the common prefix of the listed keys, if the last split found nothing.

@@ -83,9 +83,9 @@ class AdoptionKind(StrEnum):
 class FileAdoption:
     """The outcome for a file.
 
-    `name` is its path, or its Merkle root if it was found on the chain. `file` is None if the store
-    has none of ours, or was not asked. `left_out` members, by reason, are not new objects of the
-    source. `copies` returned the samples correctly.
+    `name` is its path, or its Merkle root on the chain. `file` is None if the store has none of
+    ours, or was not asked. `left_out` counts members by reason. `copies` returned the samples
+    correctly.
     """
 
     name: str
@@ -119,7 +119,7 @@ class AdoptionOptions:
 
 
 def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
-    """Return the chunk of an adopted file and the hash of its plan."""
+    """Return the chunk of an adopted file and its plan's hash."""
     sha256 = hashlib.sha256(
         b"caf-pipeline adopted\0" + source.encode() + b"\0" + merkle_root
     ).digest()
@@ -132,7 +132,7 @@ def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
 def adopt_files(
     context: RunContext, paths: Iterable[Path], options: AdoptionOptions
 ) -> Iterator[FileAdoption]:
-    """Adopt local files in turn, and yield the outcomes. May be interrupted anytime.
+    """Adopt local files in turn. May be interrupted anytime.
 
     Raises NotLocated without a whole inventory, HeldByOther beside a plan or another adoption.
     """
@@ -144,7 +144,7 @@ def adopt_files(
 def adopt_from_chain(context: RunContext, options: AdoptionOptions) -> Iterator[FileAdoption]:
     """Adopt files of the wallet, and of the wallets that posted the ledger's chunks.
 
-    Only CAF files of other programs are downloaded, one at a time.
+    Only CAF files of other programs are downloaded.
     """
     with _adopter(context, options) as adopter:
         files: dict[bytes, PostedFile] = {}

@@ -1,7 +1,6 @@
 """Compares all located chunks with the store's own lists, for all sources together.
 
-The result only makes chunks suspect, for the proof watch (`scrub`): a node may list too little or
-too much.
+The result only makes chunks suspect (see `scrub`): a node may list too little or too much.
 
 Source: docs/explanation/jackal.md.
 """
@@ -71,9 +70,9 @@ class ChainListing:
 
 
 def check_chain_listing(context: RunContext) -> ChainListing | None:
-    """Go through the store's lists if a pass is due, and mark suspect chunks.
+    """Mark suspect chunks if a pass is due.
 
-    A chunk is suspect in these cases:
+    A chunk is suspect if:
 
     - A complete list of files does not have it, or has too few providers.
     - A copy is not listed any more.

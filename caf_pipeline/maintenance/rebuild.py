@@ -119,7 +119,7 @@ class FileFinding:
 
 @dataclass(frozen=True, slots=True)
 class RebuildOutcome:
-    """The outcome for a file. `rows` is None if nothing was written."""
+    """The outcome for a file; None: no rows were written."""
 
     finding: FileFinding
     rows: int | None = None
@@ -141,10 +141,10 @@ def find_chunks(
     ignored: Set[bytes] = frozenset(),
     restored: Set[str] = frozenset(),
 ) -> Iterator[FileFinding]:
-    """Yield a finding for each file under the source's archives, chunks with enough copies first.
+    """Yield a finding for each file, chunks with enough copies first.
 
-    `owner` is the store's owner by default. `whole` trusts copies that differ if they have the
-    Merkle root. `restored` are ids of archives that the ledger may not have yet.
+    `whole` trusts copies that differ if they have the Merkle root. `restored` are ids of archives
+    that the ledger may not have yet.
 
     Raises IdentityMissing or KeyRefused if a file is encrypted, before any chunk is yielded.
     """
@@ -284,7 +284,7 @@ def _with_heads(
 
 
 def is_unposted(context: RunContext, chunk: Chunk) -> bool:
-    """Return whether a chunk is unfinished, without a post or a transaction that may post it."""
+    """Return whether a chunk is unfinished and cannot have been posted."""
     if chunk.start is not None or chunk.state not in _UNPOSTED:
         return False
     # In a store without transactions, a killed run may have posted it: the next run continues.
@@ -371,7 +371,7 @@ def _spool(context: RunContext, *, encrypted: bool) -> Iterator[Path]:
 
 
 def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
-    """Write a chunk into the ledger; return the number of location rows.
+    """Write a chunk into the ledger; return its location rows.
 
     It is 0 if other chunks have all its objects. Raises ClaimConflict if an unfinished chunk claims
     an object, IntegrityError, or LedgerError.
@@ -450,11 +450,11 @@ def rebuild(
     dry_run: bool = False,
     sources: dict[str, str] | None = None,
 ) -> Iterator[RebuildOutcome]:
-    """Restore every chunk that the ledger lacks, and yield the outcome for each file.
+    """Restore every chunk that the ledger lacks.
 
     Archives that no source of the ledger has are the source's if their chunks name it. The newest
-    such archive gives a source without chunks its id. `sources` has the source of archives that
-    were opened before, by id, and gets those that are opened.
+    such archive gives a source without chunks its id. `sources` caches the source of opened
+    archives, by id.
 
     Planning waits for a complete rebuild: missing objects would be paid for again. May be
     interrupted and repeated.
@@ -500,7 +500,7 @@ def rebuild(
 def _own_archives(
     context: RunContext, owner: str, sources: dict[str, str], whole: bool
 ) -> tuple[Sequence[str], Sequence[FileFinding]]:
-    """Return the source's archives in the store, the newest last, and findings for others."""
+    """Return the source's archives, newest last, and findings for others."""
     own, others = list[str](), list[FileFinding]()
     sources |= dict.fromkeys(context.ledger.sources.archive_ids(context.source), context.source)
     for archive_id in possible_archive_ids(context, owner):

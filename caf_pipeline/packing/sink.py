@@ -193,7 +193,6 @@ class StagingSink:
             self.flush()
 
     def flush(self) -> None:
-        """Pass buffered bytes to the operating system and to the hashing thread."""
         if not self._buffered_bytes:
             return
         data = self._buffered[0] if len(self._buffered) == 1 else b"".join(self._buffered)
@@ -234,11 +233,10 @@ class StagingSink:
 
     @property
     def stored_size_bytes(self) -> int:
-        """The bytes of the finished file."""
         return self._tree.size_bytes
 
     def stored_bytes(self, end_byte: int) -> int:
-        """Return the bytes of the file with the CAF up to `end_byte`, without an open segment."""
+        """Return the file's bytes for `end_byte` of the CAF, without an open segment."""
         if self.segments and end_byte:
             return self.payload_start + sealed_bytes(end_byte)
         return end_byte
@@ -256,10 +254,10 @@ class StagingSink:
         self._store(self.header + self.segments.nonce)
 
     def _seal_again(self, sealed: SegmentWriter, count: int, open_segment: bytes) -> None:
-        """Seal `count` segments and an open one again, under a new file key and into a new file.
+        """Seal `count` segments and an open one again into a new file.
 
         Other bytes must not get the nonces of segments that were written: a snapshot of the disk
-        may have them. `publish` gives the file its name. Raises StagingError if there is no room.
+        may have them. `publish` gives the file its name.
         """
         old_part, old_start = self.part, self.payload_start
         copy = old_part.path.with_suffix(".copy")
@@ -287,7 +285,7 @@ class StagingSink:
     def publish(self) -> None:
         """Give a part that was sealed again the name of a part, durably.
 
-        Until then, the older part counts. The journal must have a checkpoint of the new part.
+        The journal must have a checkpoint of it.
         """
         with staging_errors(self.part.path):
             self.part.rename(self.part.path.with_suffix(".part"))
@@ -383,13 +381,13 @@ class StagingSink:
 
 
 def sync_data(descriptor: int) -> None:
-    """Flush a file's data, and the metadata needed to read it."""
+    """Flush a file's data."""
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
 
 
 @contextlib.contextmanager
 def staging_errors(path: Path, size_bytes: int = 0) -> Iterator[None]:
-    """Translate the operating system's errors for a staged file."""
+    """Translate system errors for a staged file."""
     try:
         yield
     except OSError as error:

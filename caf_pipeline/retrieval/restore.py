@@ -53,7 +53,7 @@ class RestoreTarget(Protocol):
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """Write the objects that are not there, and yield a result for each, in any order.
 
-        Memory does not grow with the number of objects.
+        Memory is constant.
         """
         ...
 
@@ -99,7 +99,7 @@ class RestoreSums:
 
     @property
     def beside(self) -> str:
-        """A phrase that counts the objects a restore cannot bring back; or ""."""
+        """Counts the objects a restore cannot bring back; or ""."""
         if not self.not_yet_archived and not self.skipped:
             return ""
         return (

@@ -144,7 +144,6 @@ class WholeFile:
         self.file: IO[bytes] = self.raw if direct else io.BufferedWriter(self.raw, WRITE_BYTES)
 
     def seal(self) -> None:
-        """Close the temporary file, durably if configured. Idempotent."""
         if not self.file.closed:
             self.file.flush()
             if self._replaces:
@@ -209,7 +208,7 @@ def give_rights(old: os.stat_result, file: int | str, folder: int | None = None)
 
 
 def rename_durably(file: Path, path: Path) -> None:
-    """Move a durable file or folder to `path` durably, replacing a file there."""
+    """Move a durable file or folder to `path`, durably, replacing a file."""
     os.replace(file, path)
     sync_folder(path.parent)
 

@@ -76,7 +76,7 @@ _SECRETS: Final = {
 
 
 def child_environment(needs: Need = Need.NOTHING) -> dict[str, str]:
-    """Return the variables that a child needs, and no others."""
+    """Return only the variables that a child needs."""
     needed = {name: _need_of(name, value) for name, value in os.environ.items()}
     return {
         name: os.environ[name]

@@ -56,7 +56,7 @@ def send_mail(
     login: tuple[str, str] | None,
     seconds: float,
 ) -> Sequence[str]:
-    """Send an e-mail. Returns the recipients that the server refused.
+    """Send an e-mail; return the refused recipients.
 
     `security` is `starttls`, `tls` or `none`; `login` is user and password. `seconds` limits each
     read and write.

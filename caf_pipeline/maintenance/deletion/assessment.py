@@ -73,7 +73,7 @@ class ChunkAssessor:
         )
 
     def read_back_all(self) -> tuple[int, int]:
-        """Return the number of chunks and bytes read back for the first time.
+        """Return chunks and bytes read back for the first time.
 
         An encrypted chunk that no identity opened is read again when an identity opens it.
         """
@@ -141,7 +141,6 @@ class ChunkAssessor:
             return ""
 
     def _open(self, chunk: Chunk) -> OpenedChunk | None:
-        """Return None if the chunk is plain, or if it does not open here: see `unopened`."""
         try:
             return self.context.opened.open(posting_of(chunk))
         except (IdentityMissing, ArchiveError) as error:
@@ -340,7 +339,7 @@ def _duration(seconds: float) -> str:
 def recheck(
     context: RunContext, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]
 ) -> Iterator[ChunkAssessment]:
-    """Yield the assessments. A chunk that has changed since its assessment is unsafe."""
+    """Yield the assessments. Chunks that have changed since are unsafe."""
     now = {
         chunk.name: chunk
         for chunk in context.ledger.chunks.list(context.source, [ChunkState.LOCATED])

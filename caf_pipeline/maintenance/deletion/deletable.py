@@ -1,7 +1,6 @@
 """Decides which objects of a fresh inventory may be deleted at their source, and why others not.
 
-It joins inventory, locations, standings and chunk assessments. Memory is bounded by windows of
-keys.
+Memory is bounded by windows of keys.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -189,7 +188,7 @@ _GONE: Final = """
 
 
 class Decisions:
-    """The decisions about a snapshot. Finally, `gone_count` counts located keys it lacks."""
+    """The decisions about a snapshot. `gone_count` counts located keys it lacks."""
 
     def __init__(
         self,
@@ -347,7 +346,7 @@ class LocatedRows:
                 yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
-        """Return how many rows of the chunk its manifest lacks or contradicts."""
+        """Return how many rows its manifest lacks or contradicts."""
         with (
             translate_errors(self._located),
             inventory_query(self._located, DEFAULT_BUDGET) as query,

@@ -144,7 +144,7 @@ class Report:
 
 
 def require_report(path: Path) -> None:
-    """Raise UsageError if the suffix is unknown, or if another kind of file exists."""
+    """Raise UsageError for an unknown suffix, or another kind of file."""
     if path.suffix not in (".csv", ".parquet"):
         raise UsageError(f"{path}: a report is Parquet or CSV", hint="name it .parquet or .csv")
     first = _first_line(path)

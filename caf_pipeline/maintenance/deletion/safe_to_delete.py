@@ -1,4 +1,4 @@
-"""Writes the list of objects that are safe to delete at their source. It deletes nothing itself.
+"""Lists objects that are safe to delete at their source. It deletes nothing.
 
     read back → prove → compare manifests → list the source → decide, account, write
 
@@ -62,8 +62,8 @@ class NotSafe:
 class DeletionReport:
     """The result for all objects of a fresh inventory.
 
-    `manifest` is None if nothing is safe. `gone` counts located keys that are not in the source any
-    more. `read_back` counts chunks, and their bytes.
+    `manifest` is None if nothing is safe. `gone` counts located keys that the source lacks.
+    `read_back` counts chunks, and their bytes.
     """
 
     snapshot: Snapshot
@@ -90,11 +90,11 @@ def find_deletable(
     reads_back: bool = True,
     reporter: ProgressReporter | None = None,
 ) -> DeletionReport:
-    """Decide which objects of the source are safe to delete, and write the list of them.
+    """Decide which objects are safe to delete, and list them.
 
     May be repeated after any failure. After an error, neither file has been touched. `manifest` is
-    removed if nothing is safe. `report` has every other object with its reason. Unless
-    `reads_back`, chunks that never were read back are unsafe.
+    removed if nothing is safe. `report` has all others. Unless `reads_back`, chunks never read back
+    are unsafe.
     """
     bucket = context.source_settings.bucket
     require_manifest(manifest, bucket)

@@ -80,7 +80,7 @@ def replay(
     accepted entries are copied to the `renewed` journal.
 
     Also returns why not all of the journal was accepted, or "". Accepted objects are taken from
-    `objects`, and reported to `take` for each checkpoint. If `take` raises, both files stay
+    `objects`, and reported to `take` for each checkpoint. If `take` raises, the files stay
     unchanged.
     """
     start = sink.mark()
