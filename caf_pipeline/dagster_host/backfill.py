@@ -64,8 +64,7 @@ class Selection:
 
     Attributes:
         plan: "" for any.
-        first: a chunk (inclusive); "" for no limit.
-        last: a chunk (inclusive); "" for no limit.
+        first, last: chunks (inclusive); "" for no limit.
         failed: only failed and parked chunks.
     """
 

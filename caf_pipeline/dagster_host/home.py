@@ -56,7 +56,7 @@ def prepare_dagster_home(settings: Settings) -> Path:
 def is_own(file: Path) -> bool:
     """Return whether a file is the operator's own.
 
-    That is a regular file, or a link to a file outside this software. A dangling link is not.
+    That is a regular file, or a link to a file outside every copy of this software.
     """
     folder = file.resolve().parent
     in_a_copy = folder.name == _PACKAGE.name or (folder / _PACKAGE.name).is_dir()

@@ -1,8 +1,7 @@
 """Shows the progress of `caf run`: a bar on a terminal, otherwise a line every minute.
 
 Objects and bytes count once packed or skipped, even if their chunk fails later: the next run
-resumes there. The counts never decrease. The rate is that of packing, or of sending if no chunk is
-packed.
+resumes there. The counts never decrease.
 """
 
 import threading
@@ -125,7 +124,7 @@ class ChunkProgress:
         self._update()
 
     def forget(self, name: str) -> None:
-        """Remove a failed chunk that is planned again. The totals change with the next plan."""
+        """Remove a failed chunk that is planned again."""
         if self._planned.pop(name, None):
             self._failed -= 1
         self._partial.pop(name, None)

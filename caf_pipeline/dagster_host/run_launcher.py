@@ -59,8 +59,7 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
         return self.ask_worker(run)
 
     @abstractmethod
-    def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the health as its process or service reports it."""
+    def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult: ...
 
 
 class CheckedRunLauncher(CheckedRuns, DefaultRunLauncher):

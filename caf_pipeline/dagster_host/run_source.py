@@ -120,9 +120,9 @@ def run_source(
 ) -> list[Summary]:
     """Archive new objects of one source, or of all.
 
-    Summaries have the errors of single chunks. `inventory` is config of `s3_inventory`,
-    `new_archive` of `chunk_plan`. 0 `workers`: as many as the chunks' sizes justify. On Ctrl-C the
-    run is marked as canceled, or as failed between two steps.
+    `done` receives each summary, with the errors of single chunks. `inventory` is config of
+    `s3_inventory`, `new_archive` of `chunk_plan`. 0 `workers`: as many as the chunks' sizes
+    justify. On Ctrl-C the run is marked as canceled, or as failed between two steps.
 
     Raises:
         CafError: an inventory or a plan failed, or every chunk would fail.

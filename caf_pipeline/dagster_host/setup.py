@@ -1,6 +1,6 @@
 """`caf setup`: prepares DAGSTER_HOME and sets the limits of the pools for this machine.
 
-It creates no tables. Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md.
+Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md.
 """
 
 import os

@@ -93,11 +93,9 @@ class RunListener(Protocol):
     def sent(self, size_bytes: int) -> None:
         """More bytes are sent. Several threads may call this concurrently."""
 
-    def waiting(self, waits: Sequence[Wait]) -> None:
-        """The current waits have changed."""
+    def waiting(self, waits: Sequence[Wait]) -> None: ...
 
-    def say(self, line: str, style: str | None = None) -> None:
-        """There is a line for the user."""
+    def say(self, line: str, style: str | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

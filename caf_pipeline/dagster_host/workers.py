@@ -147,7 +147,7 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the processes and wait for them; another Ctrl-C meanwhile kills them."""
+        """Wait for the processes; another Ctrl-C kills them."""
         try:
             for process in self._workers:
                 if error is not None and not process.has_ended:

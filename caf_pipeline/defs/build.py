@@ -27,7 +27,7 @@ def build_defs(
     resource_overrides: Mapping[str, Any] | None = None,
     tick_seconds: float = TICK_SECONDS,
 ) -> Definitions:
-    """Return the definitions, with resources overridden by key.
+    """Return the definitions; resources are overridden by key.
 
     `tick_seconds` is the deadline of a sensor's tick.
     """

@@ -382,7 +382,7 @@ def parse_header(data: bytes) -> Header:
 def open_header(header: Header, identities: Sequence[Identity]) -> bytes:
     """Return the file key. The first identity that unwraps a stanza decides.
 
-    Raises DamagedHeader, NoMatchingIdentity, or ForgedHeader for a wrong MAC.
+    Raises DamagedHeader, NoMatchingIdentity, or ForgedHeader (wrong MAC).
     """
     for identity in identities:
         # All stanzas are unwrapped, since one that breaks the format is fatal.

@@ -5,8 +5,7 @@ any content. At each multiple of 65,536 it is interrupted by a *meter* of 16 byt
 entry, so that a reader can resume after damage. At position 0 the file's header replaces the meter.
 Integers and hashes are little-endian. SipHash-2-4 with a fixed key detects damage, but no forgery.
 
-The reader returns the entries of the original's forward scan. Salvage tries every position, and may
-take logs inside of contents for entries.
+Salvage tries every position, and may take logs inside of contents for entries.
 
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
@@ -317,7 +316,7 @@ def is_begin(position: int) -> bool:
 
 
 def end_of(begin: int, content_size_bytes: int) -> int:
-    """Return the end of an entry, including its meters."""
+    """Return an entry's end, including meters."""
     payload_bytes = HEADER_BYTES + content_size_bytes
     full_blocks, rest = divmod(payload_bytes, BLOCK_BYTES - METER_BYTES)
     offset = begin % BLOCK_BYTES

@@ -2,7 +2,7 @@
 
 An archive has a header of 64 bytes, the metadata (packets in a zstd stream), and seven sections.
 Integers are little-endian. Like clp-s 0.12.1b0, this module accepts all versions and refuses what
-is corrupt. It also limits inflated data.
+is corrupt.
 
 Source: github.com/y-scope/clp; archives of three versions, and damaged ones, in the tests.
 """

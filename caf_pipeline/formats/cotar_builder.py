@@ -97,7 +97,6 @@ def _placement(
     """Return the order of the files and their slots; None if one is too far from its own.
 
     Like the original, put files ordered by their own slot, block and hash into the next free slots.
-    Files that pass the end of the table fill its free slots.
     """
     home = (hashes % np.uint64(slot_count)).astype(np.int64)
     order = np.lexsort((hashes, starts, home))

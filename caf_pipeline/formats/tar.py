@@ -385,7 +385,7 @@ def padding(size_bytes: int) -> bytes:
 
 
 def end_of(size_bytes: int) -> bytes:
-    """Return the zeros that end an archive of `size_bytes` and complete its last record."""
+    """Return the zeros that complete an archive of `size_bytes`."""
     return bytes(2 * BLOCK_BYTES + -(size_bytes + 2 * BLOCK_BYTES) % RECORD_BYTES)
 
 

@@ -296,7 +296,7 @@ dictionary, which saves a quarter of the time.
 
 
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
-    """Cut the objects of `delta` into the files of a plan in `folder`, which exists.
+    """Cut `delta` into the files of a plan in `folder`, which exists.
 
     `delta` has SNAPSHOT_SCHEMA, sorted, with supported keys. Memory is bounded by three row groups,
     plus chunks and the identities of split objects.
@@ -422,10 +422,7 @@ def _assigned(
 
 
 def _with_names(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
-    """Name the newest version of a key in each chunk by the key itself.
-
-    Versions in other chunks may be in between.
-    """
+    """Name the newest version of a key in each chunk by the key itself."""
     if not rows.num_rows:
         return rows
     is_older = pa.array(np.ones(rows.num_rows, np.bool_))

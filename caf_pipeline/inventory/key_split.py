@@ -27,7 +27,7 @@ def text_of(key: bytes) -> str:
 
 
 def just_before(key: bytes) -> bytes:
-    """Return a smaller start for a listing with hardly any key between it and this key."""
+    """Return a slightly smaller start for a listing."""
     text = text_of(key)
     if text.encode() != key:
         return text.encode()  # a prefix of a key is less than the key

@@ -133,7 +133,7 @@ MAX_GROUP_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkIdentity:
-    """The identity of a chunk in its head and its manifest's metadata.
+    """The identity of a chunk.
 
     The manifest has the share of the plan only with `plan_sha256`, the plan's full hash.
     """

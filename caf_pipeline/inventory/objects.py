@@ -201,12 +201,12 @@ def object_version(
 
 
 def version_id_of(object_version: str) -> str:
-    """Return the version id in an identity, or ""."""
+    """Return an identity's version id, or ""."""
     return "" if object_version.startswith("etag:") else object_version
 
 
 def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
-    """Return whether an identity has the time of a rewrite."""
+    """Return whether an identity has a rewrite's time."""
     return not version_id_of(version) and version != object_version(None, etag, size_bytes)
 
 

@@ -204,7 +204,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield a chunk's objects in plan order, with a row group in memory."""
+    """Yield a chunk's objects in plan order."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -275,7 +275,7 @@ def chunk_batches(
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Count a chunk's objects, from metadata if possible."""
+    """Count a chunk's objects."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:

@@ -65,8 +65,7 @@ class SizeStep:
 class PlanStatistics:
     """Statistics of planned objects.
 
-    `sizes` has no gaps. Larger objects are read in pieces, each by a GET. `checksum_requests` ask
-    for S3's checksums of unsplit ones.
+    Larger objects are read in pieces, each by a GET.
     """
 
     objects: int

@@ -334,7 +334,7 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
 
 
 def distinct_identities(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows, and only the last of each (key, object version)."""
+    """Yield the last row of each (key, object version)."""
     held: pa.RecordBatch | None = None  # rows of the last key, which the next batch may continue
     for batch in batches:
         rows = _without_repeated(batch if held is None else pa.concat_batches([held, batch]))

@@ -1,7 +1,6 @@
 """Adopts CAF files that another program posted: verifies them and loads their rows, without upload.
 
-    a file ─▶ read whole: Merkle root, SHA-256 and MD5 of each member ─▶ posted by us, and enough
-        copies return samples ─▶ members that are objects of the newest inventory ─▶ rows
+A file is read whole. It must be posted by us, and enough copies must return samples.
 
 An adopted chunk is named after its Merkle root. It has no manifest and no headers of objects.
 

@@ -1,4 +1,4 @@
-"""Compares all located chunks with the store's own lists, for all sources together.
+"""Compares the located chunks of all sources with the store's lists.
 
 The result only makes chunks suspect (see `scrub`): a node may list too little or too much.
 
@@ -39,7 +39,7 @@ _Place = tuple[bytes, str, int]
 
 @dataclass
 class ChainListing:
-    """The result of one pass through the store's lists, for all sources.
+    """The result of one pass, for all sources.
 
     `listed` and `copies` count chunks and proofs in the lists. `left_out` lists have more pages
     than the limit. `trouble` cut the pass off.

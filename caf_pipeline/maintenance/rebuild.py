@@ -3,11 +3,8 @@
 It needs the source's settings and the owner's address, but no access to S3. Encrypted chunks need
 an identity, and are opened only if their header has the hash in the post.
 
-    an archive ─▶ one head names the source ─▶ its posts
-    posted by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
-
 A file whose name is taken is read whole: its Merkle root proves its content. It replaces a chunk
-that was never posted, or else is named after its root. A chunk with too few copies is `damaged`.
+that was never posted, or else is named after its root.
 
 Source: docs/reference/chunk-format.md.
 """

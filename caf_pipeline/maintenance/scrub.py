@@ -228,7 +228,7 @@ def check_copies(
     *,
     an_object: Sample | None = None,
 ) -> Sequence[CopyFinding]:
-    """Ask every listed copy for samples and an object, or for all bytes of a small file.
+    """Ask every copy for samples and an object, or for all of a small file.
 
     If an object differs from the ledger's row, the copy is read whole to see which is wrong.
     """

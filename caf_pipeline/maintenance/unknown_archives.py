@@ -1,4 +1,4 @@
-"""Finds the sources of archives that a ledger does not know, by one chunk of each archive."""
+"""Finds the sources of unknown archives, by one chunk of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

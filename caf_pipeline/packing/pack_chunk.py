@@ -41,7 +41,7 @@ from caf_pipeline.system.atomic_files import sync_folder
 def pack_or_resume(
     context: RunContext, lease: Lease, chunk: Chunk
 ) -> tuple[PackedChunk, OpenedChunk | None]:
-    """Pack a chunk into files of this lease's epoch, or resume what an earlier run packed.
+    """Pack a chunk, or resume what an earlier run packed.
 
     Also returns how to read it if it is encrypted: only this process has its key.
 
@@ -159,7 +159,7 @@ def _files_to_encrypt_into(
 ) -> tuple[PartFile, Journal | None, EarlierPacking | None, str]:
     """Reserve space; return part, journal, an earlier packing to seal again, or why there is none.
 
-     There is no journal without a worker key. Files that are not sealed
+    There is no journal without a worker key. Files that are not sealed
     again are removed: plain bytes must not stay.
     """
     name, staging = chunk.name, context.staging()
@@ -233,7 +233,7 @@ def _has_room_beside(
 def _files_to_pack_into(
     context: RunContext, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
 ) -> tuple[PartFile, Journal, str]:
-    """Reserve space; return part, journal, and why nothing is resumed, or ""."""
+    """Also return why nothing is resumed, or ""."""
     name, staging = chunk.name, context.staging()
     part_path, journal_path = (
         staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")

@@ -1,7 +1,7 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over the ordered bodies fills sink, index and manifest. When the next member does not fit,
-the chunk closes and releases the remaining objects. Resuming gives the same bytes.
+When the next member does not fit, the chunk closes and releases the remaining objects. Resuming
+gives the same bytes.
 
 Source: docs/explanation/design.md, which lists the reasons of skips.
 """

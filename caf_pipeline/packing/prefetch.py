@@ -1,7 +1,6 @@
 """Runs many GETs concurrently and returns their bodies in order.
 
-A window of bytes limits pending GETs, and so the memory. The writer starts the smallest GETs
-itself, since passing them to a thread and back costs more than processing them.
+A window of bytes limits pending GETs, and so the memory.
 """
 
 import hashlib

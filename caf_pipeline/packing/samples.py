@@ -44,7 +44,7 @@ class CopyFinding:
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read samples, whose positions depend only on root and size."""
+    """Read samples at positions that depend only on root and size."""
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
     for number in range(SAMPLE_COUNT - len(offsets)):

@@ -38,7 +38,7 @@ _SEALED_AGAIN_SEGMENTS: Final = 16
 
 
 class PartFile:
-    """A staged file, locked until it is closed, which shows that its writer is alive.
+    """A staged file, locked while its writer is alive.
 
     The lock belongs to the open file, not to its name. A suspended process keeps it.
     """

@@ -99,7 +99,7 @@ def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
 
 
 def staged_path(context: RunContext, name: str) -> Path:
-    """Return the path of a sealed chunk."""
+    """Return a sealed chunk's path."""
     return context.staging() / f"{name}{_SEALED}"
 
 
@@ -125,7 +125,7 @@ def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
 def write_packed(
     context: RunContext, name: str, epoch: int, part: Path, packed: PackedChunk
 ) -> None:
-    """Rename a finished packing, then write its record, both durably."""
+    """Rename a packing, then write its record, durably."""
     final, record = packed_path(context, name, epoch), _record_path(context, name)
     described = {
         name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED
@@ -202,7 +202,7 @@ def packing_run(context: RunContext, chunk: Chunk) -> str:
 
 
 def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
-    """Return whether the sealed file has its root. Reads it all, at about 500 MiB/s."""
+    """Return whether the sealed file has its root. Reads it all."""
     path = staged_path(context, chunk.name)
     try:
         return (
@@ -234,7 +234,7 @@ def remove_unsealed(context: RunContext, name: str) -> None:
 
 
 def remove_all(context: RunContext, name: str) -> None:
-    """Remove all files of a chunk and release its reservation."""
+    """Remove a chunk's files and reservation."""
     remove_unsealed(context, name)
     remove_staged(staged_path(context, name))
     context.ledger.staging.release(name)
@@ -250,7 +250,7 @@ def _record_path(context: RunContext, name: str) -> Path:
 def download(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, providers: Iterable[str]
 ) -> tuple[bool, Mapping[str, CafError]]:
-    """Make room, and download a stored chunk as its sealed file.
+    """Download a stored chunk as its sealed file.
 
     Returns whether any provider succeeded, and the errors of the others.
     """
@@ -303,7 +303,7 @@ def download_from(
 
 
 def proof_type_of(chunk: Chunk) -> int:
-    """Return the proof type of a sealed chunk's root, else raise CafError."""
+    """Return a sealed chunk's proof type, or raise CafError."""
     if chunk.proof_type is None:
         raise CafError(f"chunk {chunk.name} is '{chunk.state}', not sealed")
     return chunk.proof_type

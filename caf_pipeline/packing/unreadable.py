@@ -74,10 +74,7 @@ def combined_read_failure(
 
 
 def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None:
-    """Raise SourceUnreachable if the source does not list, or returns no object but `failed`.
-
-    A source without other objects only has to list.
-    """
+    """Raise SourceUnreachable if the source does not list, or returns no object but `failed`."""
     page = next(iter(context.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None
     planned = read_chunk_objects(Path(chunk.plan_folder), chunk.number)

@@ -136,10 +136,7 @@ def read_many(
 
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
-    """Read whole objects whose locations are known; `number` is the position in `locations`.
-
-    Objects of a failed shared request are retried alone.
-    """
+    """Read whole objects whose locations are known; `number` is the position in `locations`."""
 
     def retry(read: ObjectRead) -> ObjectRead:
         assert read.location

@@ -1,7 +1,6 @@
 """Searches archived logs that clp-s compressed: picks objects by time, fetches and searches them.
 
-The ledger has the times of most logs; otherwise the header is read. clp-s receives the query
-unchanged.
+The ledger has the times of most logs; otherwise the header is read.
 """
 
 import math

@@ -61,7 +61,7 @@ class ReferenceSums:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The place of an object, or of one part of a split object."""
+    """The place of an object, or of one part."""
 
     key: str
     part: int

@@ -59,7 +59,7 @@ class RestoreTarget(Protocol):
 
 
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
-    """Restore objects. Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures in a row."""
+    """Raise StoreUnreachable after `UNREAD_IN_A_ROW` failures."""
     unread = 0
     for restored in target.restore(listed):
         yield restored

@@ -155,7 +155,6 @@ class WholeFile:
             self.file.close()
 
     def publish(self) -> None:
-        """Seal the file and move it to `path`, replacing an older one."""
         self.seal()
         if self._is_durable:
             rename_durably(self.temporary, self.path)

@@ -18,10 +18,8 @@ class Need(Flag):
         SETTINGS: Our settings and Dagster's, without secrets.
         NETWORK: Certificates, and proxies, whose URLs may contain passwords.
         S3: Keys, regions and endpoints of AWS's tools, and the sources' keys.
-        WALLET: The wallet's words.
         IDENTITY: The identity that decrypts chunks, and the passphrase of its file.
         WORKER_KEY: The key of the journals of private chunks.
-        LEDGER: The ledger's URL.
         STORAGE: The URL of Dagster's storage.
         POSTGRES: Variables of libpq with its password.
         ALERTS: Where alerts are sent, with credentials.

@@ -249,7 +249,7 @@ class FilesBelow:
             self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
-        """Return the file at `parts`, or None. Raises NameRefused if no file is possible there."""
+        """Raises NameRefused if no file is possible there."""
         with self._translated(key):
             try:
                 descriptor = os.open(
@@ -271,7 +271,7 @@ class FilesBelow:
         return True
 
     def take(self, key: str, file: IO[bytes]) -> None:
-        """Count an existing file as written. Raises NotRestored if it belongs to another member."""
+        """Count an existing file as written. Raises NotRestored."""
         status = os.fstat(file.fileno())
         # A file with several links has several names, which cannot be told apart by its status.
         if self._is_tracked and status.st_nlink == 1:

@@ -129,7 +129,7 @@ class _Sockets(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket that waits in short steps. `tls` counts TLS layers: 2 behind a TLS proxy."""
+    """`tls` counts TLS layers: 2 behind a TLS proxy."""
 
     def __init__(self, stream: httpcore.NetworkStream, tls: int = 0) -> None:
         self._stream = stream

@@ -17,7 +17,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
-    """Post a JSON object. No error contains the URL's path, which may be a secret.
+    """Post JSON. No error contains the URL's path, which may be secret.
 
     `seconds` limits each read and write.
 

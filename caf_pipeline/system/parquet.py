@@ -248,7 +248,6 @@ class Query:
         self.connection.register(name, rows)
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, as a stream."""
         # In DuckDB 2.0, `execute(…).to_arrow_reader` copies all rows first; `sql` streams. Without
         # the setting `preserve_insertion_order`, sorted rows came in another order.
         yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)

@@ -355,7 +355,7 @@ def refused(name: str, status: int, detail: str = "") -> CafError:
 
 
 def parse_range(name: str, content_range: str) -> tuple[int, int]:
-    """Return the first byte and the file's size."""
+    """Return the first byte and the size."""
     if match := _CONTENT_RANGE.fullmatch(content_range):
         return int(match[1]), int(match[3])
     raise SourceError(f"{name}: the server sent an invalid Content-Range, {content_range!r}.")

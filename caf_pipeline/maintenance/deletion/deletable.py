@@ -256,8 +256,6 @@ def _sorted(query: Query, path: Path, schema: pa.Schema) -> Path:
 
 
 class _Ascending:
-    """Reads a Parquet file sorted by key in windows, each row once."""
-
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._schema = schema
         self._file = pq.ParquetFile(path)

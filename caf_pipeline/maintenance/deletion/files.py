@@ -1,4 +1,4 @@
-"""The files that `safe_to_delete` writes: a manifest for S3 Batch Operations, and a report.
+"""A manifest for S3 Batch Operations, and a report.
 
 An existing file is replaced only if it is of the same kind. The manifest has no header, and a line
 `bucket,key[,version id]` for each object, with a percent-encoded key.

@@ -1,7 +1,5 @@
 """Lists objects that are safe to delete at their source. It deletes nothing.
 
-    read back → prove → compare manifests → list the source → decide, account, write
-
 An object is safe if all of these hold:
 
 - Its chunk is located, and the required copies were proven in two consecutive windows. A chunk of
@@ -49,7 +47,7 @@ _FOLDER: Final = ".deletion"
 
 @dataclass(frozen=True, slots=True)
 class NotSafe:
-    """Objects that are unsafe for one reason. `examples` are pairs of key and detail."""
+    """Objects unsafe for one reason. `examples` are keys and details."""
 
     reason: Unsafe
     skip: str

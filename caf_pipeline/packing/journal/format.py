@@ -183,7 +183,7 @@ def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """The end of an entry, and the number of the next."""
+    """An entry's end, and the next one's number."""
 
     end: int = 0
     number: int = 0
@@ -211,7 +211,6 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, opening: Opening, cipher: EntryCipher | None = None) -> Self:
-        """Open or create a journal. Read it, then call `continue_at`."""
         with staging_errors(path):
             return cls(
                 path,

@@ -1,7 +1,7 @@
 """Replays an earlier run's journal, and accepts only what the staged bytes confirm.
 
 The first mismatch ends the replay. An open object that was rolled back later is not compared, since
-other bytes have replaced it. Memory is one checkpoint, and a number for each open object.
+other bytes have replaced it.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """

@@ -1,7 +1,7 @@
 """Writes the packing journal while packing continues.
 
-A thread fsyncs the staged bytes, then appends a checkpoint. Packing waits only if a crash would
-lose too much work.
+A thread fsyncs the staged bytes, then appends a checkpoint. Packing waits if a crash would lose too
+much.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -90,7 +90,7 @@ def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """A large object that is partly in the sink, with the SHA-256 so far."""
+    """A large object, partly in the sink, with its SHA-256 so far."""
 
     mark: Mark
     sha256: RunningHash
