@@ -64,8 +64,7 @@ class Selection:
 
     Attributes:
         plan: "" for any.
-        first: a chunk (inclusive); "" for no limit.
-        last: a chunk (inclusive); "" for no limit.
+        first, last: chunks (inclusive); "" for no limit.
         failed: only failed and parked chunks.
     """
 
@@ -100,7 +99,7 @@ def backfill_command(
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
-    """Submit a backfill and follow it to its end; return the exit status.
+    """Submit and follow a backfill; return the exit status.
 
     If all selected chunks are in unfinished backfills, the backfill with most of them is followed.
     `wanted` has the fields of a `Selection`. On Ctrl-C the backfill goes on.
@@ -184,7 +183,7 @@ def backfill_command(
 def select(
     instance: DagsterInstance, ledger: Ledger, source: str, selection: Selection
 ) -> SelectedChunks:
-    """Select chunks of a source that have work to do.
+    """Select chunks with work to do.
 
     Raises:
         NotLocated: there is no such plan or chunk.
@@ -266,7 +265,7 @@ def _print_left_out(console: Console, selected: SelectedChunks, source: str) -> 
 
 
 def new_id() -> str:
-    """Return a new backfill id in the UI's form."""
+    """Return a backfill id in the UI's form."""
     return "".join(secrets.choice(string.ascii_lowercase) for _ in range(8))
 
 
@@ -278,7 +277,7 @@ def submit(  # noqa: PLR0917
     names: Sequence[str],
     backfill_id: str,
 ) -> None:
-    """Create a backfill, whose runs Dagster's daemon submits."""
+    """Create a backfill, which Dagster's daemon executes."""
     register_chunks(instance, ledger, source)
     submitted = set(names)
     sizes = [
@@ -307,7 +306,7 @@ def submit(  # noqa: PLR0917
 
 
 def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Console) -> str:
-    """Print a backfill's progress until its end, and return its status.
+    """Print a backfill's progress; return its final status.
 
     `left` is the number of its chunks that are not archived yet.
     """
@@ -348,7 +347,7 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
 
 
 def describe_progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
-    """Return a line about a backfill, with its rate and the time left if known.
+    """Describe a backfill with its rate and the time left.
 
     `counts` are numbers of runs: "well", "failed", "canceled" and "going". `done` chunks succeeded
     in the last `seconds`.

@@ -71,7 +71,7 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
         }
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the run's health: lost if no worker has had its task for `lost_seconds`.
+        """Report a run as lost if no worker has had its task for `lost_seconds`.
 
         Raises:
             kombu.exceptions.OperationalError: the broker does not answer (its client may raise its

@@ -19,7 +19,7 @@ from caf_pipeline.settings import load_settings
 
 
 def celery_app() -> Celery:
-    """Return the app that DAGSTER_HOME's dagster.yaml configures, or raise a SettingsError."""
+    """Return the configured app, or raise a SettingsError."""
     home = prepare_dagster_home(load_settings())  # run processes inherit DAGSTER_HOME
     launcher = InstanceRef.from_dir(str(home)).run_launcher
     if not isinstance(launcher, CheckedCeleryRunLauncher):

@@ -26,7 +26,7 @@ END_SECONDS: Final = 5
 
 
 class FollowedComputeLogs(LocalComputeLogManager):
-    """Dagster's local manager, with a thread instead of its programs."""
+    """Dagster's local manager, with a thread instead of programs."""
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ def execute_here(
     partition_key: str | None = None,
     on_event: Callable[[DagsterEvent], None] = lambda _: None,
 ) -> ExecuteInProcessResult:
-    """Execute a job's run with its executor, calling `on_event` with each event.
+    """Execute a job's run with its executor.
 
     A step's error fails the run and is not raised.
     """

@@ -24,7 +24,7 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Create the folder, link dagster.yaml and workspace.yaml, and set DAGSTER_HOME.
+    """Create the folder, link our configuration, and set DAGSTER_HOME.
 
     Leaves an operator's own file alone. Raises a SettingsError if the folder cannot be written.
     """
@@ -56,8 +56,7 @@ def prepare_dagster_home(settings: Settings) -> Path:
 def is_own(file: Path) -> bool:
     """Return whether a file is the operator's own.
 
-    That is a regular file, or a link to a file outside every copy of this software. A dangling link
-    counts as a link to a removed copy.
+    That is a regular file, or a link to a file outside every copy of this software.
     """
     folder = file.resolve().parent
     in_a_copy = folder.name == _PACKAGE.name or (folder / _PACKAGE.name).is_dir()

@@ -8,7 +8,7 @@ from caf_pipeline.dagster_host.run_launcher import CheckedRuns
 
 
 class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
-    """Launches runs as pods, and leaves runs of `caf run` alone.
+    """Launches runs as pods.
 
     Dagster's own launcher would end a run of `caf run`, which has no pod.
     """

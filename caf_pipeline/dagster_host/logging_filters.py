@@ -52,7 +52,7 @@ def _drop_interrupt(record: logging.LogRecord) -> bool:
 
 
 def add_logging_filters() -> None:
-    """Add the filters in this process, and silence gRPC's messages about forks. Idempotent."""
+    """Add the filters, and silence gRPC's messages about forks. Idempotent."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for name in _DROPPED:
         logging.getLogger(name).addFilter(_drop_known)

@@ -18,7 +18,7 @@ _SET_DEFAULT: Final = text(
 
 
 def make_default_limits_idempotent(event_log: Any) -> None:  # noqa: ANN401 - a PostgresEventLogStorage, which is slow to import
-    """Let this event log set a pool's default limit repeatedly. An operator's limit stays."""
+    """Let a pool's default limit be set repeatedly. An operator's limit stays."""
     original = event_log.initialize_concurrency_limit_to_default
 
     def initialize(concurrency_key: str) -> bool:

@@ -1,8 +1,7 @@
 """Shows the progress of `caf run`: a bar on a terminal, otherwise a line every minute.
 
 Objects and bytes count once packed or skipped, even if their chunk fails later: the next run
-resumes there. The counts never decrease. The rate is that of packing, or of sending if no chunk is
-packed.
+resumes there. The counts never decrease.
 """
 
 import threading
@@ -55,7 +54,7 @@ class Rate:
 
 
 class ChunkProgress:
-    """Shows the progress of a source's chunks while the context lasts."""
+    """Shows the progress of a source's chunks."""
 
     def __init__(
         self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS
@@ -113,10 +112,7 @@ class ChunkProgress:
             self._print(self.line())
 
     def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
-        """Add the chunks under way to the totals.
-
-        `located` must contain the located chunks that share a split object with them.
-        """
+        """`located` must contain the located chunks that share a split object with them."""
         for chunk in located:
             if chunk.part:
                 self._parts[object_of(chunk)].add(chunk.name)
@@ -128,7 +124,7 @@ class ChunkProgress:
         self._update()
 
     def forget(self, name: str) -> None:
-        """Remove a failed chunk that is planned again. The totals change with the next plan."""
+        """Remove a failed chunk that is planned again."""
         if self._planned.pop(name, None):
             self._failed -= 1
         self._partial.pop(name, None)
@@ -242,5 +238,5 @@ class ChunkProgress:
 
 
 def object_of(chunk: Chunk) -> tuple[str, int]:
-    """Return a key that all chunks with parts of the same object share."""
+    """Return a key shared by all chunks with parts of an object."""
     return chunk.plan, chunk.number - chunk.part

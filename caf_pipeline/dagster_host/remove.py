@@ -34,8 +34,7 @@ def remove_command(
 ) -> int:
     """Remove a source, which need not be in the settings; return the exit status.
 
-    `confirm` gets a list of the removed things, and must raise to decline. `run` holds the plan's
-    lease.
+    `confirm` gets the removed things, and raises to decline. `run` holds the plan's lease.
 
     Raises:
         SettingsError, NotLocated: there never was such a source in settings or ledger.

@@ -26,7 +26,7 @@ ASK_SECONDS: Final = 10
 
 
 class CheckedRuns(RunLauncher[DagsterInstance]):
-    """Mixin for our launchers, in front of one of Dagster's launchers."""
+    """Mixin in front of one of Dagster's launchers."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Set the run's tags, and launch it.
@@ -47,7 +47,6 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Check the process on this machine, or else call `ask_worker`."""
         lives = process_lives(run)
         if lives is False:
             return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
@@ -60,8 +59,7 @@ class CheckedRuns(RunLauncher[DagsterInstance]):
         return self.ask_worker(run)
 
     @abstractmethod
-    def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the health as its process or service reports it."""
+    def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult: ...
 
 
 class CheckedRunLauncher(CheckedRuns, DefaultRunLauncher):

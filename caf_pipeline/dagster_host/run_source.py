@@ -75,7 +75,7 @@ def run_command(
     workers: int = 0,
     json: bool = False,
 ) -> int:
-    """Execute `run_source` and return the exit status.
+    """Execute `run_source`; return the exit status.
 
     The last line on stdout is a JSON summary if `json`, even after an error.
     """
@@ -118,12 +118,11 @@ def run_source(
     console: Console | None = None,
     done: list[Summary] | None = None,
 ) -> list[Summary]:
-    """Archive new objects of one source, or of all; return a summary for each source.
+    """Archive new objects of one source, or of all.
 
-    Summaries have the errors of single chunks. `inventory` is config of `s3_inventory`,
-    `new_archive` of `chunk_plan`. 0 `workers`: as many as the chunks' sizes justify. `done`
-    receives each summary when complete. On Ctrl-C the run is marked as canceled, or as failed
-    between two steps.
+    `done` receives each summary, with the errors of single chunks. `inventory` is config of
+    `s3_inventory`, `new_archive` of `chunk_plan`. 0 `workers`: as many as the chunks' sizes
+    justify. On Ctrl-C the run is marked as canceled, or as failed between two steps.
 
     Raises:
         CafError: an inventory or a plan failed, or every chunk would fail.

@@ -70,7 +70,7 @@ class ShownRun:
 
 
 def runs_command(source: str | None, *, settings: Settings, last: int, json: bool) -> int:
-    """Print unfinished runs and the `last` ended runs; return the exit status."""
+    """Print unfinished and the `last` ended runs; return the exit status."""
     with closing(open_ledger(settings)) as ledger:
         if source is not None and source not in settings.sources:
             recorded = ledger.lookup.sources()
@@ -91,7 +91,7 @@ def runs_command(source: str | None, *, settings: Settings, last: int, json: boo
 def find_runs(
     instance: DagsterInstance, ledger: Ledger, source: str | None, last: int
 ) -> list[ShownRun]:
-    """Return the unfinished runs, then the `last` ended runs, each latest first."""
+    """Return unfinished runs, then the `last` ended ones, latest first."""
     unfinished = {
         record.dagster_run.run_id: record
         for record in read_runs(instance, UNFINISHED, source, MAX_UNFINISHED)

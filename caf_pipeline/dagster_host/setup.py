@@ -1,6 +1,6 @@
 """`caf setup`: prepares DAGSTER_HOME and sets the limits of the pools for this machine.
 
-It creates no tables. Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md.
+Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md.
 """
 
 import os
@@ -42,7 +42,7 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The resources of this machine or container, with staging's."""
+    """The resources of this machine or container."""
 
     cores: int
     memory_bytes: int
@@ -68,7 +68,7 @@ class PoolLimit:
 def setup_command(
     *, settings: Settings, dry_run: bool = False, reset: bool = False, json: bool = False
 ) -> int:
-    """Prepare DAGSTER_HOME and set the limits of the pools; return the exit status.
+    """Prepare DAGSTER_HOME and the pools; return the exit status.
 
     `reset` also replaces limits that an operator has set.
     """
@@ -105,7 +105,7 @@ def setup_command(
 
 
 def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
-    """Return the resources of this machine or container."""
+    """Measure this machine or container."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -129,7 +129,7 @@ def this_machine(settings: Settings, cgroup: Path = CGROUP) -> Machine:
 def computed_limits(
     machine: Machine, settings: Settings, max_runs: int
 ) -> Mapping[str, tuple[int, str]]:
-    """Return each pool's limit and its reason. `max_runs` run concurrently; 0: no limit."""
+    """Return each pool's limit and reason; 0 `max_runs`: no limit."""
     chunk_bytes = max(
         (source.target_size for source in settings.sources.values()),
         default=SourceSettings.model_fields["target_size"].default,

@@ -20,7 +20,7 @@ _INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
 
 class InterruptWatch:
-    """Notices each SIGINT, SIGTERM and SIGHUP in its context, if entered in the main thread."""
+    """Notices each signal, if entered in the main thread."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()

@@ -53,7 +53,7 @@ _NO_COMPUTE_LOGS: Final = {
 
 @contextmanager
 def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME, or raise a SettingsError.
+    """Open Dagster's instance, or raise a SettingsError.
 
     `waits` reports a slow database.
     """
@@ -93,11 +93,9 @@ class RunListener(Protocol):
     def sent(self, size_bytes: int) -> None:
         """More bytes are sent. Several threads may call this concurrently."""
 
-    def waiting(self, waits: Sequence[Wait]) -> None:
-        """The current waits have changed."""
+    def waiting(self, waits: Sequence[Wait]) -> None: ...
 
-    def say(self, line: str, style: str | None = None) -> None:
-        """There is a line for the user."""
+    def say(self, line: str, style: str | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class SourceRuns:
         )
 
     def archive(self, chunk: str) -> ChunkOutcome:
-        """Archive a chunk. On Ctrl-C, the run is marked as canceled."""
+        """On Ctrl-C, the run is marked as canceled."""
 
         def on_event(event: DagsterEvent) -> None:
             step = str(event.step_key)

@@ -1,8 +1,8 @@
 """Caches engines and migration scripts of Dagster's SQLite storage, which halves a small run's CPU.
 
 Dagster reads all migration scripts for each run's file, creates an engine for each event, and
-connects for each statement. Closing a connection checkpoints the log. Source:
-`SqliteEventLogStorage`, `SqliteRunStorage` and `SqliteScheduleStorage` of Dagster 1.13.27.
+connects for each statement. Source: `SqliteEventLogStorage`, `SqliteRunStorage` and
+`SqliteScheduleStorage` of Dagster 1.13.27.
 """
 
 from functools import lru_cache
@@ -34,7 +34,7 @@ _scripts: dict[tuple[str | None, str | None], ScriptDirectory] = {}
 
 
 def cache_engines() -> None:
-    """Patch all SQLite storages of this process. Idempotent."""
+    """Patch this process's SQLite storages. Idempotent."""
 
     def scripts(config: Config) -> ScriptDirectory:
         name = (config.config_file_name, config.get_main_option("script_location"))

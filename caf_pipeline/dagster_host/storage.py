@@ -39,7 +39,7 @@ _DRIVER: Final = "postgresql+psycopg2://"
 
 
 def with_driver(url: str) -> str:
-    """Return the URL with the driver that dagster-postgres needs, or raise a SettingsError.
+    """Add the driver that dagster-postgres needs, or raise a SettingsError.
 
     The message does not repeat the URL, which may contain a password.
     """
@@ -57,12 +57,12 @@ def with_driver(url: str) -> str:
 
 
 def may_have_state(settings: Settings) -> bool:
-    """Return whether Dagster may have runs and partitions, in its folder or in a database."""
+    """Return whether Dagster may have runs and partitions."""
     return dagster_home(settings).is_dir() or bool(os.environ.get(URL_VARIABLE))
 
 
 def require_database() -> None:
-    """Connect once to the database in the environment, if any, or raise a SettingsError.
+    """Connect once to a configured database, or raise a SettingsError.
 
     Dagster tries six times, without naming the reason.
     """
@@ -89,7 +89,7 @@ def require_database() -> None:
 
 
 def storage_folder() -> Path:
-    """Return the folder of the SQLite files: DAGSTER_HOME or its default."""
+    """Return the folder of the SQLite files."""
     home = os.environ.get(HOME_VARIABLE)
     return Path(home) if home else dagster_home(load_settings())
 

@@ -23,7 +23,7 @@ from caf_pipeline.settings import Settings
 
 
 def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iterator[Finding]:
-    """Yield the partitions of a source without a chunk in the ledger; the remedy removes them.
+    """Yield partitions without a chunk; the remedy removes them.
 
     A ledger without any chunk of the source may be lost. Partitions named like chunks are then left
     alone. Creates no Dagster home.

@@ -21,7 +21,7 @@ NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LA
 
 @dataclass(frozen=True, slots=True)
 class InventoryTotals:
-    """How many objects of one inventory are located, claimed, or skipped in the ledger.
+    """Counts of one inventory's objects.
 
     Attributes:
         unaccounted: not planned yet.
@@ -66,7 +66,7 @@ class InventoryTotals:
 
 @dataclass(slots=True)
 class Summary:
-    """The result of the command for one source.
+    """The result for one source.
 
     Attributes:
         empty: chunks whose every object this command skipped.

@@ -87,7 +87,7 @@ class _PipeListener:
 
 
 def main(descriptor: int, command: int) -> int:
-    """Archive chunks until the pipe sends None; return the exit status.
+    """Archive chunks until the pipe sends None.
 
     `descriptor` is this end of the pipe, `command` the process id at the other end.
     """

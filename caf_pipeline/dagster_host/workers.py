@@ -124,7 +124,7 @@ class _Worker:
 
 
 class Workers:
-    """Several concurrent worker processes, which live in its context.
+    """Several concurrent worker processes.
 
     `count` is at least 2. At most `count` - 1 chunks are packed while another is sent.
     """
@@ -147,7 +147,7 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the processes and wait for them; another Ctrl-C meanwhile kills them."""
+        """Wait for the processes; another Ctrl-C kills them."""
         try:
             for process in self._workers:
                 if error is not None and not process.has_ended:
@@ -162,7 +162,7 @@ class Workers:
     def archive(
         self, waiting: deque[Chunk], *, no_room: Callable[[StagingError], None]
     ) -> Iterator[tuple[Chunk, ChunkOutcome]]:
-        """Yield each chunk when its run has ended, until no chunk is waiting or under way.
+        """Yield each chunk when its run has ended.
 
         If staging has no room beside other chunks, `no_room` is called, and from then on one chunk
         is archived at a time. Clearing `waiting` keeps further chunks from starting.

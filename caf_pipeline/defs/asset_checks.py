@@ -78,7 +78,7 @@ CONDITION_DESCRIPTIONS: Final = {
 
 
 def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
-    """Return the checks of one source, in flow order."""
+    """Return a source's checks, in flow order."""
     proven, unverified = (
         "The store's folder has the chunk, and samples read back from it are correct.",
         "",
@@ -262,12 +262,12 @@ def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
-    """Return the severity if a chunk is not proven: an error only if it is damaged."""
+    """Return an unproven chunk's severity: an error only if damaged."""
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
 def proof_description(report: scrub.ProofReport) -> str:
-    """Return why a chunk is not proven; "" if it is proven."""
+    """Return why a chunk is not proven, or ""."""
     reason = report.explanation or report.unanswered or report.unverified
     return metadata.shorten_hashes(
         reason if not reason or report.explanation else f"{report.verdict}: {reason}"

@@ -27,7 +27,7 @@ def build_defs(
     resource_overrides: Mapping[str, Any] | None = None,
     tick_seconds: float = TICK_SECONDS,
 ) -> Definitions:
-    """Return the definitions, with resources overridden by key.
+    """Return the definitions; resources are overridden by key.
 
     `tick_seconds` is the deadline of a sensor's tick.
     """
@@ -63,7 +63,7 @@ def build_defs(
 
 
 def build_decrypting_defs(settings: Settings) -> Definitions:
-    """Return the definitions of a code location for a machine with the identity.
+    """Return the definitions for a machine with the identity.
 
     Its jobs are those that decrypt. All others, sensors and schedules stay with the workers.
     """

@@ -67,7 +67,7 @@ Dagster (1.13.27) does not export the type.
 
 
 def evaluation_target(materialization: EventLogRecord) -> Any:  # noqa: ANN401 - see `_TARGET`
-    """Return a reference to a materialization for a check result."""
+    """Refer to a materialization in a check result."""
     return _TARGET(
         storage_id=materialization.storage_id,
         run_id=materialization.run_id,
@@ -76,7 +76,7 @@ def evaluation_target(materialization: EventLogRecord) -> Any:  # noqa: ANN401 -
 
 
 def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResult:
-    """Return the result of a check, given all conditions of its source."""
+    """Return a check's result, given its source's conditions."""
     failures = [condition for condition in conditions if condition.kind in CHECKS[check]]
     severe = any(condition.severe for condition in failures)
     return AssetCheckResult(
@@ -90,7 +90,7 @@ def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResul
 def report_conditions(
     instance: DagsterInstance, conditions: Mapping[str, Sequence[Condition]]
 ) -> None:
-    """Write the result of each check that changed, and of all checks after a new plan.
+    """Write each changed result, and all results after a new plan.
 
     The UI ignores results for an older materialization.
     """
@@ -148,7 +148,7 @@ def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
 def due_observations(
     instance: DagsterInstance, sources: Iterable[str]
 ) -> dict[str, AssetObservation | None]:
-    """Return the sources due for an observation, each with its last observation of progress."""
+    """Return sources due for an observation, each with its last."""
     due: dict[str, AssetObservation | None] = {}
     now = datetime.now(UTC).timestamp()
     for source in sources:

@@ -63,8 +63,7 @@ def attempt(
 ) -> T | None:
     """Return the result of `call`, or None if another live run holds the chunk.
 
-    The run is then tagged with the holder's id. `on_error` gets the error before Dagster converts
-    it to text.
+    The run is then tagged with the holder's id.
 
     Raises:
         Failure: `call` raised a CafError. Dagster retries it only if it is transient.
@@ -91,7 +90,7 @@ def attempt(
 
 
 def as_failure(error: CafError) -> Failure:
-    """Return the error as a failure with its message and hint in the UI."""
+    """Return a failure with the error's message and hint."""
     metadata: dict[str, str | int] = {"error": type(error).__name__, "exit_code": error.exit_code}
     if error.hint:
         metadata["hint"] = error.hint

@@ -293,7 +293,7 @@ def _names(chunks: Sequence[str]) -> str:
 
 
 def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
-    """Return the job, which keeps the events of `days` days (0: all)."""
+    """Return the job that keeps events of `days` days (0: all)."""
 
     @op(name="remove_old_events", out=Out(Nothing))
     def remove_old_events(context: OpExecutionContext) -> Output[None]:

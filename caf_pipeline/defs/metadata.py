@@ -69,7 +69,7 @@ _NULLABLE: Final = {"crc64nvme", "s3_checksum", "header_set"}
 
 
 def file_definition(schema: pa.Schema) -> Metadata:
-    """Return the columns of a Parquet file."""
+    """Describe a Parquet file's columns."""
     return {
         "dagster/column_schema": _columns(
             (field.name, str(field.type), field.nullable) for field in schema
@@ -78,7 +78,7 @@ def file_definition(schema: pa.Schema) -> Metadata:
 
 
 def locations_definition() -> Metadata:
-    """Return the name and the columns of the table of locations."""
+    """Name the table of locations and its columns."""
     columns = _columns((name, type, name in _NULLABLE) for name, type in _LOCATION_COLUMNS.items())
     return {"dagster/table_name": "public.file_locations", "dagster/column_schema": columns}
 
@@ -96,7 +96,7 @@ def _columns(columns: Iterable[tuple[str, str, bool]]) -> TableSchema:
 
 
 def sizes(**sizes_bytes: int) -> Metadata:
-    """Return each size twice: as number (`stored_size_bytes`) and as text (`stored_size`)."""
+    """Return sizes as numbers (`stored_size_bytes`) and as text (`stored_size`)."""
     shown: Metadata = {}
     for name, size_bytes in sizes_bytes.items():
         shown |= {name.removesuffix("_bytes"): show_size(size_bytes), name: size_bytes}
@@ -124,26 +124,26 @@ LEFT_OUT: Final = "left_out_by_"
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
-    """Return a table of at most `MAX_ROWS` rows; column types are "string" and "int"."""
+    """Return a table of at most `MAX_ROWS` rows of "string" and "int"."""
     schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
     records = [TableRecord(dict(zip(columns, row, strict=True))) for row in rows[:MAX_ROWS]]
     return MetadataValue.table(records, schema=schema)
 
 
 def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
-    """Return one count for each skip reason."""
+    """Count skips by reason."""
     return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
 def left_out(numbers: Mapping[str, int]) -> Metadata:
-    """Return one count for each filter."""
+    """Count objects by filter."""
     return {f"{LEFT_OUT}{name}": count for name, count in numbers.items()}
 
 
 def snapshot_metadata(
     snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None
 ) -> Metadata:
-    """Return the metadata of an inventory and of its report, if any."""
+    """Describe an inventory and its report."""
     report_metadata: Metadata = {}
     if taken:
         report, counts = taken.report, taken.counts
@@ -184,7 +184,7 @@ DELETED_KEYS: Final = "deleted_keys"
 
 
 def versions_beside(snapshot: Snapshot) -> Metadata:
-    """Return the versions that an inventory covers, and its keys' noncurrent entries."""
+    """Describe covered versions and noncurrent entries."""
     beside = snapshot.beside
     return {
         VERSIONS: "all" if snapshot.all_versions else "current",
@@ -197,7 +197,7 @@ def versions_beside(snapshot: Snapshot) -> Metadata:
 def plan_metadata(
     report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate
 ) -> Metadata:
-    """Return the metadata of a plan, which added `registered` partitions.
+    """Describe a plan, which added `registered` partitions.
 
     The store charges for `copies` of each chunk.
     """
@@ -308,7 +308,7 @@ def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
 
 
 def histogram_metadata(sizes: Sequence[SizeStep]) -> MetadataValue:
-    """Return a histogram that Dagster's UI (1.13.27) renders.
+    """Draw a histogram for Dagster's UI (1.13.27).
 
     It must be a Markdown image, not HTML, with fewer than 1,000 characters.
     """
@@ -317,7 +317,7 @@ def histogram_metadata(sizes: Sequence[SizeStep]) -> MetadataValue:
 
 
 def accounting_metadata(account: Accounting) -> Metadata:
-    """Return how many objects of a snapshot are located, claimed, skipped, and current."""
+    """Count located, claimed, skipped and current objects."""
     return {
         "objects": account.objects,
         "located": account.located,
@@ -335,7 +335,7 @@ def accounting_metadata(account: Accounting) -> Metadata:
 
 
 def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str], int]) -> Metadata:
-    """Return a source's progress as numbers that the UI plots over time.
+    """Describe progress as numbers that the UI plots.
 
     Pending objects include those of parked chunks. The rate covers at most the last hour.
     """
@@ -360,7 +360,7 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
 
 
 def seal_metadata(report: SealReport, recipients: Sequence[str]) -> Metadata:
-    """Return the metadata of a packed chunk, without a URI, since staging is temporary."""
+    """Describe a packed chunk, without a URI: staging is temporary."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk, recipients),
@@ -381,7 +381,7 @@ def seal_metadata(report: SealReport, recipients: Sequence[str]) -> Metadata:
 
 
 def chunk_metadata(chunk: Chunk, recipients: Sequence[str]) -> Metadata:
-    """Return the metadata of a chunk that every step shows."""
+    """Describe a chunk, as every step does."""
     shown: Metadata = {}
     if chunk.merkle_root is not None:
         # A header does not name all recipients, so a rebuild does not know them.
@@ -396,13 +396,13 @@ def chunk_metadata(chunk: Chunk, recipients: Sequence[str]) -> Metadata:
 
 
 def show_recipients(recipients: Sequence[str]) -> str:
-    """Return both ends of each recipient, or "public". `caf_files.recipients` has the full text."""
+    """Shorten recipients, or return "public"."""
     start, end = _RECIPIENT_ENDS
     return ", ".join(f"{text[:start]}…{text[-end:]}" for text in recipients[:MAX_ROWS]) or "public"
 
 
 def locations_metadata(chunk: Chunk, recipients: Sequence[str], account: SourceAccount) -> Metadata:
-    """Return a located chunk's metadata, with row counts of it and of its source."""
+    """Describe a located chunk, with row counts of it and its source."""
     return {
         **chunk_metadata(chunk, recipients),
         "dagster/partition_row_count": chunk.member_count,
@@ -411,7 +411,7 @@ def locations_metadata(chunk: Chunk, recipients: Sequence[str], account: SourceA
 
 
 def upload_metadata(report: UploadReport) -> Metadata:
-    """Return the metadata of an upload."""
+    """Describe an upload."""
     return {
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),
@@ -419,7 +419,7 @@ def upload_metadata(report: UploadReport) -> Metadata:
 
 
 def verify_metadata(report: VerifyReport, recipients: Sequence[str]) -> Metadata:
-    """Return the metadata of a stored chunk."""
+    """Describe a stored chunk."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk, recipients),
@@ -433,9 +433,9 @@ def verify_metadata(report: VerifyReport, recipients: Sequence[str]) -> Metadata
 
 
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
-    """Return a table of a chunk's providers, and a list of their full addresses.
+    """Return a table of providers, and their full addresses.
 
-    `columns` adds columns: type, and values in the order of `copies`.
+    `columns` have a type, and values in the order of `copies`.
     """
     names = {"provider": "string", "last_proven_height": "int"} | {
         name: type for name, (type, _) in columns.items()
@@ -459,12 +459,12 @@ def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]
 
 
 def shorten_hashes(text: str) -> str:
-    """Cut SHA-256s and Merkle roots in a text short: the UI does not wrap them."""
+    """Cut SHA-256s and roots short: the UI does not wrap them."""
     return _HASH.sub(lambda match: f"{match[0][:8]}…", text)
 
 
 def proof_metadata(report: ProofReport) -> Metadata:
-    """Return the metadata of a proof."""
+    """Describe a proof."""
     faults = [shorten_hashes(check.fault) or "none" for check in report.checks]
     verified = ["yes" if check.copy.verified else "not known" for check in report.checks]
     return {
@@ -481,7 +481,7 @@ def proof_metadata(report: ProofReport) -> Metadata:
 
 
 def repair_metadata(report: RepairReport) -> Metadata:
-    """Return the metadata of a repaired chunk."""
+    """Describe a repaired chunk."""
     return {
         "state": report.chunk.state.value,
         "origin": report.origin,
@@ -492,7 +492,7 @@ def repair_metadata(report: RepairReport) -> Metadata:
 
 
 def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_bytes: int) -> Metadata:
-    """Return how much of the bought space is left, and for how long.
+    """Describe the bought space that is left.
 
     `waiting_bytes` are of all copies of planned chunks that are not posted yet.
     """
@@ -514,7 +514,7 @@ def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_byte
 
 
 def read_back_metadata(result: FetchedMembers) -> Metadata:
-    """Return the metadata of objects that were read back."""
+    """Describe objects that were read back."""
     return {
         "tried": result.tried,
         "mismatched": table({"key": "string"}, [(key,) for key in result.mismatched]),

@@ -73,22 +73,22 @@ def identifier(source: str) -> str:
 
 
 def asset_key(source: str, name: str) -> list[str]:
-    """Return the key of one of the source's assets."""
+    """Return the key of a source's asset."""
     return [source, name]
 
 
 def s3_key(source: str) -> str:
-    """Return the key of the source's S3 resource."""
+    """Return the source's S3 resource key."""
     return f"s3_{identifier(source)}"
 
 
 def partitions_name(source: str) -> str:
-    """Return the name of the source's dynamic partitions."""
+    """Name the source's dynamic partitions."""
     return f"{source}_chunks"
 
 
 def source_of(chunk: str) -> str:
-    """Return the source in a chunk's id. Raises a UsageError if the id is invalid."""
+    """Return a chunk's source. Raises a UsageError for an invalid id."""
     chunk_id = ChunkId.parse(chunk)
     if chunk_id is None:
         raise UsageError(
@@ -99,20 +99,20 @@ def source_of(chunk: str) -> str:
 
 
 def job_name(source: str, what: JobKind) -> str:
-    """Return the name of a job."""
+    """Name a job."""
     return f"{what}_{identifier(source)}"
 
 
 def new_objects_name(source: str) -> str:
-    """Return the name of the sensor for new objects."""
+    """Name the sensor for new objects."""
     return f"new_objects_{identifier(source)}"
 
 
 def reconcile_name(source: str) -> str:
-    """Return the name of the schedule of whole plans."""
+    """Name the schedule of whole plans."""
     return f"reconcile_{identifier(source)}_daily"
 
 
 def op_name(source: str, what: str) -> str:
-    """Return an op's name, also the key of its config; an asset's op has the asset's name."""
+    """Name an op and its config; an asset's op has the asset's name."""
     return f"{identifier(source)}__{what}"

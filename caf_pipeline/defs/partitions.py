@@ -12,12 +12,12 @@ KEYS_A_CALL: Final = 5_000
 
 
 def chunk_partitions(source: str) -> DynamicPartitionsDefinition:
-    """Return the partitions of a source's chunks."""
+    """Return a source's partitions."""
     return DynamicPartitionsDefinition(name=partitions_name(source))
 
 
 def register_chunks(instance: DagsterInstance, ledger: Ledger, source: str) -> int:
-    """Add a source's missing partitions; return how many were added. Idempotent.
+    """Add missing partitions; return their number. Idempotent.
 
     Adopted files get no partition: no run packs or uploads them.
     """

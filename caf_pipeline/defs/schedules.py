@@ -31,7 +31,7 @@ def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunReques
 
 
 def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[ScheduleDefinition]:
-    """Return the schedules of one source, at a minute derived from its name to spread the load."""
+    """Return a source's schedules, whose minute its name determines."""
     minute = zlib.crc32(source.encode()) % 60
 
     def schedule(
@@ -101,7 +101,7 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
 
 
 def prune_schedule(days: int) -> ScheduleDefinition:
-    """Return the daily schedule that prunes events; off if all are kept."""
+    """Return the daily pruning; off if all events are kept."""
     return ScheduleDefinition(
         name=f"{PRUNE_JOB}_daily",
         job_name=PRUNE_JOB,

@@ -65,7 +65,7 @@ def _result(decide: Callable[[], TickResult], afterwards: str) -> TickResult:
 def new_objects_sensor(
     settings: Settings, source: str, tick_seconds: float = TICK_SECONDS
 ) -> SensorDefinition:
-    """Return the sensor that plans new objects of one source."""
+    """Return the sensor that plans a source's new objects."""
     source_settings = settings.sources[source]
     interval = source_settings.watch_interval_seconds
     automatic = source_settings.automatic and interval > 0
@@ -111,7 +111,7 @@ def _new_objects_description(settings: SourceSettings) -> str:
 def launching_sensor(
     settings: Settings, jobs: Iterable[Any], tick_seconds: float = TICK_SECONDS
 ) -> SensorDefinition:
-    """Return the sensor that launches chunks of all sources."""
+    """Return the sensor that launches chunks."""
     launched = {
         job_name(source, what) for source in settings.sources for what in ("archive", "audit")
     }
@@ -143,7 +143,7 @@ def launching_sensor(
 
 
 def alert_sensor(settings: Settings, tick_seconds: float = TICK_SECONDS) -> SensorDefinition:
-    """Return the sensor that alerts operators and records progress."""
+    """Return the sensor that alerts and records progress."""
 
     @sensor(
         name=ALERT_SENSOR,

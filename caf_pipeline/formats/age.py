@@ -275,7 +275,7 @@ def new_identity(*, hybrid: bool = True) -> X25519Identity | HybridIdentity:
 
 
 def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
-    """Return the recipient with this text, or raise KeyRefused."""
+    """Parse a recipient, or raise KeyRefused."""
     hrp, data = _unbech32(text)
     try:
         if hrp == _X25519_HRP:
@@ -295,7 +295,7 @@ def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
 
 
 def parse_identity(text: str) -> X25519Identity | HybridIdentity:
-    """Return the identity with this text, or raise KeyRefused. Errors do not contain it."""
+    """Parse an identity, or raise KeyRefused without its text."""
     hrp, data = _unbech32(text)
     if hrp not in (_X25519_IDENTITY_HRP, _HYBRID_IDENTITY_HRP) or len(data) != 32:
         raise KeyRefused("an identity must begin with 'AGE-SECRET-KEY-'")
@@ -342,17 +342,17 @@ def make_header(recipients: Sequence[Recipient], file_key: bytes) -> bytes:
 
 
 def is_age_file(prefix: bytes) -> bool:
-    """Return whether a file begins as age files do, with or without ASCII armor."""
+    """Return whether this begins like an age file, armored or not."""
     return prefix.startswith((_VERSION, _ARMOR))
 
 
 def is_complete(prefix: bytes) -> bool:
-    """Return whether the beginning of a file has the whole header, or can have none."""
+    """Return whether there is a whole header, or cannot be one."""
     return len(prefix) >= MAX_HEADER_BYTES or re.search(rb"\n---[^\n]*\n", prefix) is not None
 
 
 def parse_header(data: bytes) -> Header:
-    """Return the header of a file, or raise DamagedHeader."""
+    """Parse a header, or raise DamagedHeader."""
     if data.startswith(_ARMOR):
         raise DamagedHeader(
             "the file has ASCII armor, which is not supported",
@@ -382,7 +382,7 @@ def parse_header(data: bytes) -> Header:
 def open_header(header: Header, identities: Sequence[Identity]) -> bytes:
     """Return the file key. The first identity that unwraps a stanza decides.
 
-    Raises DamagedHeader, NoMatchingIdentity, or ForgedHeader for a wrong MAC.
+    Raises DamagedHeader, NoMatchingIdentity, or ForgedHeader (wrong MAC).
     """
     for identity in identities:
         # All stanzas are unwrapped, since one that breaks the format is fatal.
@@ -404,12 +404,12 @@ def open_header(header: Header, identities: Sequence[Identity]) -> bytes:
 
 
 def sealed_size(size_bytes: int) -> int:
-    """Return the size of a payload with `size_bytes` of plaintext."""
+    """Return the payload's size for `size_bytes` of plaintext."""
     return size_bytes + TAG_BYTES * _segments(size_bytes)
 
 
 def plain_size(sealed_bytes: int) -> int:
-    """Return the bytes of plaintext in a payload, or raise DamagedPayload."""
+    """Return the plaintext's size, or raise DamagedPayload."""
     count = -(-sealed_bytes // SEALED_SEGMENT_BYTES)
     size_bytes = sealed_bytes - TAG_BYTES * count
     if size_bytes < 0 or sealed_size(size_bytes) != sealed_bytes:
@@ -439,9 +439,9 @@ class Payload:
         self._aead = ChaCha20Poly1305(_hkdf(file_key, nonce, b"payload"))
 
     def seal(self, first: int, plaintext: Buffer, *, is_end: bool) -> bytearray:
-        """Return segments from number `first` on.
+        """Return segments from number `first` on, whole ones unless `is_end`.
 
-        `plaintext` fills whole segments unless `is_end`, and is empty only if the file is.
+        `plaintext` is empty only if the file is.
         """
         plain = memoryview(plaintext).cast("B")
         sealed = bytearray(sealed_size(len(plain)))
@@ -494,7 +494,7 @@ class Payload:
 
 
 def open_file(prefix: bytes, identities: Sequence[Identity]) -> tuple[Payload, int]:
-    """Return the payload of a file, and the byte at which it begins.
+    """Return the payload and its first byte.
 
     `prefix` reaches at least up to this byte. Raises DamagedHeader, and as `open_header`.
     """

@@ -5,8 +5,7 @@ any content. At each multiple of 65,536 it is interrupted by a *meter* of 16 byt
 entry, so that a reader can resume after damage. At position 0 the file's header replaces the meter.
 Integers and hashes are little-endian. SipHash-2-4 with a fixed key detects damage, but no forgery.
 
-The reader returns the entries of the original's forward scan. Salvage tries every position, and may
-take logs inside of contents for entries.
+Salvage tries every position, and may take logs inside of contents for entries.
 
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
@@ -171,21 +170,20 @@ class LogReader:
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry that begins in `[start, end)`. It is as slow as `entries`."""
+        """Return the first entry beginning in `[start, end)`. As slow as `entries`."""
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
         return next(iter(deque(self._between(start, end), maxlen=1)), None)
 
     def middle(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the entry that begins nearest to the middle."""
         twice = max(start, 0) + min(end, self._size_bytes)
         return min(
             self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None
         )
 
     def entry_at(self, begin: int) -> LogEntry | None:
-        """Return the entry with a header here, reachable or not, by one read."""
+        """Return the entry here, reachable or not, by one read."""
         located = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
         return located and located[0]
 
@@ -289,7 +287,7 @@ class LogReader:
 
 
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yield the data of a raw DEFLATE content in pieces of at most 1 MiB.
+    """Inflate raw DEFLATE in pieces of at most 1 MiB.
 
     Raises MalformedArchive, also for content behind the data.
     """
@@ -313,12 +311,12 @@ def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def is_begin(position: int) -> bool:
-    """Return whether an entry may begin at a position: not inside a meter, except at its start."""
+    """Return whether an entry may begin here: a meter's start, or outside one."""
     return 0 <= position <= MAX_POSITION and not 1 <= position % BLOCK_BYTES <= METER_BYTES
 
 
 def end_of(begin: int, content_size_bytes: int) -> int:
-    """Return the end of an entry, including its meters."""
+    """Return an entry's end, including meters."""
     payload_bytes = HEADER_BYTES + content_size_bytes
     full_blocks, rest = divmod(payload_bytes, BLOCK_BYTES - METER_BYTES)
     offset = begin % BLOCK_BYTES

@@ -2,7 +2,7 @@
 
 An archive has a header of 64 bytes, the metadata (packets in a zstd stream), and seven sections.
 Integers are little-endian. Like clp-s 0.12.1b0, this module accepts all versions and refuses what
-is corrupt. It also limits inflated data.
+is corrupt.
 
 Source: github.com/y-scope/clp; archives of three versions, and damaged ones, in the tests.
 """
@@ -169,7 +169,7 @@ class ArchiveMetadata:
 def read_metadata(
     first: Buffer, file_size: int, read: Callable[[int, int], Buffer], *, name: str
 ) -> ArchiveMetadata:
-    """Read header and metadata, with at most one further range read, in at most 500 MB.
+    """Read header and metadata: at most one further range, and 500 MB.
 
     `first` has FIRST_READ_BYTES, or all of a shorter file. The second position of `read` is
     exclusive.
@@ -207,7 +207,7 @@ def read_metadata(
 
 
 def begins_as_archive(first: Buffer) -> bool:
-    """Return whether a file begins with the magic of clp-s."""
+    """Return whether a file begins like clp-s archives."""
     return bytes(memoryview(first)[:MAGIC_BYTES]) == _MAGIC
 
 
@@ -233,7 +233,7 @@ def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | No
 
 
 def count_records(table_metadata: Buffer, *, name: str) -> int:
-    """Return the number of records in this section. Raises as `read_metadata`."""
+    """Return this section's records. Raises as `read_metadata`."""
     try:
         inflated = _Inflated(memoryview(table_metadata))
         inflated.skip(16 * inflated.u64())  # position and size of each stream

@@ -137,7 +137,7 @@ class CotarIndex:
         return index
 
     def find(self, name: bytes) -> Slot | None:
-        """Return the place of a file, or None; raises MalformedArchive if that place is damaged.
+        """Raises MalformedArchive if the place is damaged.
 
         Names that the original builder decoded as Latin-1 are found, too.
         """
@@ -166,7 +166,7 @@ class CotarIndex:
             self._tail_start = first_byte
 
     def has_both_headers(self) -> bool:
-        """Return whether equal headers surround the slots; raises if they differ."""
+        """Return whether headers surround the slots; raises if they differ."""
         self._compare_headers()
         return bool(self._headers_agree) and self._has_last_header
 

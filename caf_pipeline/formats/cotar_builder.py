@@ -23,7 +23,7 @@ _Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 def index_of(files: Sequence[FileRange]) -> bytes:
-    """Return the original builder's index of a tar's files. Raises MemberRefused."""
+    """Return the original builder's index. Raises MemberRefused."""
     for file in files:
         require_fits(file)
     hashes = _hashes([file.name for file in files])
@@ -61,7 +61,7 @@ def index_of(files: Sequence[FileRange]) -> bytes:
 
 
 def require_fits(file: FileRange) -> None:
-    """Raise MemberRefused if an index cannot hold a file of this size or place."""
+    """Raise MemberRefused if an index cannot hold a file."""
     if file.size_bytes > MAX_FILE_BYTES:
         raise MemberRefused(
             f"{_shown(file.name)} has {file.size_bytes} bytes; a cotar index holds files of less "
@@ -97,7 +97,6 @@ def _placement(
     """Return the order of the files and their slots; None if one is too far from its own.
 
     Like the original, put files ordered by their own slot, block and hash into the next free slots.
-    Files that pass the end of the table fill its free slots.
     """
     home = (hashes % np.uint64(slot_count)).astype(np.int64)
     order = np.lexsort((hashes, starts, home))

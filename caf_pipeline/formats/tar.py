@@ -68,7 +68,7 @@ class FileRange(NamedTuple):
 
 
 def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator[TarMember]:
-    """Yield the members of an archive in order, with bounded memory, up to two blocks of zeros.
+    """Yield the members in order, in bounded memory, up to two blocks of zeros.
 
     Raises MalformedArchive for a damaged or incomplete archive.
     """
@@ -147,7 +147,7 @@ def _described(
 
 
 def size_in(header: bytes, position: int) -> int:
-    """Return the size in a header of one block; raises MalformedArchive if it is invalid."""
+    """Return the size in a header block; raises MalformedArchive."""
     total = _sum_of(header)
     if header[148:156] != b"%06o\0 " % total:  # the most frequent form
         stored = _number(header[148:156], "checksum", position)
@@ -163,7 +163,7 @@ def size_in(header: bytes, position: int) -> int:
 
 
 def pax_size_in(headers: bytes) -> int | None:
-    """Return the size in a PAX header right before the last block of `headers`, or None."""
+    """Return the size in a PAX header before the last block, or None."""
     last = len(headers) - BLOCK_BYTES
     for at in range(last - 2 * BLOCK_BYTES, -1, -BLOCK_BYTES):
         if headers[at + 156] not in b"xX":
@@ -385,7 +385,7 @@ def padding(size_bytes: int) -> bytes:
 
 
 def end_of(size_bytes: int) -> bytes:
-    """Return the zeros that end an archive of `size_bytes` and complete its last record."""
+    """Return the zeros that complete an archive of `size_bytes`."""
     return bytes(2 * BLOCK_BYTES + -(size_bytes + 2 * BLOCK_BYTES) % RECORD_BYTES)
 
 

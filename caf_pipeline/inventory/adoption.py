@@ -31,7 +31,7 @@ from caf_pipeline.system.parquet import (
 
 
 class RejectReason(StrEnum):
-    """Why a member is not adopted as an object of the source."""
+    """Why a member is not adopted."""
 
     NOT_LISTED = "not_in_inventory"
     OTHER_SIZE = "other_size"

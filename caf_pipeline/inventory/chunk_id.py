@@ -24,6 +24,5 @@ class ChunkId:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse an id; None if the text is not an id."""
         match = _CHUNK_ID.fullmatch(text)
         return match and cls(match["source"], match["plan"], int(match["number"]))

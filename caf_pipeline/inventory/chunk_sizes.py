@@ -1,7 +1,4 @@
-"""The exact size of a chunk after each object, computed for many rows as columns.
-
-Memory is a batch of rows, and the names of older versions in the open chunk.
-"""
+"""The exact size of a chunk after each object, computed for many rows as columns."""
 
 import re
 from bisect import bisect_right
@@ -241,7 +238,7 @@ def fit_alone(rows: PlanRows, limits: Limits) -> _Flags:
 class NameCollisions:
     """Detects objects whose name an older version in the same chunk already has.
 
-    It may be of another key. Only repeated names, which are rare, are compared singly.
+    It may be of another key.
     """
 
     def __init__(self) -> None:
@@ -261,7 +258,6 @@ class NameCollisions:
         self._repeated = np.unique(np.concatenate([older_rows, marked_rows])[flags]).tolist()
 
     def next_after(self, row: int, otherwise: int) -> int:
-        """Return the next row with a repeated name, at most `otherwise`."""
         index = bisect_right(self._repeated, row)
         return min([otherwise, *self._repeated[index : index + 1]])
 

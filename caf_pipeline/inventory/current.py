@@ -1,8 +1,8 @@
 """The identities of an inventory's objects, and which content of a key is current.
 
 LastModified orders a key's locations. An exception states that a key had an identity at a time, or
-was deleted. The latest location or exception is current. Memory is bounded by windows of keys.
-Source: docs/decisions/0014-what-is-current.md.
+was deleted. The latest location or exception is current. Source:
+docs/decisions/0014-what-is-current.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -428,8 +428,8 @@ def _write_unsettled(
 ) -> int:
     """Write the unsettled objects and keys; return the number of settled keys.
 
-    A key is settled if one listed object and one ledger row agree, and it has no exception, like
-    nearly all keys. Their columns are read here with checksums, which DuckDB does not compare.
+    A key is settled if one listed object and one ledger row agree, and it has no exception. Their
+    columns are read here with checksums, which DuckDB does not compare.
     """
     objects = WholeParquet(unsettled, SNAPSHOT_SCHEMA, durable=False)
     listed_count = 0

@@ -2,9 +2,8 @@
 
 A chunk ends before the object that would lift its size, without the manifest, over the target. The
 manifest's size is an estimate, since listings have no headers, so it ends a chunk at the hard limit
-only. An object larger than the target has its own chunk. An object that no chunk can hold is split
-over the first chunks. Files and hash are a pure function of delta, source and terms. Source: "A
-chunk" in docs/explanation/design.md.
+only. An object that no chunk can hold is split over the first chunks. Files and hash are a pure
+function of delta, source and terms. Source: "A chunk" in docs/explanation/design.md.
 """
 
 import contextlib
@@ -188,7 +187,7 @@ class _Cutter:
     def _ranges(self, obj: S3Object) -> list[PartRange]:
         """Return parts whose chunks stay within the limits; empty if impossible.
 
-        They stay within the target, too, unless that needs more than MAX_CHUNKS chunks.
+        They exceed the target only if it needs more than MAX_CHUNKS chunks.
         """
         terms = self._terms
         limits = terms.limits
@@ -297,7 +296,7 @@ dictionary, which saves a quarter of the time.
 
 
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
-    """Cut the objects of `delta` into the files of a plan in `folder`, which exists.
+    """Cut `delta` into the files of a plan in `folder`, which exists.
 
     `delta` has SNAPSHOT_SCHEMA, sorted, with supported keys. Memory is bounded by three row groups,
     plus chunks and the identities of split objects.
@@ -423,10 +422,7 @@ def _assigned(
 
 
 def _with_names(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
-    """Name the newest version of a key in each chunk by the key itself.
-
-    Versions in other chunks may be in between.
-    """
+    """Name the newest version of a key in each chunk by the key itself."""
     if not rows.num_rows:
         return rows
     is_older = pa.array(np.ones(rows.num_rows, np.bool_))

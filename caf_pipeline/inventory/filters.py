@@ -34,7 +34,7 @@ class ObjectFilter:
         return cls(settings.include, settings.exclude, settings.storage_classes, largest, newest)
 
     def left_out_by(self, obj: S3Object) -> str | None:
-        """Return the filter that leaves out an object with a supported key."""
+        """The object's key must be supported."""
         key = obj.key.decode()
         applies = (
             bool(self.include) and not re.fullmatch(regex_of(self.include), key),

@@ -27,7 +27,7 @@ def text_of(key: bytes) -> str:
 
 
 def just_before(key: bytes) -> bytes:
-    """Return a smaller start for a listing with hardly any key between it and this key."""
+    """Return a slightly smaller start for a listing."""
     text = text_of(key)
     if text.encode() != key:
         return text.encode()  # a prefix of a key is less than the key
@@ -48,7 +48,7 @@ def split_key(
     prefix: str = "",
     jump: bool = False,
 ) -> bytes | None:
-    """Return a key that splits the rest of a range, or None.
+    """Return a key that splits the rest of a range, if any.
 
     The range was listed from `first` to `last`, and ends at `until`. The split is after `last`, or
     with `jump` after the common prefix of the listed keys, if the last split found nothing.

@@ -59,7 +59,7 @@ def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
 
 
 def bounded(window: KeyWindow) -> str:
-    """Return the SQL condition that a key is in a window."""
+    """Return the SQL condition for a window."""
     after, until = window
     bounds = ["true" if after is None else f"key > from_hex('{after.hex()}')"]
     bounds.append("true" if until is None else f"key <= from_hex('{until.hex()}')")

@@ -16,7 +16,7 @@ from caf_pipeline.inventory.snapshot import translate_read_errors
 class KeyedRows:
     """Some columns of a file with a column `key`, sorted by it or not.
 
-    Missing columns are ignored. Methods raise IntegrityError if the file cannot be read.
+    Missing columns are ignored. Methods raise IntegrityError.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -44,10 +44,7 @@ class KeyedRows:
         self._file.close()
 
     def read(self, window: KeyWindow) -> pa.Table:
-        """Return the rows in a window of keys, in the file's order.
-
-        The last row group stays in memory for the next window.
-        """
+        """Return the rows in the file's order."""
         after, until = window
         within = {
             group: (least, most)

@@ -1,8 +1,8 @@
 """The two members that we add to a chunk: the head names it, the manifest describes it.
 
 The head has a fixed size, so that no two chunks share a root or leading blocks. The manifest has a
-Parquet row for each planned object, in plan order. The stored chunks alone suffice to rebuild the
-archive. Source: "Manifest" in docs/reference/chunk-format.md.
+Parquet row for each planned object, in plan order. Source: "Manifest" in
+docs/reference/chunk-format.md.
 """
 
 import io
@@ -133,7 +133,7 @@ MAX_GROUP_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkIdentity:
-    """The identity of a chunk in its head and its manifest's metadata.
+    """The identity of a chunk.
 
     The manifest has the share of the plan only with `plan_sha256`, the plan's full hash.
     """
@@ -153,7 +153,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class LogTimes(NamedTuple):
-    """The start of a member that clp-s packed, and the times of its first and last record.
+    """The start of a clp-s member, and the times of its first and last record.
 
     Milliseconds since 1970, both inclusive; None if the archive lacks them or is damaged.
     """
@@ -314,8 +314,7 @@ class OpenedManifest:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time.
 
-        `between` skips row groups without keys from the first to the second, both inclusive. Rows
-        before a damaged one are yielded.
+        `between` skips row groups without keys from the first to the second, both inclusive.
         """
         names = list(columns) if columns else None
         with _as_malformed():

@@ -141,7 +141,6 @@ class VersionCounts:
 
     @classmethod
     def of(cls, listed: Iterable[S3Object]) -> "VersionCounts":
-        """Count a listing's entries that are not current objects."""
         rest = [obj for obj in listed if obj.is_delete_marker or not obj.is_latest]
         markers = [obj for obj in rest if obj.is_delete_marker]
         return cls(len(rest) - len(markers), len(markers), sum(obj.is_latest for obj in markers))
@@ -150,7 +149,7 @@ class VersionCounts:
 def versions_as_json(
     beside: VersionCounts | None, *, all_versions: bool
 ) -> dict[str, str | int | None]:
-    """Return kind and counts of versions as JSON fields; None: unknown counts."""
+    """Return kind and counts of versions as JSON fields."""
     counts = (
         (None, None, None)
         if beside is None
@@ -202,12 +201,12 @@ def object_version(
 
 
 def version_id_of(object_version: str) -> str:
-    """Return the version id in an identity, or ""."""
+    """Return an identity's version id, or ""."""
     return "" if object_version.startswith("etag:") else object_version
 
 
 def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
-    """Return whether an identity has the time of a rewrite."""
+    """Return whether an identity has a rewrite's time."""
     return not version_id_of(version) and version != object_version(None, etag, size_bytes)
 
 
@@ -240,7 +239,7 @@ def can_be_stored(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CurrentException:
-    """A statement that a key had this identity at `stated_at`; None: it was deleted.
+    """The key had this identity at `stated_at`; None: it was deleted.
 
     The object written at `last_modified` has the archived bytes and headers; None: not compared.
     """

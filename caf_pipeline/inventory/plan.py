@@ -181,7 +181,7 @@ class PlannedObject:
 
 
 def read_terms(folder: Path) -> dict[str, str]:
-    """Return the metadata in a plan's files; `cutting` writes it."""
+    """Return the metadata in a plan's files."""
     with _opened(folder / CHUNKS_FILE) as file:
         return _terms_of(file)
 
@@ -204,7 +204,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield a chunk's objects in plan order, with a row group in memory."""
+    """Yield a chunk's objects in plan order."""
     if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
@@ -275,7 +275,7 @@ def chunk_batches(
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Count a chunk's objects, from metadata if possible."""
+    """Count a chunk's objects."""
     if holds_part(folder, number):
         return 1
     with _opened(folder / OBJECTS_FILE) as file:
@@ -301,7 +301,7 @@ CLAIM_COLUMNS: Final = [
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield CLAIM_COLUMNS of every object in a plan's chunks, in one pass.
+    """Yield CLAIM_COLUMNS of every object in a plan's chunks.
 
     A split object appears once, in the chunk of its first part.
     """
@@ -356,7 +356,7 @@ def _terms_of(file: pq.ParquetFile) -> dict[str, str]:
 
 
 def write_sums(folder: Path) -> None:
-    """Write SHA256SUMS for a plan's finished files."""
+    """Write SHA256SUMS for finished files."""
     sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.glob("*.parquet"))]
     (folder / SUMS_FILE).write_text("".join(sums))
 
@@ -373,7 +373,7 @@ def _sha256(path: Path) -> str:
 
 
 def unreadable(what: str, error: BaseException) -> CafError:
-    """Return the error for a plan's missing or damaged files."""
+    """Return the error for missing or damaged files."""
     return CafError(
         f"{what} cannot be read: {first_line(error)}",
         hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are "

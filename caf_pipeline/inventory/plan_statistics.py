@@ -63,10 +63,9 @@ class SizeStep:
 
 @dataclass(frozen=True, slots=True)
 class PlanStatistics:
-    """Statistics of the objects in the chunks of plans.
+    """Statistics of planned objects.
 
-    `sizes` has no gaps. Larger objects are read in pieces, each by a GET. `checksum_requests` ask
-    for S3's checksums of unsplit ones.
+    Larger objects are read in pieces, each by a GET.
     """
 
     objects: int
@@ -103,7 +102,7 @@ class PlanStatistics:
 
 
 def plan_statistics(folders: Sequence[Path], *, part_bytes: int) -> PlanStatistics:
-    """Return the statistics of the plans in these folders; spills go to the first.
+    """Compute the statistics of plans; spills go to the first folder.
 
     `part_bytes` is the size of one GET. Raises CafError and StagingError.
     """

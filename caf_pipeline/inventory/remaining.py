@@ -109,9 +109,8 @@ def not_yet_archived(
 ) -> Delta:
     """Write the objects of a snapshot that are neither located, claimed nor skipped to `out`.
 
-    Due skips are planned again. Any of an object's rows in `standing` may block it. Unsupported
-    keys go to a file beside `out`. Both files replace existing ones, and are complete or missing.
-    Raises StagingError and IntegrityError.
+    Due skips are planned again. Any of an object's rows in `standing` may block it. The files
+    replace existing ones, and are complete or missing. Raises StagingError and IntegrityError.
     """
     unsupported, candidates = (
         out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "candidates")

@@ -1,6 +1,6 @@
 """Snapshots: the content of a source at one time, as a Parquet file sorted by key.
 
-Memory is bounded by a budget. Source: "Which objects are archived" in docs/explanation/design.md.
+Source: "Which objects are archived" in docs/explanation/design.md.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class Snapshot:
         listed_at: when the listing began, by this machine's clock, or the report's time.
         taken_at: the same by S3's clock.
         after: exclusive lower bound of the keys.
-        until: inclusive upper bound; None for all.
+        until: inclusive upper bound; None: no bound.
         object_count: without delete markers.
         beside: versions that are not current, in the file or left out of it.
         run: the lease holder in the ledger that took the snapshot.
@@ -149,11 +149,11 @@ class Snapshot:
 
 
 class SnapshotWriter:
-    """Writes a snapshot from the pages of a listing or the files of a report.
+    """Writes a snapshot from a listing's pages or a report's files.
 
     The context manager removes an unfinished file. Memory holds a row group. Files, and listings
     whose keys do not ascend, are sorted on disk within the budget. A key's versions may come in any
-    order. Methods raise StagingError if the file cannot be written; then there is no snapshot.
+    order. Methods raise StagingError if the file cannot be written.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
 
 
 def distinct_identities(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows, and only the last of each (key, object version)."""
+    """Yield the last row of each (key, object version)."""
     held: pa.RecordBatch | None = None  # rows of the last key, which the next batch may continue
     for batch in batches:
         rows = _without_repeated(batch if held is None else pa.concat_batches([held, batch]))
@@ -369,7 +369,7 @@ def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
 
 
 def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return `is_supported` of each key, one by one only if some are unsupported."""
+    """Return `is_supported` of each key."""
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if lengths["min"] > 0 and lengths["max"] <= MAX_KEY_BYTES:
         with contextlib.suppress(pa.ArrowInvalid):  # some keys are not UTF-8
@@ -392,7 +392,7 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
 
 
 def show_objects(query: Query, within: str) -> None:
-    """Create the views `snapshot` of objects and `marker` of delete markers."""
+    """Create the views `snapshot` and `marker` (delete markers)."""
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
     query.view("marker", f"SELECT * FROM whole_snapshot WHERE is_delete_marker AND {within}")
 
@@ -410,7 +410,7 @@ RETAKE_HINT: Final = "take the inventory again"
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read a snapshot's description, not its rows; raises IntegrityError if it has none."""
+    """Read a snapshot's description, not its rows; raises IntegrityError."""
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
     try:
@@ -454,7 +454,7 @@ def read_objects(path: Path) -> Iterator[S3Object]:
 
 
 def s3_object(row: dict[str, Any]) -> S3Object:
-    """Return the object of a row, which changes."""
+    """Return a row's object; changes the row."""
     identity = row.pop("object_version")
     version = object_version(row["version_id"], row["etag"], row["size_bytes"])
     rewritten_at = None

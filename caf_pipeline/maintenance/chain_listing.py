@@ -1,7 +1,6 @@
-"""Compares all located chunks with the store's own lists, for all sources together.
+"""Compares the located chunks of all sources with the store's lists.
 
-The result only makes chunks suspect, for the proof watch (`scrub`): a node may list too little or
-too much.
+The result only makes chunks suspect (see `scrub`): a node may list too little or too much.
 
 Source: docs/explanation/jackal.md.
 """
@@ -40,7 +39,7 @@ _Place = tuple[bytes, str, int]
 
 @dataclass
 class ChainListing:
-    """The result of one pass through the store's lists, for all sources.
+    """The result of one pass, for all sources.
 
     `listed` and `copies` count chunks and proofs in the lists. `left_out` lists have more pages
     than the limit. `trouble` cut the pass off.
@@ -71,9 +70,9 @@ class ChainListing:
 
 
 def check_chain_listing(context: RunContext) -> ChainListing | None:
-    """Go through the store's lists if a pass is due, and mark suspect chunks.
+    """Mark suspect chunks if a pass is due.
 
-    A chunk is suspect in these cases:
+    A chunk is suspect if:
 
     - A complete list of files does not have it, or has too few providers.
     - A copy is not listed any more.

@@ -79,10 +79,9 @@ def read_back(
     ranges: Iterable[Range] = (),
     progress: Callable[[int], None] | None = None,
 ) -> str:
-    """Read the whole chunk from one provider; return how its bytes contradict the ledger, or "".
+    """Read the chunk from one provider; return how it contradicts the ledger, or "".
 
-    `ranges` are of the CAF, so an encrypted chunk must be `opened` to compare them. If it is not,
-    only the Merkle root is compared.
+    `ranges` are of the CAF: those of an encrypted chunk are only compared if it is `opened`.
 
     Raises IntegrityError for other or fewer bytes, StoredChunkMissing, or StoreUnreachable.
     """
@@ -125,7 +124,7 @@ def read_back(
 def check_whole_copy(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, copy: Copy
 ) -> CopyFinding:
-    """Read and verify all of one copy."""
+    """Verify all of one copy."""
     try:
         read_back(context, lease, chunk, posting, copy.provider)
     except (StoreError, IntegrityError) as error:
@@ -134,7 +133,7 @@ def check_whole_copy(
 
 
 def unreadable_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
-    """Return the finding for an unreadable copy: only a permanent error is a fault."""
+    """Return a copy's finding: only a permanent error is a fault."""
     if not error.permanent:
         return CopyFinding(copy, unanswered=str(error), whole=True)
     return CopyFinding(copy, fault=str(error), whole=True)

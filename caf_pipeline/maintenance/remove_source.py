@@ -1,4 +1,4 @@
-"""Removes the files of a source on this machine: plans, snapshots, kept locations, staged files.
+"""Removes the files of a source on this machine.
 
 A staged file is only removed if this ledger once had its chunk: others may belong to a lost ledger,
 posted, but not uploaded yet.
@@ -45,7 +45,7 @@ class Leftovers:
 
 
 def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers:
-    """Return the files of the source, whose name must be valid."""
+    """Return the files of a source with a valid name."""
     candidates = [settings.home / folder / source for folder in _SOURCE_FOLDERS]
     try:
         folders = [path for path in candidates if path.is_symlink() or path.exists()]
@@ -89,7 +89,7 @@ def no_writers(leftovers: Leftovers) -> Iterator[None]:
 
 
 def remove_leftovers(leftovers: Leftovers) -> None:
-    """Remove the files, but not the targets of links. Idempotent."""
+    """Remove the files, not the targets of links. Idempotent."""
     for path in [*leftovers.folders, *(file.path for file in leftovers.staged)]:
         with _as_staging_error(path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path) if _is_folder(path) else path.unlink()

@@ -50,7 +50,7 @@ class RepairReport:
 
 
 def repair_chunk(context: RunContext, name: str) -> RepairReport:
-    """Repair a damaged chunk, or a located one that lacks copies: damaged → located.
+    """Repair a damaged chunk, or a located one that lacks copies.
 
     May be repeated after any failure. Right copies are left alone. Raises StoreError, NotProven or
     IntegrityError.
@@ -100,7 +100,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
 
 
 def concerns_one_chunk(error: CafError) -> bool:
-    """Return whether other chunks can be repaired after this error."""
+    """Return whether other chunks can still be repaired."""
     return error.permanent or (
         isinstance(error, NotProven | StoreUnreachable) and not isinstance(error, NoChainAnswer)
     )

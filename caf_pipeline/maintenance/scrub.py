@@ -1,4 +1,4 @@
-"""The proof watch: checks located chunks regularly and marks damaged ones.
+"""The proof watch: checks located chunks and marks damaged ones.
 
 The first look at a chunk asks each listed copy for all samples of the seal; later looks ask for one
 sample and one object at unforeseeable places. Too few right copies, or a wrong one, make a chunk
@@ -54,8 +54,8 @@ MOST_UNANSWERED: Final = 1000
 class ProofReport:
     """The result of one look at a chunk.
 
-    `read_back` providers returned the requested bytes correctly. The explanation may be that of an
-    earlier look. `unverified` says why too few copies are known to be proven.
+    `read_back` providers returned the requested bytes correctly. `unverified` says why too few
+    copies are known to be proven.
     """
 
     chunk: Chunk
@@ -140,7 +140,7 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
 def mark_wrong(
     context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]
 ) -> str:
-    """Mark a located chunk as damaged after a full read; return the reason."""
+    """Mark a located chunk as damaged; return the reason."""
     posting = posting_of(chunk)
     by_provider = {finding.copy.provider: finding for finding in findings}
     listed = [
@@ -157,12 +157,12 @@ def mark_wrong(
 
 
 def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
-    """Look at up to `limit` located chunks of the source, the least recently checked first.
+    """Look at up to `limit` chunks, the least recently checked first.
 
-    Chunks whose copies were silent the last time come first, until a quarter of the looks (at least
-    one) had no answer again. Then come suspect chunks (`check_chain_listing`). One look in four is
-    kept for other chunks. Up to half of these are for chunks that wait for their next proof window,
-    so that two windows in a row can be seen. Silent chunks do not use up a look.
+    Silent chunks come first, until a quarter of the looks (at least one) had no answer again. Then
+    come suspect chunks (`check_chain_listing`). One look in four is kept for other chunks. Up to
+    half of these are for chunks that wait for their next proof window, so that two windows in a row
+    can be seen. Silent chunks do not use up a look.
 
     Raises StoreUnreachable immediately for the chain, and at the end for silent chunks.
     """
@@ -207,7 +207,7 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
 
 
 def located_or_damaged(context: RunContext, name: str) -> Chunk:
-    """Return a chunk's row; raises CafError in any other state."""
+    """Return a chunk; raises CafError in any other state."""
     chunk = context.ledger.chunks.get(name)
     if chunk.state not in (ChunkState.LOCATED, ChunkState.DAMAGED):
         raise CafError(
@@ -228,7 +228,7 @@ def check_copies(
     *,
     an_object: Sample | None = None,
 ) -> Sequence[CopyFinding]:
-    """Ask every listed copy for samples and an object, or for all bytes of a small file.
+    """Ask every copy for samples and an object, or for all of a small file.
 
     If an object differs from the ledger's row, the copy is read whole to see which is wrong.
     """
@@ -265,7 +265,7 @@ def checks_of(
 ) -> Sequence[CopyCheck]:
     """Return the checks to record. The last fault persists while a provider does not answer.
 
-    A fault of a full read persists until another one.
+    A full read's fault persists until another one.
     """
     before = {copy.provider: copy for copy in context.ledger.replicas.list(chunk.name)}
     now = context.store.current_window(posting)
@@ -315,7 +315,7 @@ def checks_of(
 def unverified_copies(
     context: RunContext, chunk: Chunk, posting: PostRecord, checks: Sequence[CopyCheck]
 ) -> str:
-    """Explain that too few copies are known to be proven."""
+    """Explain that too few copies are proven."""
     verified = [check for check in checks if not check.fault and check.copy.verified]
     required = context.store.required_copies
     if len(verified) >= required or context.store.current_window(posting) is None:

@@ -1,4 +1,4 @@
-"""Finds the sources of archives that a ledger does not know, by one chunk of each archive."""
+"""Finds the sources of unknown archives, by one chunk of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class UnknownArchive:
 
 
 def possible_archive_ids(context: RunContext, owner: str) -> Sequence[str]:
-    """Return the ids in the store that are or may be the source's, the newest last.
+    """Return ids that may be the source's, the newest last.
 
     Ids of other sources are left out, and those that were set aside.
     """
@@ -85,7 +85,7 @@ def open_archive(
 def open_unknown_chunk(
     context: RunContext, file: PostedFile, copies: Sequence[Copy], *, whole: bool
 ) -> tuple[str, str]:
-    """Return the archive id and the source's name in a chunk's head. Nothing else is read.
+    """Return the archive id and the source's name in a chunk's head.
 
     Raises IdentityMissing or KeyRefused if the chunk is encrypted.
     """

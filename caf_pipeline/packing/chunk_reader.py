@@ -105,7 +105,7 @@ class _MemberFile(io.RawIOBase):
 
 
 def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
-    """Yield the skipped objects in manifest rows with `SKIP_COLUMNS`."""
+    """Yield the skips in rows with `SKIP_COLUMNS`."""
     for row in batch.filter(pc.is_valid(batch["skip_reason"])).to_pylist():
         yield Skip(
             key=row["key"],
@@ -121,8 +121,7 @@ def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
 class ChunkFile:
     """A chunk's members and manifest. The index is read on first use, which may take seconds.
 
-    Raises MalformedArchive if the file is not a chunk of this pipeline, and StagingError if it
-    cannot be read.
+    Raises MalformedArchive if it is not our chunk, and StagingError if it cannot be read.
     """
 
     def __init__(self, source: RangeSource, name: str) -> None:

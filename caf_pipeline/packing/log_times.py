@@ -18,12 +18,12 @@ Read = Callable[[int, int], bytes]
 
 
 def is_log(planned: PlannedObject, head: Buffer) -> bool:
-    """Return whether an object that begins so is a log archive. Parts are none."""
+    """Return whether an object is a log archive. Parts are none."""
     return planned.part is None and begins_as_archive(head)
 
 
 def add_log_times(manifest: ManifestWriter, start_byte: int, end_byte: int, read: Read) -> None:
-    """Add a staged log to the manifest, with its first and last record time if undamaged."""
+    """Add a staged log to the manifest, with its times if undamaged."""
     try:
         times = read_times(
             end_byte - start_byte, lambda begin, end: read(start_byte + begin, start_byte + end)

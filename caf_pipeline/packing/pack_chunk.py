@@ -41,9 +41,9 @@ from caf_pipeline.system.atomic_files import sync_folder
 def pack_or_resume(
     context: RunContext, lease: Lease, chunk: Chunk
 ) -> tuple[PackedChunk, OpenedChunk | None]:
-    """Pack a chunk into files of this lease's epoch, or resume what an earlier run packed.
+    """Pack a chunk, or resume what an earlier run packed.
 
-    Returns the packed file, and how to read it if it is encrypted: only this process has its key.
+    Also returns how to read it if it is encrypted: only this process has its key.
 
     Raises:
         StagingError: no room, even without kept files of located chunks.
@@ -102,7 +102,7 @@ def pack_or_resume(
 
 
 def _recipients_of(context: RunContext, chunk: Chunk) -> Sequence[age.Recipient]:
-    """Return who can open the chunk. A sealed plain chunk must get the same root again."""
+    """A sealed plain chunk must get the same root again."""
     if chunk.merkle_root is not None:
         return ()
     return require_recipients(context.settings, context.source)
@@ -115,7 +115,7 @@ def packer_of(
     plan: ChunkPlan,
     recipients: Sequence[age.Recipient] = (),
 ) -> Packer:
-    """Return a packer whose progress callback raises if the lease is lost."""
+    """Return a packer that stops if the lease is lost."""
     terms = read_terms(Path(chunk.plan_folder))
     identity = ChunkIdentity(
         archive_id=terms["archive"],
@@ -159,7 +159,7 @@ def _files_to_encrypt_into(
 ) -> tuple[PartFile, Journal | None, EarlierPacking | None, str]:
     """Reserve space; return part, journal, an earlier packing to seal again, or why there is none.
 
-    Part and journal are new. There is no journal without a worker key. Files that are not sealed
+    There is no journal without a worker key. Files that are not sealed
     again are removed: plain bytes must not stay.
     """
     name, staging = chunk.name, context.staging()
@@ -219,7 +219,6 @@ def _has_room_beside(
     earlier: EarlierPacking,
     reserve: Callable[[int], None],
 ) -> bool:
-    """Make and reserve room for a new part beside an earlier one; return whether there is any."""
     size_bytes += earlier.stored_bytes
     held_bytes = earlier.part.allocated_bytes if earlier.part.locked else 0
     if not make_room(context, name, size_bytes, held_bytes=held_bytes):
@@ -234,7 +233,7 @@ def _has_room_beside(
 def _files_to_pack_into(
     context: RunContext, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
 ) -> tuple[PartFile, Journal, str]:
-    """Reserve space; return part, journal, and why nothing is resumed, or ""."""
+    """Also return why nothing is resumed, or ""."""
     name, staging = chunk.name, context.staging()
     part_path, journal_path = (
         staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")

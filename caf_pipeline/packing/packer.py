@@ -1,7 +1,7 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over the ordered bodies fills sink, index and manifest. When the next member does not fit,
-the chunk closes and releases the remaining objects. A resumed packing gives the same bytes.
+When the next member does not fit, the chunk closes and releases the remaining objects. Resuming
+gives the same bytes.
 
 Source: docs/explanation/design.md, which lists the reasons of skips.
 """
@@ -71,7 +71,7 @@ A key has up to 1,024 bytes, and `\u0000` stands for a single byte.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedChunk(SealRecord):
-    """A packed file, not yet sampled, and how it was made.
+    """A packed file, not yet sampled.
 
     `resumed_bytes` are an earlier run's. `not_resumed` is why its file was not resumed completely,
     or "".
@@ -150,11 +150,11 @@ class Packer:
         journal: Journal | None,
         earlier: EarlierPacking | None = None,
     ) -> PackedChunk:
-        """Write the chunk to `part`, which is closed, and its manifest to the new file `spool`.
+        """Write the chunk to `part`, which is closed, and its manifest to `spool`.
 
         `objects` are in plan order. `part` is new, or is resumed with its `journal`. After an
         error, it keeps what the journal holds. With recipients, `part` and `journal` are new, and
-        `earlier` is sealed again into them. The journal is None if there is no worker key.
+        `earlier` is sealed again into them. No worker key: no journal.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
@@ -254,7 +254,6 @@ class Packer:
     def _replace(
         self, earlier: EarlierPacking, sink: StagingSink, opened: OpenObject | None
     ) -> None:
-        """Let the new files replace those of an earlier run, which stay until then."""
         if opened:
             self._checkpoints.begin_member(opened)
         self._checkpoints.save()
@@ -287,7 +286,6 @@ class Packer:
     def _journaled(
         self, journal: Journal | None, sink: StagingSink, reached: ReplayState
     ) -> Iterator[None]:
-        """After a failure, save a last checkpoint and cut the part to it."""
         checkpoints = self._checkpoints = Checkpoints(
             journal,
             sink,
@@ -320,7 +318,7 @@ class Packer:
         )
 
     def find_unreadable(self, objects: Iterable[PlannedObject]) -> Iterator[PlannedObject]:
-        """Yield objects that cannot be read. Takes the memory of one more window."""
+        """Yield objects that cannot be read. Memory: another window."""
         with self._fetch(objects) as fetch:
             while (planned := fetch.next_object()) is not None:
                 checks: _MemberChecks | None = None
@@ -347,7 +345,7 @@ class Packer:
         sink: StagingSink,
         manifest: ManifestWriter,
     ) -> bool:
-        """Add one object or its skip; False, with nothing added, if it does not fit."""
+        """Return False, with nothing added, if the object does not fit."""
         opened, self._open = self._open, None
         self._reported_bytes = 0
         # A small object arrives with its checksums. Those of a larger one are computed by part.

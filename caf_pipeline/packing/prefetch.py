@@ -1,8 +1,6 @@
 """Runs many GETs concurrently and returns their bodies in order.
 
-A large object is read in ranges. A window of bytes limits pending GETs, and so the memory. The
-writer starts the smallest GETs itself, since passing them to a thread and back costs more than
-processing them.
+A window of bytes limits pending GETs, and so the memory.
 """
 
 import hashlib
@@ -178,7 +176,7 @@ class OrderedFetch:
         return self._source.full_object_checksum(planned.object)
 
     def is_comparable(self, planned: PlannedObject) -> bool:
-        """Return whether to compare S3's checksum. It never covers a part."""
+        """S3's checksum never covers a part."""
         return self._compare_checksums and not planned.part
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
@@ -200,7 +198,6 @@ def _sums_of(body: Buffer) -> BodySums:
 
 
 def _differing(part: ObjectPart) -> str:
-    """Return the checksum algorithm that contradicts the body, or ""."""
     digest = new_digest(part.checksum.algorithm) if part.checksum else None
     if part.checksum is None or digest is None:
         return ""
@@ -209,7 +206,7 @@ def _differing(part: ObjectPart) -> str:
 
 
 def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:
-    """Return the error for a body that does not match S3's checksum."""
+    """Return the error for a wrong checksum."""
     return ObjectReadFailed(
         f"the bytes of {obj.key!r} do not match the {algorithm} checksum in S3",
         hint="a proxy changes bytes, or the object is damaged in S3",

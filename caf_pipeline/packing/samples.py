@@ -1,4 +1,4 @@
-"""Read-back samples: taken when a chunk is sealed, then compared with each stored copy.
+"""Samples: taken when a chunk is sealed, then compared with each stored copy.
 
 Source: promise 1 in docs/explanation/design.md.
 """
@@ -44,7 +44,7 @@ class CopyFinding:
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read samples, whose positions depend only on root and size."""
+    """Read samples at positions that depend only on root and size."""
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
     for number in range(SAMPLE_COUNT - len(offsets)):
@@ -57,7 +57,7 @@ def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list
 
 
 def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
-    """Return whether a staged file has these samples; raise FileNotFoundError if it is missing."""
+    """Return whether a file has these samples; raises FileNotFoundError."""
     source = StagedSource(path)
     return all(
         hashlib.sha256(source.read(sample.offset, sample.offset + sample.length)).digest()
@@ -69,7 +69,7 @@ def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
 def check_copy(
     store: ChunkReader, posting: PostRecord, copy: Copy, samples: Sequence[Sample]
 ) -> CopyFinding:
-    """Compare the samples of one copy, up to the first that differs."""
+    """Compare samples up to the first that differs."""
     for number, sample in enumerate(samples):
         end = sample.offset + sample.length
         try:
@@ -92,7 +92,7 @@ def check_copy(
 def lost_range(
     store: ChunkReader, posting: PostRecord, provider: str, start_byte: int, end_byte: int
 ) -> str:
-    """Return a message if the provider has lost a range that it failed to send, else ""."""
+    """Explain that a provider has lost a range that it failed to send, else ""."""
     if not store.has_lost(posting, start_byte, end_byte, provider=provider):
         return ""
     return f"it answers other requests, but sends nothing of bytes {start_byte} to {end_byte}"
@@ -112,7 +112,7 @@ def described(findings: Sequence[CopyFinding]) -> str:
 
 
 def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int) -> CafError:
-    """Return the error for a chunk with fewer than `required` correct copies."""
+    """Return the error for too few correct copies."""
     right = sum(1 for finding in findings if finding.good)
     copies = f"{right} of {counted(required, 'copy', 'copies')}"
     message = (

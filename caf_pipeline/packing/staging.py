@@ -71,12 +71,12 @@ class StagedFile:
 
 
 def leftovers(context: RunContext, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return the context's staged files, or those of one chunk."""
+    """Return the staged files, or those of one chunk."""
     return files_in(context.staging(), chunk)
 
 
 def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return all files of a staging folder, or those of one chunk, sorted by name.
+    """Return a staging folder's files, or a chunk's, sorted by name.
 
     Files with other names, and folders, are "foreign".
     """
@@ -99,12 +99,12 @@ def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
 
 
 def staged_path(context: RunContext, name: str) -> Path:
-    """Return the path of a sealed chunk."""
+    """Return a sealed chunk's path."""
     return context.staging() / f"{name}{_SEALED}"
 
 
 def packed_path(context: RunContext, name: str, epoch: int) -> Path:
-    """Return the path of a chunk that was packed under a lease and not sealed."""
+    """Return the path of a packed, unsealed chunk."""
     return context.staging() / f"{name}.{epoch}.packed"
 
 
@@ -125,7 +125,7 @@ def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
 def write_packed(
     context: RunContext, name: str, epoch: int, part: Path, packed: PackedChunk
 ) -> None:
-    """Rename a finished packing, then write its record, both durably."""
+    """Rename a packing, then write its record, durably."""
     final, record = packed_path(context, name, epoch), _record_path(context, name)
     described = {
         name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED
@@ -165,7 +165,7 @@ def _check_of(described: Mapping[str, Any]) -> str:
 
 
 def read_packed(context: RunContext, name: str) -> tuple[PackedChunk, Path] | None:
-    """Return an unsealed chunk's finished packing and file; None if it is incomplete.
+    """Return an unsealed chunk's packing and file; None if incomplete.
 
     Checks the file's length, manifest and index, but not its other bytes. An encrypted file that
     was not sealed cannot be read, and a plain file of a private source must not be stored.
@@ -202,7 +202,7 @@ def packing_run(context: RunContext, chunk: Chunk) -> str:
 
 
 def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
-    """Return whether the sealed file has its root. Reads it all, at about 500 MiB/s."""
+    """Return whether the sealed file has its root. Reads it all."""
     path = staged_path(context, chunk.name)
     try:
         return (
@@ -214,7 +214,7 @@ def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
 
 
 def give_final_name(context: RunContext, name: str, file: Path) -> Path:
-    """Rename a whole file, durably, to the sealed chunk, and replace an older one."""
+    """Rename a file, durably, to the sealed chunk, replacing an older one."""
     path = staged_path(context, name)
     rename_durably(file, path)
     return path
@@ -234,7 +234,7 @@ def remove_unsealed(context: RunContext, name: str) -> None:
 
 
 def remove_all(context: RunContext, name: str) -> None:
-    """Remove all files of a chunk and release its reservation."""
+    """Remove a chunk's files and reservation."""
     remove_unsealed(context, name)
     remove_staged(staged_path(context, name))
     context.ledger.staging.release(name)
@@ -250,9 +250,9 @@ def _record_path(context: RunContext, name: str) -> Path:
 def download(
     context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, providers: Iterable[str]
 ) -> tuple[bool, Mapping[str, CafError]]:
-    """Make room, and download a stored chunk as its sealed file.
+    """Download a stored chunk as its sealed file.
 
-    Tries providers in turn. Returns whether any succeeded, and the errors of the others.
+    Returns whether any provider succeeded, and the errors of the others.
     """
     remove_staged(
         *(
@@ -288,7 +288,7 @@ def download_from(
     provider: str,
     path: Path,
 ) -> None:
-    """Write a posted file from one provider to `path`.
+    """Write a file from one provider to `path`.
 
     An IntegrityError leaves the wrong bytes there.
     """
@@ -303,7 +303,7 @@ def download_from(
 
 
 def proof_type_of(chunk: Chunk) -> int:
-    """Return the proof type of a sealed chunk's root, else raise CafError."""
+    """Return a sealed chunk's proof type, or raise CafError."""
     if chunk.proof_type is None:
         raise CafError(f"chunk {chunk.name} is '{chunk.state}', not sealed")
     return chunk.proof_type
@@ -313,7 +313,7 @@ def proof_type_of(chunk: Chunk) -> int:
 
 
 def release_located(context: RunContext, name: str) -> None:
-    """Release a located chunk's reservation, and its file once the store allows it."""
+    """Release a located chunk's reservation, and its file if the store allows."""
     if context.store.staging_hold_seconds() > 0:
         remove_unsealed(context, name)
         context.ledger.staging.release(name)
@@ -322,10 +322,9 @@ def release_located(context: RunContext, name: str) -> None:
 
 
 def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> bool:
-    """Remove kept files, the first located first, until `size_bytes` fit; return whether they do.
+    """Remove kept files, first located first; return whether `size_bytes` fit.
 
-    `held_bytes` of them are already on the disk. The reservation or disk refuses what still does
-    not fit.
+    `held_bytes` of them are already on the disk.
     """
     if _has_room(context, name, size_bytes, held_bytes):
         return True
@@ -340,7 +339,7 @@ def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: in
 
 
 def sweep(context: RunContext) -> Iterator[str]:
-    """Remove kept files whose hold is over; yield their chunks' names."""
+    """Remove kept files whose hold is over; yield chunk names."""
     hold = timedelta(seconds=context.store.staging_hold_seconds())
     now = datetime.now(UTC)
     for kept in _kept(context):
@@ -349,7 +348,7 @@ def sweep(context: RunContext) -> Iterator[str]:
 
 
 def _kept(context: RunContext) -> list[Chunk]:
-    """Return the located chunks with a sealed file, the first located first."""
+    """The first located first."""
     kept = []
     for path in context.staging().glob(f"*{_SEALED}"):
         try:

@@ -27,10 +27,10 @@ SAMPLE_BYTES: Final = 64 << 10
 
 
 def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
-    """Count a failed read of this object; return whether enough runs failed to skip it.
+    """Count a failed read; return whether enough runs failed to skip the object.
 
-    Later runs read only the counted objects again. If the source returns no object at all,
-    SourceUnreachable is raised.
+    Later runs read only the counted objects again. Raises SourceUnreachable if no object is
+    readable.
     """
     require_answers(context, chunk, planned.object)
     failures = context.ledger.read_failures.list(chunk.name)
@@ -62,7 +62,7 @@ def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: Plann
 def combined_read_failure(
     context: RunContext, chunk: Chunk, error: ObjectReadFailed
 ) -> ObjectReadFailed:
-    """Return the error of a failed run, with the number of objects."""
+    """Return a failed run's error, with the number of objects."""
     failures = context.ledger.read_failures.list(chunk.name).values()
     limit, run = context.settings.packing.unreadable_after, context.holder.run
     count = sum(failure.last_run == run and failure.times < limit for failure in failures)
@@ -74,10 +74,7 @@ def combined_read_failure(
 
 
 def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None:
-    """Raise SourceUnreachable if the source does not list, or returns no object but `failed`.
-
-    A source without other objects only has to list.
-    """
+    """Raise SourceUnreachable if the source does not list, or returns no object but `failed`."""
     page = next(iter(context.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None
     planned = read_chunk_objects(Path(chunk.plan_folder), chunk.number)

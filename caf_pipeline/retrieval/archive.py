@@ -93,7 +93,7 @@ class Archive:
             raise UsageError("the archive is closed", hint="open another archive")
 
     def sources(self) -> Sequence[str]:
-        """Return the names of all sources that have archived or planned objects."""
+        """Return all sources with archived or planned objects."""
         self._require_open()
         return self.lookup.sources()
 

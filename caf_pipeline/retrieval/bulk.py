@@ -118,7 +118,7 @@ class _Request:
 
 
 def is_small(location: Location) -> bool:
-    """Return whether an object shares requests with its neighbours."""
+    """Return whether an object shares requests."""
     return location.size_bytes <= SMALL_BYTES and not location.parts
 
 
@@ -136,10 +136,7 @@ def read_many(
 
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
-    """Read whole objects whose locations are known; `number` is the position in `locations`.
-
-    Objects of a failed shared request are retried alone.
-    """
+    """Read whole objects whose locations are known; `number` is the position in `locations`."""
 
     def retry(read: ObjectRead) -> ObjectRead:
         assert read.location
@@ -159,7 +156,7 @@ def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[
 
 
 def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
-    """Yield results ordered by number, from 0. Memory holds those that come early."""
+    """Yield results by number, from 0. Memory: early ones."""
     early = dict[int, ObjectRead]()
     number = 0
     for read in reads:
@@ -289,7 +286,7 @@ def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
 
 
 def _read_available(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafError | None]:
-    """Return the bytes, where each failed provider was replaced, and the error at the end."""
+    """Return the bytes, where failed providers were replaced, and the final error."""
     body, replaced = bytearray(), dict.fromkeys(holders.failed, 0)
     try:
         for piece in holders.pieces(0, holders.size_bytes):

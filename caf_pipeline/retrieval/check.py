@@ -38,7 +38,7 @@ class CheckedObject:
 
 
 def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator[CheckedObject]:
-    """Read and verify each object, and yield the results in order.
+    """Verify each object, and yield the results in order.
 
     Memory: `BATCH_OBJECTS` locations, 16 requests of 8 MiB, and a piece of each larger object.
     Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures.

@@ -43,7 +43,7 @@ class RangeHolders:
         self._contributors: set[str] = set()
 
     def pieces(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield bytes of the range in pieces of at most 1 MiB, not verified. Raises as `copy`."""
+        """Yield unverified pieces of at most 1 MiB. Raises as `copy`."""
         posting, offset = self._range.posting, self._range.start_byte
         position = start_byte
         self._look_up_holders()
@@ -68,14 +68,14 @@ class RangeHolders:
             raise self._read_error()
 
     def compare(self, sha256: bytes) -> bool:
-        """Return whether this is the SHA-256 of the range; if not, refuse the bytes."""
+        """Return whether the SHA-256 is right; if not, refuse the bytes."""
         if sha256 == self._range.sha256:
             return True
         self.refuse()
         return False
 
     def refuse(self) -> None:
-        """Ask other providers: the bytes of the last reading were wrong."""
+        """The last bytes were wrong: ask other providers."""
         group, *others = self._groups
         if len(self._contributors) == 1:
             suspects = []
@@ -127,7 +127,7 @@ class RangeHolders:
 
 
 def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
-    """Return the error for `what`, whose class says if a retry can help."""
+    """Return the error, whose class says if a retry can help."""
     errors = failed.values()
     if not errors:
         return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")
@@ -141,7 +141,7 @@ def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
 
 
 def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
-    """Return the ranges of an object. Raises IntegrityError if their sizes do not add up."""
+    """Return an object's ranges. Raises IntegrityError for wrong sizes."""
     key = location.row.key
     ranges = [RangeHolders(located, store, key) for located in location.ranges]
     if (total := sum(part.size_bytes for part in ranges)) != location.size_bytes:

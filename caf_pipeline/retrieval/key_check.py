@@ -34,7 +34,7 @@ def check_keys(
     """Compare each stored header with the ledger's, and open it.
 
     A header that differs is not opened: anyone who knows a recipient could have made it. Raises
-    StoreUnreachable if a chunk cannot be read now.
+    StoreUnreachable.
     """
     for chunk in lookup.encrypted_chunks(source):
         header, problem = chunk.header, ""

@@ -42,7 +42,7 @@ def list_objects(
     include: LocationFilter = every,
     as_of: datetime | None = None,
 ) -> Iterator[Location]:
-    """Yield the included object of each key that begins with `prefix`, as known at `as_of`.
+    """Yield each key's included object, as known at `as_of`.
 
     A prefix that ends inside a character matches no key.
     """
@@ -60,7 +60,7 @@ def list_level(
     include: LocationFilter = every,
     as_of: datetime | None = None,
 ) -> Iterator[Location | str]:
-    """Yield one level below `prefix`, as S3 does with a delimiter: objects and common prefixes.
+    """Yield one level below `prefix`, as S3 does with a delimiter.
 
     A common prefix is text, has an included object, and costs one query.
     """
@@ -91,7 +91,7 @@ def list_level(
 def list_versions(
     lookup: LocationLookups, source: str, entries: Iterable[Location | str]
 ) -> Iterator[Location | str]:
-    """Yield the entries, and after each object the older versions of its key, newest first."""
+    """Yield the entries, each object followed by its older versions, newest first."""
     listed = iter(entries)
     while page := list(islice(listed, PAGE_KEYS)):
         versions = lookup.locate_versions(
@@ -107,7 +107,7 @@ def list_versions(
 def list_named_versions(
     lookup: LocationLookups, source: str, prefix: str = ""
 ) -> Iterator[Location]:
-    """Yield every version of each key below a prefix, under a key of its own.
+    """Yield every version of each key, under a key of its own.
 
     An older version is named `key~caf-v-<version>`. `~` is appended while an archived key has that
     name.
@@ -135,7 +135,7 @@ def list_named_versions(
 
 
 def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
-    """Return how many objects below a prefix are not archived yet, and how many were skipped."""
+    """Count objects that are not archived yet, and skipped ones."""
     try:
         raw = prefix.encode("utf-8", "surrogateescape")  # as in names from the operating system
     except UnicodeEncodeError:
@@ -165,7 +165,7 @@ class _Pages:
 
 
 def common_prefix(prefix: str, key: str) -> str:
-    """Return the key up to and including the first '/' after the prefix; or ""."""
+    """Return the key up to the first '/' after the prefix; or ""."""
     at = key.find(DELIMITER, len(prefix))
     return key[: at + 1] if at >= 0 else ""
 

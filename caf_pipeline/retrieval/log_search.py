@@ -1,7 +1,6 @@
 """Searches archived logs that clp-s compressed: picks objects by time, fetches and searches them.
 
-The ledger has the times of most logs; otherwise the header is read. clp-s receives the query
-unchanged.
+The ledger has the times of most logs; otherwise the header is read.
 """
 
 import math
@@ -78,7 +77,6 @@ class Period:
 
     @classmethod
     def between(cls, begin: datetime | None, end: datetime | None) -> Self:
-        """Return the milliseconds that overlap these times, which have zones."""
         first, last = (
             (moment - _EPOCH) / timedelta(milliseconds=1) if moment else None
             for moment in (begin, end)
@@ -88,7 +86,6 @@ class Period:
         )
 
     def meets(self, first_ms: int | None, last_ms: int | None) -> bool:
-        """Return whether a log with these times, if known, may have records of the period."""
         is_late = self.last_ms is not None and first_ms is not None and first_ms > self.last_ms
         is_early = self.first_ms is not None and last_ms is not None and last_ms < self.first_ms
         return not is_late and not is_early
@@ -112,7 +109,7 @@ class SearchedLog:
 
 
 def find_clp_s() -> Path:
-    """Return the path of clp-s; raises SettingsError if it is not installed."""
+    """Return the path of clp-s; raises SettingsError."""
     spec = find_spec("yscope_clp_core")
     folders = spec.submodule_search_locations if spec else None
     for folder in folders or ():
@@ -126,7 +123,7 @@ def find_clp_s() -> Path:
 
 
 class LogSearch:
-    """One search, as a context manager that kills its processes and deletes its files.
+    """One search. The context manager kills its processes and deletes its files.
 
     `not_recorded` counts objects whose header was read.
     """
@@ -196,7 +193,7 @@ class LogSearch:
     def search(
         self, lookup: LocationLookups, store: ChunkReader, source: str, prefix: str
     ) -> Iterator[SearchedLog]:
-        """Yield each log below a prefix that may have records of the period, in key order.
+        """Yield each log that may have records of the period, in key order.
 
         Logs are searched concurrently. Read the matches of each before you take the next one.
         """

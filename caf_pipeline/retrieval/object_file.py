@@ -40,7 +40,7 @@ class ObjectFile(io.RawIOBase):
     To avoid unverified bytes, use `ArchivedObject.pieces` or `ArchivedObject.write_to`.
 
     If a provider fails, the next provider continues at the same byte. Memory: 8 MiB, or twice the
-    size of one read if that is more. After a `seek`, at least 1 MiB is requested.
+    size of one read if that is more.
 
     Reading raises ObjectMissing, StoreUnreachable or IntegrityError, again on each read until the
     next `seek`.

@@ -12,8 +12,7 @@ from caf_pipeline.system.ranges import FileRanges
 class ObjectRanges(FileRanges):
     """Ranges of an archived object, without read-ahead.
 
-    Only objects of up to 8 MiB are verified. Raises ObjectMissing, StoreUnreachable and
-    IntegrityError.
+    Only objects of up to 8 MiB are verified. Raises like `ObjectFile`.
     """
 
     def __init__(self, archived: ArchivedObject) -> None:

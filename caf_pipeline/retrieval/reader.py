@@ -159,7 +159,7 @@ def not_located(
 
 
 def no_source(lookup: LocationLookups, source: str) -> NotLocated | None:
-    """Return the error for an unknown source, or None."""
+    """Return the error for an unknown source."""
     if source in (sources := lookup.sources()):
         return None
     return NotLocated(
@@ -207,12 +207,12 @@ def _explained(record: NotArchived, what: str, source: str) -> NotLocated:
 
 
 def save(archived: ArchivedObject, path: Path) -> None:
-    """Write an object to `path`, which appears only when it is complete and verified."""
+    """Write an object to `path`, which appears when complete and verified."""
     write_whole(path, archived.write_to)
 
 
 def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write a file that appears at `path` only when it is complete.
+    """Let `fill` write a file that appears when complete.
 
     The target of a link is written. A pipe or a device receives the complete bytes. Raises
     UsageError, or BrokenPipeError.

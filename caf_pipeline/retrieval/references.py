@@ -1,8 +1,8 @@
 """Exports references (URL, offset, length) into stored chunks, which others read without our code.
 
 A .json file is for fsspec's ReferenceFileSystem (version 1 of kerchunk's format). A .parquet file
-has a row for each object or part of an object, with kerchunk's column names. The Parquet folders
-that fsspec reads lazily work for Zarr alone.
+has a row for each object or part of an object, with kerchunk's column names. fsspec's lazy Parquet
+folders work for Zarr alone.
 
 Source: kerchunk's reference specification; fsspec.implementations.reference.
 """
@@ -47,7 +47,7 @@ COMPARED_BYTES: Final = 64 << 10
 
 @dataclass
 class ReferenceSums:
-    """Counts of objects and chunks written.
+    """Counts of objects and chunks.
 
     JSON lacks split objects (`in_parts`). fsspec strips the '/' at the end of keys
     (`end_in_slash`).
@@ -61,7 +61,7 @@ class ReferenceSums:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The place of an object, or of one part of a split object."""
+    """The place of an object, or of one part."""
 
     key: str
     part: int
@@ -74,7 +74,7 @@ class Reference:
 
 
 def require_plain(lookup: LocationLookups, source: str) -> None:
-    """Raise UsageError if a chunk of the source is encrypted."""
+    """Raise UsageError if a chunk is encrypted."""
     if chunk := lookup.encrypted_chunk(source):
         raise UsageError(
             f"references are URLs of plain bytes, and chunk {chunk} of source '{source}' is "
@@ -86,10 +86,10 @@ def require_plain(lookup: LocationLookups, source: str) -> None:
 def write_references(
     locations: Iterable[Location], store: ChunkReader, path: Path
 ) -> ReferenceSums:
-    """Write references to a JSON or Parquet file, by its suffix; it appears when it is complete.
+    """Write a JSON or Parquet file, by its suffix; it appears when complete.
 
     A chunk's URL is that of its best provider that just returned an object of it correctly. Memory
-    does not grow with the number of objects. Raises StagingError, or a chunk's error.
+    is constant. Raises StagingError, or a chunk's error.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):

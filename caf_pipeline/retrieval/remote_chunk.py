@@ -82,7 +82,7 @@ class CopiesDiffer(IntegrityError):
 
 
 class AgreedSource:
-    """A `caf.RangeSource` that reads each range of a stored file from all copies and compares them.
+    """A `caf.RangeSource` that reads each range from all copies and compares them.
 
     `providers` answered every read, `silent` ones did not. `wrong` copies are not read again.
     """
@@ -294,7 +294,7 @@ def open_file(
 
 
 def _read_header(stored: RangeSource, size_bytes: int) -> bytes:
-    """Return header and nonce, or b"" if the file has none."""
+    """Return header and nonce, or b""."""
     begin = stored.read(0, min(HEADER_BYTES, size_bytes))
     if not age.is_complete(begin[: -age.NONCE_BYTES]) and age.is_age_file(begin):
         most = min(age.MAX_HEADER_BYTES + age.NONCE_BYTES, size_bytes)
@@ -318,7 +318,7 @@ class Head:
 
 
 def read_head(caf: RangeSource, size_bytes: int) -> Head:
-    """Read the first member. Raises MalformedArchive if it is no chunk's."""
+    """Read the first member. Raises MalformedArchive."""
     if size_bytes <= HEAD_SIZE_BYTES:
         raise MalformedArchive(f"its {size_bytes} bytes are fewer than those of a chunk's head")
     head = caf.read(0, HEAD_SIZE_BYTES)
@@ -337,7 +337,7 @@ def read_head(caf: RangeSource, size_bytes: int) -> Head:
 def read_chunk(
     opened: OpenedFile, copies: Sequence[Copy], head: Head, *, of: str, spool: Path
 ) -> RemoteChunk:
-    """Read index, manifest and samples of a chunk of the source `of`, and check their consistency.
+    """Read and check index, manifest and samples of a chunk of the source `of`.
 
     The manifest stays in `spool`. Raises MalformedArchive or ArchiveLimitReached if our packing did
     not write this file.

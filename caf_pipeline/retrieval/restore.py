@@ -53,13 +53,13 @@ class RestoreTarget(Protocol):
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """Write the objects that are not there, and yield a result for each, in any order.
 
-        Memory does not grow with the number of objects.
+        Memory is constant.
         """
         ...
 
 
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
-    """Restore objects. Raises StoreUnreachable after `UNREAD_IN_A_ROW` failures in a row."""
+    """Raise StoreUnreachable after `UNREAD_IN_A_ROW` failures."""
     unread = 0
     for restored in target.restore(listed):
         yield restored
@@ -99,7 +99,7 @@ class RestoreSums:
 
     @property
     def beside(self) -> str:
-        """A phrase that counts the objects a restore cannot bring back; or ""."""
+        """Counts the objects a restore cannot bring back; or ""."""
         if not self.not_yet_archived and not self.skipped:
             return ""
         return (

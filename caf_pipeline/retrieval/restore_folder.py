@@ -32,7 +32,7 @@ LARGE_AT_ONCE: Final = 4
 
 
 class RestoreFolder:
-    """Writes files, which appear when they are complete. Their mtime is the LastModified."""
+    """Writes files, which appear when complete. Mtime: LastModified."""
 
     def __init__(
         self, files: FilesBelow | None, store: ChunkReader, *, force: bool, dry_run: bool

@@ -21,10 +21,9 @@ def side_by_side(
     *,
     drains: bool = False,
 ) -> Generator[_Result, None, None]:
-    """Yield the result of `work` for each item, in order; at most `2 * threads` are under way.
+    """Yield results in order; at most `2 * threads` are under way.
 
-    Results before an error are yielded first. `drains` also yields those of started items, so that
-    each write is reported.
+    Results before an error are yielded first. `drains` also yields those of started items.
     """
     under_way: deque[Future[_Result]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")

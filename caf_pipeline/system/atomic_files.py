@@ -144,7 +144,6 @@ class WholeFile:
         self.file: IO[bytes] = self.raw if direct else io.BufferedWriter(self.raw, WRITE_BYTES)
 
     def seal(self) -> None:
-        """Close the temporary file, durably if configured. Idempotent."""
         if not self.file.closed:
             self.file.flush()
             if self._replaces:
@@ -156,7 +155,6 @@ class WholeFile:
             self.file.close()
 
     def publish(self) -> None:
-        """Seal the file and move it to `path`, replacing an older one."""
         self.seal()
         if self._is_durable:
             rename_durably(self.temporary, self.path)
@@ -209,7 +207,7 @@ def give_rights(old: os.stat_result, file: int | str, folder: int | None = None)
 
 
 def rename_durably(file: Path, path: Path) -> None:
-    """Move a durable file or folder to `path` durably, replacing a file there."""
+    """Move a durable file or folder to `path`, durably, replacing a file."""
     os.replace(file, path)
     sync_folder(path.parent)
 

@@ -31,7 +31,7 @@ class Deadline:
     def ask(
         self, whom: str, question: Callable[[], T], *, late: Callable[[], None] = lambda: None
     ) -> T:
-        """Return or raise the outcome of `question`. Errors name the server `whom`.
+        """Errors name the server `whom`.
 
         If the request ends after the deadline, its thread calls `late` to free resources.
 
@@ -63,7 +63,6 @@ class Deadline:
 
 
 def _answer(question: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that returns or raises a request's outcome."""
     try:
         result = question()
     except BaseException as error:  # noqa: BLE001 - raised in the caller's thread

@@ -25,12 +25,12 @@ def received(number: int) -> None:
 
 
 def interrupted_status() -> int:
-    """Return the exit status of an interrupted process: 128 plus the signal's number."""
+    """Return the exit status: 128 plus the signal's number."""
     return 128 + _received[0] if _received else INTERRUPTED
 
 
 def ignore_further() -> None:
-    """Ignore these signals, so that they do not interrupt the shutdown."""
+    """Ignore these signals during the shutdown."""
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)
 

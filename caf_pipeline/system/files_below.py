@@ -187,7 +187,6 @@ class FilesBelow:
                     yield key, None
 
     def _write_at_once(self, members: Sequence[tuple[str, Body]]) -> Sequence[bool]:
-        """`_write` writes the others."""
         if len(members) > 1 and not self._is_tracked and self._takes_many:
             with contextlib.suppress(NotRestored, OSError):
                 names = [_parts(key)[-1] for key, _ in members]
@@ -225,7 +224,7 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a large member's file, to be passed to `finish`."""
+        """Return a large member's file, for `finish`."""
         try:
             return UnfinishedFile(self._root, may_replace=self._force, direct=True)
         except OSError as error:
@@ -250,7 +249,7 @@ class FilesBelow:
             self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
-        """Return the file at `parts`, or None. Raises NameRefused if no file is possible there."""
+        """Raises NameRefused if no file is possible there."""
         with self._translated(key):
             try:
                 descriptor = os.open(
@@ -272,7 +271,7 @@ class FilesBelow:
         return True
 
     def take(self, key: str, file: IO[bytes]) -> None:
-        """Count an existing file as written. Raises NotRestored if it belongs to another member."""
+        """Count an existing file as written. Raises NotRestored."""
         status = os.fstat(file.fileno())
         # A file with several links has several names, which cannot be told apart by its status.
         if self._is_tracked and status.st_nlink == 1:
@@ -408,7 +407,7 @@ class FilesBelow:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether the folder exists. Creates nothing.
+    """Return whether the folder exists.
 
     Raises:
         StagingError: FilesBelow could not create it.
@@ -435,7 +434,7 @@ def _not_writable(path: Path, error: OSError) -> StagingError:
 
 
 def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:
-    """Group consecutive small members of one folder; any other is a group of its own."""
+    """Group consecutive small members of one folder."""
     group: list[tuple[str, Body]] = []
     group_folder, group_bytes = "", 0
     for key, body in members:

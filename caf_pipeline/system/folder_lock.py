@@ -48,7 +48,7 @@ def writing_into(folder: Path) -> Iterator[None]:
 def alone_in(folder: Path) -> Iterator[bool]:
     """Yield whether no other process writes into `folder`.
 
-    If True, writers are kept out while the context lasts.
+    If True, writers are kept out.
     """
     with opened_folder(folder) as descriptor:
         try:

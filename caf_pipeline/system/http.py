@@ -1,8 +1,8 @@
 """HTTP with untrusted servers: addresses are checked, and a whole exchange has a timeout.
 
-HTTP clients limit each read, so slow headers, endless interim answers, or a byte now and then keep
-them waiting. The sockets, which httpcore lets its user supply, enforce the timeout. Each connection
-resolves its host once, and uses the checked address.
+HTTP clients limit each read, so slow servers keep them waiting. The sockets, which httpcore lets
+its user supply, enforce the timeout. Each connection resolves its host once, and uses the checked
+address.
 
 The caller limits the answer. Source: httpcore's `NetworkBackend`; RFC 9110.
 """
@@ -129,7 +129,7 @@ class _Sockets(httpcore.NetworkBackend):
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket that waits in short steps. `tls` counts TLS layers: 2 behind a TLS proxy."""
+    """`tls` counts TLS layers: 2 behind a TLS proxy."""
 
     def __init__(self, stream: httpcore.NetworkStream, tls: int = 0) -> None:
         self._stream = stream
@@ -188,7 +188,7 @@ class _Stream(httpcore.NetworkStream):
 def guarded_pool(
     permit: Permit = _permit_all, *, most_idle: int | None = None, proxy: str = ""
 ) -> httpcore.ConnectionPool:
-    """Return a pool of connections to allowed addresses, or through a proxy."""
+    """Return connections to allowed addresses, or through a proxy."""
     url = httpx.Proxy(proxy) if proxy else None
     return httpcore.ConnectionPool(
         ssl_context=_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),

@@ -17,7 +17,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
-    """Post a JSON object. No error contains the URL's path, which may be a secret.
+    """Post JSON. No error contains the URL's path, which may be secret.
 
     `seconds` limits each read and write.
 
@@ -56,7 +56,7 @@ def send_mail(
     login: tuple[str, str] | None,
     seconds: float,
 ) -> Sequence[str]:
-    """Send an e-mail. Returns the recipients that the server refused.
+    """Send an e-mail; return the refused recipients.
 
     `security` is `starttls`, `tls` or `none`; `login` is user and password. `seconds` limits each
     read and write.

@@ -154,7 +154,7 @@ def write_whole(
     """Write batches as one file, or leave nothing.
 
     Columns outside of `schema` are dropped; their order is free. A file that is not `durable` may
-    be lost with a crash of the machine.
+    be lost in a crash.
     """
     file = WholeParquet(path, schema, durable=durable)
     try:
@@ -226,7 +226,7 @@ class Query:
         self._stack.close()
 
     def table(self, name: str, *paths: Path) -> None:
-        """Define a view over Parquet files and folders, with the columns of the first file.
+        """Define a view with the columns of the first file.
 
         Paths may contain any character, including those of glob patterns.
         """
@@ -240,7 +240,7 @@ class Query:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def hold(self, name: str, sql: str) -> int:
-        """Create or replace a table with a query's rows. Returns their number."""
+        """Create or replace a table; return its rows."""
         self.connection.execute(f"CREATE OR REPLACE TABLE {name} AS {sql}")
         return int(self.rows(f"SELECT count(*) FROM {name}")[0][0])
 
@@ -248,7 +248,6 @@ class Query:
         self.connection.register(name, rows)
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, as a stream."""
         # In DuckDB 2.0, `execute(…).to_arrow_reader` copies all rows first; `sql` streams. Without
         # the setting `preserve_insertion_order`, sorted rows came in another order.
         yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)

@@ -25,7 +25,7 @@ def consume_concurrently(pieces: Iterable[_Piece], *consumers: Callable[[_Piece]
     """Pass each piece to all consumers, in a thread for each, while the next pieces are made.
 
     Each consumer has a backlog of up to BACKLOG_PIECES pieces. The first error of `pieces` or of a
-    consumer stops all and is raised. After an interrupt, waiting pieces are dropped.
+    consumer stops all and is raised.
     """
     queues = [Queue[_Piece | None](BACKLOG_PIECES) for _ in consumers]
     failed: list[BaseException] = []

@@ -60,7 +60,6 @@ class FileRanges(ABC):
         """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
-        """Return exactly `[start_byte, end_byte)`, or raise."""
         return b"".join(self.stream(start_byte, end_byte, PIECE_BYTES))
 
     @abstractmethod
@@ -190,7 +189,7 @@ def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: i
 
 
 def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
-    """Append a piece to an open file. Returns its bytes."""
+    """Append a piece; return its bytes."""
     if isinstance(piece, LocalRange):
         piece.write_to(file)
         return piece.nbytes
@@ -335,7 +334,7 @@ def _retried(call: Callable[[], Result]) -> Result:
 
 
 def refused(name: str, status: int, detail: str = "") -> CafError:
-    """Translate an HTTP status other than 200, 206 and 416."""
+    """Translate a failing HTTP status."""
     answer = f"{status} {detail}".strip()
     if status in (401, 403):
         return SourceDenied(
@@ -356,7 +355,7 @@ def refused(name: str, status: int, detail: str = "") -> CafError:
 
 
 def parse_range(name: str, content_range: str) -> tuple[int, int]:
-    """Return the first byte and the file's size."""
+    """Return the first byte and the size."""
     if match := _CONTENT_RANGE.fullmatch(content_range):
         return int(match[1]), int(match[3])
     raise SourceError(f"{name}: the server sent an invalid Content-Range, {content_range!r}.")

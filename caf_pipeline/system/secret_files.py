@@ -12,7 +12,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def read_secret(path: Path, refused: type[SettingsError], *, hint: str) -> bytes:
-    """Return a file's bytes. Raises `refused` if other users can access it, or with the hint."""
+    """Raise `refused` if other users can access the file, or with the hint."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:

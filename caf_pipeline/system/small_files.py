@@ -68,7 +68,7 @@ def read_files_reference(
     modified_ns: Sequence[int],
     hashed: bool,
 ) -> tuple[int, list[bytes]]:
-    """Read files back to back into a buffer, which no other thread may use meanwhile.
+    """Read files back to back into an unshared buffer.
 
     Returns the number of files, and the SHA-256 of each if `hashed`. Stops before the first file
     that is unreadable, or has another size or mtime; the caller reads it alone to learn the reason.

@@ -100,12 +100,12 @@ def reason_of(error: BaseException, url: str = "") -> Reason:
 
 
 def hint_for(reason: Reason, setting: str) -> str:
-    """Return a hint, except for a certificate: each client has its own setting for these."""
+    """Return a hint, except for a certificate: each client has its own setting."""
     return _HINTS.get(reason, "").format(setting=setting)
 
 
 def speaks_only_tls(url: str) -> bool:
-    """Return whether the server at an http:// URL speaks TLS, and so rejects plain requests."""
+    """Return whether the server at an http:// URL speaks TLS."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         return False

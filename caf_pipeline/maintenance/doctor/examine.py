@@ -1,7 +1,7 @@
 """Examines one source for what crashes left, and mends it.
 
-The doctor may run at any time, beside others, and may be killed at any point. It leaves alone what
-a live run may hold. It never spends, and never deletes anything at a store.
+The doctor may run or be killed at any time. It leaves alone what a live run may hold. It never
+spends, and never deletes anything at a store.
 """
 
 import shutil
@@ -87,10 +87,10 @@ class Settler:
 def examine(
     context: RunContext, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None
 ) -> Iterator[Finding]:
-    """Yield the findings of one source and of everything shared, in the order of mending.
+    """Yield findings of a source and of everything shared, in the order of mending.
 
     Examining changes nothing. If the store does not answer, its part is reported as not checked.
-    `alive` returns whether a holder's process runs, or None if unknown.
+    `alive` may return None: unknown.
     """
     examination = Examination(replace(context, throttle=None), alive)
     yield from _recipients(examination)
@@ -240,7 +240,7 @@ def _rows(examination: Examination) -> Iterator[Finding]:
 
 
 def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
-    """Return what is wrong with a chunk's counts and what to do, or None."""
+    """Return what is wrong with a chunk's counts and what to do."""
     members, report = counted(rows.member_count, "member"), "report it, since no crash does this"
     if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
         if rows.restored and rows.locations < rows.member_count:

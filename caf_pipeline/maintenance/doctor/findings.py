@@ -53,7 +53,7 @@ class MendResult:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a crash left, or that could not be checked.
+    """Remains of a crash, or something unchecked.
 
     `remedy` is the effect of `mend`, as a participle ("given back"), or advice. `mend` checks the
     subject again, and may be repeated after an error.
@@ -73,7 +73,7 @@ ALREADY_GONE = MendResult("no longer there: another process was faster")
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The context of one source. `alive` returns whether a holder's process runs, or None."""
+    """The context of one source. `alive` may return None: unknown."""
 
     context: RunContext
     alive: Callable[[Holder], bool | None]
@@ -96,7 +96,7 @@ class Examination:
             raise HeldByOther(f"{name} is held by run {lease.holder.run}", holder=lease.holder.run)
 
     def without_run(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
-        """Yield the chunks without a lease and without progress at two looks."""
+        """Yield chunks without lease and progress at two looks."""
         held = self.leases_of_live_runs()
         free = {
             chunk.name: (chunk.state, chunk.epoch)
@@ -127,10 +127,10 @@ class Examination:
 def mendable(
     kind: Kind, name: str, problem: str, remedy: str, mend: Callable[[], MendResult]
 ) -> Finding:
-    """Return a finding that the doctor can mend."""
+    """Return a finding that can be mended."""
     return Finding(kind, name, problem, remedy, Actor.DOCTOR, mend)
 
 
 def not_checked(name: str, error: CafError) -> Finding:
-    """Return the finding for something that could not be checked."""
+    """Return the finding for an unchecked subject."""
     return Finding(Kind.UNSEEN, name, str(error), error.hint, Actor.OPERATOR, error=error)

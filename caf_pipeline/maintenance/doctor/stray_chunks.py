@@ -42,7 +42,7 @@ _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
 
 
 def listed_files(examination: Examination) -> Iterator[Finding]:
-    """Find own files under the source's archives without a chunk in the ledger.
+    """Find own files without a chunk in the ledger.
 
     Files that other accounts post under our note are ignored. If the ledger has no chunk of the
     source, archives that may be the source's are reported.

@@ -64,7 +64,7 @@ class CopiesFiles(Protocol):
 
 
 def staged_files(examination: Examination) -> Iterator[Finding]:
-    """Find staged files that are not needed any more, and foreign files."""
+    """Find staged files that are not needed, and foreign files."""
     context = examination.context
     if not context.settings.staging_folder.is_dir():
         return
@@ -256,7 +256,7 @@ def _release(examination: Examination, chunk: str) -> MendResult:
 
 
 def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Finding]:
-    """Find what killed inventories and plans of the source left under `home`.
+    """Find remains of killed inventories and plans under `home`.
 
     Unless `all_known`, chunks of a lost ledger may need an unknown plan.
     """
@@ -312,7 +312,7 @@ def _remove_alone(path: Path) -> MendResult:
 
 
 def half_copies(examination: Examination) -> Iterator[Finding]:
-    """Find what killed uploads left in the store's folder."""
+    """Find remains of killed uploads in the store's folder."""
     context = examination.context
     if not isinstance(context.store, CopiesFiles):
         return

@@ -1,5 +1,4 @@
 """The packing journal, with which the next run resumes an interrupted packing.
 
-`formats.chunkio` defines how an entry lies in its file. `maintenance.doctor` finds other remains of
-a crash.
+`formats.chunkio` defines how an entry lies in its file.
 """

@@ -1,6 +1,6 @@
 """What an earlier run has encrypted, read back to be sealed again under a new file key.
 
-The files stay as they are until the new ones replace them. A live writer may append to them.
+The files stay as they are until the new ones replace them.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -74,7 +74,7 @@ class EarlierPacking:
 def open_earlier(
     path: Path, journal_path: Path, opening: Opening, cipher: EntryCipher
 ) -> tuple[EarlierPacking | None, str]:
-    """Open a part with its journal, or return why nothing of the part can be read."""
+    """Open a part with its journal, or return why it cannot be read."""
     try:
         part = PartFile.open(path)
     except FileNotFoundError:  # its writer is alive and has just renamed it
@@ -99,8 +99,7 @@ def open_earlier(
 def _newest_of(part: PartFile, journal: Journal) -> EarlierPacking | None:
     """Return the part up to the last checkpoint of its nonce.
 
-    The journal of a part that was sealed again also has checkpoints of the part before. Those after
-    the last one are of a part that did not get its name.
+    The journal of a part that was sealed again also has checkpoints of the part before.
     """
     last: EarlierPacking | None = None
     for position, checkpoint in journal.checkpoints():

@@ -6,7 +6,7 @@ entries of another journal. Entry 0 is the opening; later ones are checkpoints. 
 the first invalid one.
 
 The journal of a private packing has the same entries, each sealed (`encryption.entry_cipher`). Its
-user data are the salt. A run only reads such a journal of another run, and writes one of its own.
+user data are the salt. A run writes one of its own.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -153,7 +153,7 @@ def opening_of(
     limit_bytes: int,
     compare_checksums: bool,
 ) -> Opening:
-    """Return the opening for packing this chunk with this software."""
+    """Return the opening for packing this chunk."""
     return Opening(
         journal_format=JOURNAL_FORMAT,
         # Everything in the software that the bytes depend on. Releases that keep it can resume.
@@ -171,7 +171,7 @@ def _sha256_of(record: ChunkIdentity | ChunkPlan) -> bytes:
 
 
 def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
-    """Add a plan's next object to a SHA-256, which ties a journal to its objects."""
+    """Add an object to the SHA-256 that ties a journal to its objects."""
     obj, member = planned.object, planned.member.encode()
     digest.update(
         b"%d %d %b%b%d %b\0"
@@ -183,7 +183,7 @@ def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """The end of an entry, and the number of the next."""
+    """An entry's end, and the next one's number."""
 
     end: int = 0
     number: int = 0
@@ -211,7 +211,6 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, opening: Opening, cipher: EntryCipher | None = None) -> Self:
-        """Open or create a journal. Read it, then call `continue_at`."""
         with staging_errors(path):
             return cls(
                 path,
@@ -253,7 +252,7 @@ class Journal:
                     previous = record
 
     def read_until(self, position: JournalPosition) -> None:
-        """Ignore the entries behind a position, also those that another run may still append."""
+        """Ignore later entries, also those that another run may still append."""
         self._read_end = position.end
 
     def _content(self, log: LogReader, number: int, entry: LogEntry) -> bytes | None:
@@ -294,7 +293,6 @@ class Journal:
     # --- writing ----------------------------------------------------------------------------------
 
     def continue_at(self, position: JournalPosition) -> None:
-        """Cut the journal, durably, behind a position, and append from there."""
         with staging_errors(self.path):
             os.ftruncate(self._descriptor, position.end)
             os.fsync(self._descriptor)
@@ -303,7 +301,7 @@ class Journal:
         self._log = LogWriter(position.end)
 
     def append(self, entry: Opening | Checkpoint) -> None:
-        """Append an entry, durably. After an error, no more entries may be appended."""
+        """Append an entry, durably. After an error, append no more."""
         number, content = self._position.number, _encoder.encode(entry)
         if self._cipher:
             content = self._cipher.seal(number, content)
@@ -316,7 +314,7 @@ class Journal:
         self._position = JournalPosition(self._log.position, number + 1)
 
     def cut(self) -> None:
-        """Cut the remains of a failed append to free space. Raises nothing."""
+        """Cut the remains of a failed append. Raises nothing."""
         try:
             os.ftruncate(self._descriptor, self._position.end)
         except OSError:  # a reader stops before a torn entry anyway
@@ -324,7 +322,6 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """The length of all complete entries."""
         return self._position.end
 
 

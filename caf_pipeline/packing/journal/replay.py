@@ -1,7 +1,7 @@
 """Replays an earlier run's journal, and accepts only what the staged bytes confirm.
 
 The first mismatch ends the replay. An open object that was rolled back later is not compared, since
-other bytes have replaced it. Memory is one checkpoint, and a number for each open object.
+other bytes have replaced it.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -80,7 +80,7 @@ def replay(
     accepted entries are copied to the `renewed` journal.
 
     Also returns why not all of the journal was accepted, or "". Accepted objects are taken from
-    `objects`, and reported to `take` for each checkpoint. If `take` raises, both files stay
+    `objects`, and reported to `take` for each checkpoint. If `take` raises, the files stay
     unchanged.
     """
     start = sink.mark()

@@ -28,7 +28,7 @@ _COPY_BYTES: Final = 4 << 20
 
 
 def find_resumable_part(files: Sequence[StagedFile]) -> tuple[PartFile | None, str]:
-    """Open the part of a chunk's newest pair, or return why there is none."""
+    """Open the part of the newest pair, or return why there is none."""
     regular = [file for file in files if not file.path.is_symlink()]
     journaled = {file.epoch for file in regular if file.kind == "journal"}
     # A finished packing without a record is a part, too.
@@ -45,7 +45,7 @@ def find_resumable_part(files: Sequence[StagedFile]) -> tuple[PartFile | None, s
 def find_earlier(
     files: Sequence[StagedFile], opening: Opening, cipher: EntryCipher
 ) -> tuple[EarlierPacking | None, str]:
-    """Open the newest part of a chunk whose journal opens, or return why there is none."""
+    """Open the newest part whose journal opens, or return why there is none."""
     why = ""
     for part, journal in _encrypted_pairs(files):
         earlier, fault = open_earlier(part, journal, opening, cipher)
@@ -72,8 +72,8 @@ def take_over(
 ) -> PartFile | None:
     """Rename or copy a part and its journal to this lease's epoch; None if the part is gone.
 
-    `part` is the new path. `old_part` is closed here, or returned. `check` is called while bytes
-    are copied, and may raise. After a StagingError, the old files are unchanged.
+    `old_part` is closed, or returned. `check` is called while bytes are copied, and may raise.
+    After a StagingError, the old files are unchanged.
     """
     journal, copy = part.with_suffix(".journal"), part.with_suffix(".copy")
     taken = old_part

@@ -1,7 +1,7 @@
 """Writes the packing journal while packing continues.
 
-A thread fsyncs the staged bytes, then appends a checkpoint. Packing waits only if a crash would
-lose too much work.
+A thread fsyncs the staged bytes, then appends a checkpoint. Packing waits if a crash would lose too
+much.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -65,21 +65,21 @@ class CheckpointPace:
 
 
 def pace_of(settings: PackingSettings) -> CheckpointPace:
-    """Return the pace at which a kill costs at most `MAX_LOST_BYTES`."""
+    """Return the pace that keeps `MAX_LOST_BYTES`."""
     return CheckpointPace(
         ahead_bytes=MAX_LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings)
     )
 
 
 def window_of(settings: PackingSettings) -> int:
-    """Return the window of pending GETs: as set, but limited by `MAX_LOST_BYTES`."""
+    """Return the window of pending GETs, limited by `MAX_LOST_BYTES`."""
     return min(
         settings.window_size, MAX_LOST_BYTES - MIN_AHEAD_BYTES - _fetched_unwritten_bytes(settings)
     )
 
 
 def part_of(settings: PackingSettings) -> int:
-    """Return the size of one ranged GET: as set, but at most `MAX_PART_BYTES`."""
+    """Return the size of one ranged GET, at most `MAX_PART_BYTES`."""
     return min(settings.part_size, MAX_PART_BYTES)
 
 
@@ -90,7 +90,7 @@ def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """A large object that is partly in the sink, with the SHA-256 so far."""
+    """A large object, partly in the sink, with its SHA-256 so far."""
 
     mark: Mark
     sha256: RunningHash
@@ -108,7 +108,7 @@ class _PendingCheckpoint:
 class Checkpoints:
     """The journal of one packing, or none. The packer reports events in order.
 
-    `kept_bytes` of the staged file are safe. `holds` is True if there is anything to resume.
+    `kept_bytes` are safe. `holds`: there is anything to resume.
     """
 
     def __init__(
@@ -153,8 +153,7 @@ class Checkpoints:
         """Roll the sink back, then call `rolled_back`.
 
         If the sink seals its bytes again, the journal has a checkpoint of the new part before this
-        part replaces the old one. A kill leaves the new part, or the old one, which the checkpoints
-        with its nonce are of.
+        part replaces the old one.
         """
         part = self._sink.part
         if self._sink.segments:
@@ -166,10 +165,7 @@ class Checkpoints:
             self._sink.publish()
 
     def rolled_back(self) -> None:
-        """Report a rollback of the sink.
-
-        If the journal lists bytes that are gone, an entry says so first.
-        """
+        """If the journal lists bytes that are gone, add an entry that says so."""
         self._open = None
         if self._pending or self.kept_bytes > self._sink.size_bytes:
             self.save()
