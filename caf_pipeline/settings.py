@@ -234,7 +234,7 @@ class EncryptionSettings(_Section):
 
     @model_validator(mode="after")
     def _one_identity(self) -> "EncryptionSettings":
-        names = ("identity_file", "identity_command", "identity")
+        names = ("identity_file", "identity_command")  # `identity` overrides both
         if len(named := [name for name in names if getattr(self, name)]) > 1:
             raise ValueError(f"{' and '.join(named)} exclude each other: keep one of them")
         return self

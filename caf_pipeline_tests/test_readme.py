@@ -223,7 +223,9 @@ def test_tutorial_archives_and_fetches_an_object(archived, stranger):
     folder, _ = stranger
     assert [(folder / name).read_bytes() for name in ("a.jpg", "out/2024/a.jpg")] == [b"1", b"1"]
     doctor, rebuild = script_with("caf doctor", TUTORIAL).splitlines()
-    assert "nothing was found" in sh(doctor, *stranger)
+    findings = sh(doctor, *stranger)  # the tutorial makes one key
+    assert "1 thing found" in findings
+    assert "caf keys new --recovery" in findings
     assert "photos: 1 known" in sh(rebuild, *stranger)
 
 

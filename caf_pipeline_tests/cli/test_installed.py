@@ -25,11 +25,15 @@ COMMANDS = {
     "cotar list": ("cotar", "list", "made.tar.co"),
     "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
     "cotar verify": ("cotar", "verify", "made.tar.co"),
+    "keys new": ("keys", "new", "-o", "key.txt"),
+    "keys show": ("keys", "show"),
+    "keys worker": ("keys", "worker"),
     "plan": ("plan", "src", "--dry-run"),
     "setup": ("setup",),
     "run": ("run",),
     "backfill": ("backfill", "src", "--dry-run"),
     "plans": ("plans", "src"),
+    "keys check": ("keys", "check", "src"),
     "get": ("get", "src", "key"),
     "ls": ("ls", "src"),
     "find": ("find", "src", "k*"),
@@ -67,8 +71,11 @@ COMMANDS = {
 }
 """Each command finds what earlier ones made."""
 
-STATUS = {"unpark": 11, "withdraw": 11, "remove": 6, "safe-to-delete": 1}
-"""Exit statuses other than 0: no such chunk, an archived source, nothing proven in two windows."""
+STATUS = {"keys check": 3, "unpark": 11, "withdraw": 11, "remove": 6, "safe-to-delete": 1}
+"""Exit statuses other than 0.
+
+There is no identity, no such chunk, an archived source, and nothing proven in two windows.
+"""
 
 SAID = {
     "cat": b"bytes",

@@ -336,8 +336,8 @@ def test_object_changed_between_ranges_is_skipped_never_mixed(fault, small_world
         assert (located(world, LARGE_REPLACED), located(world, LARGE_DELETED)) == (1, 0)
 
 
-CHECKPOINT = 1
-"""Tag of a checkpoint. Its second field has the outcomes, its last the open object."""
+CHECKPOINT, OPEN_OBJECT = 1, 6
+"""Tag of a checkpoint, and the position of its open object. Its second field has the outcomes."""
 
 
 def journaled_in_its_middle(world):
@@ -349,7 +349,7 @@ def journaled_in_its_middle(world):
             msgspec.msgpack.decode(log.content(entry) or b"\x91\x00") for entry in log.entries()
         ]
         checkpoints = [entry for entry in said if entry[0] == CHECKPOINT]
-        if checkpoints and checkpoints[-1][-1]:
+        if checkpoints and checkpoints[-1][OPEN_OBJECT]:
             return sorted(world.objects)[sum(len(outcomes) for _, outcomes, *_ in checkpoints)]
     return ""
 
