@@ -68,12 +68,12 @@ def test_a_doctor_without_findings_exits_with_0(caf):
 
 def test_a_single_recipient_is_a_warning(caf):
     recipients = [str(age.new_identity().recipient) for _ in range(2)]
-    variable = "CAF_ENCRYPTION__RECIPIENTS"
-    done = caf("doctor", "--json", **{variable: json.dumps(recipients[:1])})
+    variable, private = "CAF_ENCRYPTION__RECIPIENTS", {"CAF_SOURCES__SRC__PUBLIC": "false"}
+    done = caf("doctor", "--json", **private, **{variable: json.dumps(recipients[:1])})
     assert done.status == 0
     (finding,) = records(done)
     assert (finding["kind"], finding["name"], finding["turn"]) == ("keys", "src", "nobody")
-    assert records(caf("doctor", "--json", **{variable: json.dumps(recipients)})) == []
+    assert records(caf("doctor", "--json", **private, **{variable: json.dumps(recipients)})) == []
 
 
 def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):

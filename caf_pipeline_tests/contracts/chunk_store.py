@@ -62,7 +62,7 @@ class MemoryLog:
         finally:
             lease.good = False
 
-    def ask(self, account, chunk, message, charged_bytes):
+    def ask(self, account, chunk, message, charged_bytes, *, epoch=0):
         if not self._open(account, chunk):
             self.queued[account, chunk] = WaitingPost(chunk, message, charged_bytes)
 
