@@ -91,7 +91,9 @@ def pack_or_resume(
             remove_staged(journal_path)
         # If another run has the chunk or the database is down, the next run reserves again.
         with contextlib.suppress(LedgerError):
-            kept_bytes = packer.kept_bytes + journal.size_bytes if journal else 0
+            kept_bytes = 0
+            if journal and packer.kept_bytes:
+                kept_bytes = packer.kept_bytes + journal.size_bytes
             context.ledger.staging.reserve(lease, chunk.name, str(staging), kept_bytes, 0)
             if not kept_bytes:
                 context.ledger.staging.release(chunk.name)
