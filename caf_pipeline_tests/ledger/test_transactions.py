@@ -302,7 +302,7 @@ def test_a_damaged_chunk_given_up_is_not_posted(ledger, log, damaged, database_u
         commit(log, signed(2), damaged)
 
 
-@pytest.mark.parametrize("after", [S.WITHDRAWN, S.PACKING, S.SEALED, S.PLANNED, S.ABANDONED])
+@pytest.mark.parametrize("after", [S.WITHDRAWN, S.PACKING, S.SEALED, S.PLANNED])
 @pytest.mark.parametrize("outcome", ["", "included", "expired"])
 def test_a_chunk_whose_copy_is_posting_is_not_given_up(ledger, log, chunks, after, outcome):
     ask(log, chunks[0])
@@ -316,6 +316,22 @@ def test_a_chunk_whose_copy_is_posting_is_not_given_up(ledger, log, chunks, afte
         end(ledger, chunks[0], after)
     end(ledger, chunks[0], S.POSTING)
     assert names(log.waiting(ACCOUNT)) == ([chunks[0]] if outcome == "expired" else [])
+
+
+@pytest.mark.parametrize("outcome", ["", "included"])
+def test_a_chunk_with_a_live_post_is_not_abandoned(ledger, log, chunks, outcome):
+    ask(log, chunks[0])
+    one = commit(log, signed(1), chunks[0])
+    if outcome:
+        settle(log, one, outcome, 7)
+    with pytest.raises(IllegalMove):
+        end(ledger, chunks[0], S.ABANDONED)
+
+
+def test_a_chunk_whose_post_expired_may_be_abandoned(ledger, log, chunks):
+    ask(log, chunks[0])
+    settle(log, commit(log, signed(1), chunks[0]), "expired")
+    end(ledger, chunks[0], S.ABANDONED)
 
 
 def test_a_posted_chunk_may_be_abandoned_but_not_withdrawn(ledger, log, chunks):
