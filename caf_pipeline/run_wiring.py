@@ -145,7 +145,7 @@ def open_restore(
             hint="pass a folder ('.' is the working directory), or s3://BUCKET/PREFIX",
         )
     if not dry_run and lookup.encrypted_chunk(source):
-        store.require_identity()
+        store.identities()  # raises if there are none
     with contextlib.ExitStack() as stack:
         if not destination.startswith(BUCKET_SCHEME):
             # This is more likely a mistake than the name of a folder.

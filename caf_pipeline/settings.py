@@ -212,7 +212,7 @@ class SourceSettings(_Section):
 
 
 class EncryptionSettings(_Section):
-    """Who can read the chunks of sources that are not public.
+    """Keys of the sources that are not public.
 
     Attributes:
         recipients: Public keys, `age1pq1…` or `age1…`, to which new chunks are encrypted.
@@ -229,7 +229,7 @@ class EncryptionSettings(_Section):
 
     @property
     def has_identity(self) -> bool:
-        """Whether this process can decrypt."""
+        """True if this process can decrypt."""
         return bool(self.identity or self.identity_file or self.identity_command)
 
     @model_validator(mode="after")

@@ -85,7 +85,7 @@ WORKER_KEY = "0a1b2c3d" * 8
 
 
 def encodings(secret: bytes) -> list[bytes]:
-    """Return a secret as it is, as hex and as Base64."""
+    """Return a secret in three encodings."""
     return [secret, secret.hex().encode(), base64.b64encode(secret).rstrip(b"=")]
 
 

@@ -124,25 +124,30 @@ def show(
       3  Wrong settings, or the identity cannot be read.
     """
     settings = load_settings()
-    own = _own_recipients(settings)
+    local_recipients = _own_recipients(settings)
     if json:
         sources = [
             {
                 "source": name,
                 "public": source.public,
                 "recipients": settings.recipients_of(name),
-                "can_read": source.public or bool(own & set(settings.recipients_of(name))),
+                "can_read": source.public
+                or bool(local_recipients & set(settings.recipients_of(name))),
             }
             for name, source in sorted(settings.sources.items())
         ]
-        print_json({"sources": sources, "identities": sorted(own)})
+        print_json({"sources": sources, "identities": sorted(local_recipients)})
         return
     for name in sorted(settings.sources):
-        typer.echo(f"{name}: {_summary(settings, name, own)}")
+        typer.echo(f"{name}: {_summary(settings, name, local_recipients)}")
         for recipient in settings.recipients_of(name):
-            typer.echo(f"  {_short(recipient)}{'  identity here' * (recipient in own)}")
-    typer.echo("this process has no identity" if not own else "identities of this process:")
-    for recipient in sorted(own):
+            typer.echo(
+                f"  {_short(recipient)}{'  identity here' * (recipient in local_recipients)}"
+            )
+    typer.echo(
+        "this process has no identity" if not local_recipients else "identities of this process:"
+    )
+    for recipient in sorted(local_recipients):
         typer.echo(f"  {_short(recipient)}")
 
 
@@ -154,13 +159,13 @@ def _own_recipients(settings: Settings) -> Set[str]:
     return {str(identity.recipient) for identity in identities}
 
 
-def _summary(settings: Settings, source: str, own: Set[str]) -> str:
+def _summary(settings: Settings, source: str, local_recipients: Set[str]) -> str:
     if settings.source(source).public:
         return "public, so anybody can read it"
     recipients = settings.recipients_of(source)
     if not recipients:
         return "neither public nor encrypted, so its runs are refused; caf keys new makes a key"
-    can = "can" if own & set(recipients) else "cannot"
+    can = "can" if local_recipients & set(recipients) else "cannot"
     return f"encrypted; this process {can} read new chunks"
 
 
@@ -205,7 +210,7 @@ def worker() -> None:
     r"""Print a new worker key.
 
     Set it as CAF_WORKER_KEY where chunks are packed. It encrypts the journals of private chunks, so
-    that a killed run resumes. Without it such a chunk starts again. It opens no chunk.
+    that a killed run resumes. If no key is set, such a chunk starts again. The key opens no chunk.
 
     \b
     Example:

@@ -1,7 +1,7 @@
 """Encrypts the journals of private packings under the worker key.
 
-An entry of another chunk, journal or position does not open. Sealed by age to oneself, a planted
-entry would.
+An entry of another chunk, journal or position does not open. Entries are no age files: anyone who
+knows the recipient could plant one.
 """
 
 import secrets
@@ -20,7 +20,7 @@ class EntryCipher:
     """Seals and opens the entries of one journal. `salt` is random, and is not secret."""
 
     def __init__(self, worker_key: bytes, chunk: str, salt: bytes = b"") -> None:
-        """Without a `salt`, of a new journal."""
+        """A new journal has no `salt` yet, and gets a random one."""
         self.salt = salt or secrets.token_bytes(SALT_BYTES)
         self._worker_key = worker_key
         self._chunk = chunk

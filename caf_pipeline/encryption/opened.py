@@ -80,9 +80,9 @@ class OpenedChunk:
                 raise IntegrityError(f"other bytes were sealed: {error}") from error
             position = number * age.SEGMENT_BYTES
             number, left_bytes = number + whole // age.SEALED_SEGMENT_BYTES, left_bytes - whole
-            wanted = plain[max(start_byte - position, 0) : max(end_byte - position, 0)]
-            for at in range(0, len(wanted), PIECE_BYTES):
-                yield bytes(wanted[at : at + PIECE_BYTES])
+            requested = plain[max(start_byte - position, 0) : max(end_byte - position, 0)]
+            for at in range(0, len(requested), PIECE_BYTES):
+                yield bytes(requested[at : at + PIECE_BYTES])
         if left_bytes or pending:
             raise IntegrityError("it has fewer or more bytes than were sealed")
 

@@ -81,10 +81,6 @@ class OpeningReader:
             start_byte, end_byte = chunk.stored_range(start_byte, end_byte)
         return self.stored.has_lost(posting, start_byte, end_byte, provider=provider)
 
-    def require_identity(self) -> None:
-        """Raises IdentityMissing or KeyRefused if this process cannot decrypt."""
-        self.identities()
-
     def identities(self) -> "Sequence[Identity]":
         """See `Identities.get`."""
         # Readers of plain chunks start sooner without the primitives.
@@ -94,7 +90,7 @@ class OpeningReader:
         return self._identities.get()
 
     def open(self, posting: PostRecord) -> "OpenedChunk | None":
-        """None if the chunk is not encrypted. Asks no provider.
+        """Return the chunk, None if it is not encrypted. Asks no provider.
 
         Raises IdentityMissing, KeyRefused, NoMatchingIdentity, DamagedHeader, or ForgedHeader.
         """

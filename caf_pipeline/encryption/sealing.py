@@ -1,6 +1,6 @@
-"""Seals the bytes of one chunk as they are packed.
+"""Seals the bytes of one chunk while they are packed.
 
-The file key is random. Outside the memory, only a sealed journal has it. One nonce never meets two
+The file key is random. It is in memory, and in a sealed journal. One nonce never meets two
 plaintexts: a writer only appends. To replace sealed bytes, a new writer seals everything again.
 
 Source: "Packing" in docs/explanation/encryption.md.
@@ -57,13 +57,13 @@ class SegmentWriter:
         return self.payload.seal(first, plain[:end], is_end=False) if count else bytearray()
 
     def finish(self) -> bytearray:
-        """Nothing may be written afterwards."""
+        """Return the last segment. Nothing may be written afterwards."""
         last, self._open = self._open, b""
         self._segment_count += 1
         return self.payload.seal(self._segment_count - 1, last, is_end=True)
 
     def reopen(self, open_segment: bytes) -> None:
-        """Replace the open segment, of which nothing was sealed."""
+        """Replace the open segment, which was never sealed."""
         self._open = open_segment
 
     def read(self, read_sealed: ReadAt, start_byte: int, end_byte: int) -> bytes:
@@ -80,7 +80,7 @@ def read_unfinished(
 ) -> bytes:
     """Return plaintext that a `SegmentWriter` has written up to its `position`.
 
-    Raises DamagedPayload if the file has not the segments.
+    Raises DamagedPayload if the file does not have the segments.
     """
     segment_count, open_segment = position
     sealed_end = segment_count * age.SEGMENT_BYTES

@@ -170,7 +170,7 @@ class LogReader:
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry beginning in `[start, end)`. As slow as `entries`."""
+        """Return the first entry beginning in `[start, end)`. Takes as long as `entries`."""
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:

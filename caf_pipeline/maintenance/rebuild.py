@@ -173,7 +173,7 @@ def find_chunks(
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
     if any(file.header_sha256 for file in unknown):
-        context.opened.require_identity()
+        context.opened.identities()  # raises if there are none
     copies = {
         file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
         for file in unknown
@@ -467,14 +467,16 @@ def rebuild(
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
-        own, others = _own_archives(context, owner, {} if sources is None else sources, whole)
+        archive_ids, others = _own_archives(
+            context, owner, {} if sources is None else sources, whole
+        )
         complete = True
-        findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(own))
+        findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(archive_ids))
         for finding in chain(findings, others):
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
-                if own:
-                    context.ledger.sources.restore_archive_id(context.source, own[-1])
+                if archive_ids:
+                    context.ledger.sources.restore_archive_id(context.source, archive_ids[-1])
                 context.ledger.rebuilds.begin(context.source)
             fault = "" if finding.chunk is None else fault_of(context, finding.chunk)
             outcome = RebuildOutcome(finding, None, fault)
@@ -501,7 +503,7 @@ def _own_archives(
     context: RunContext, owner: str, sources: dict[str, str], whole: bool
 ) -> tuple[Sequence[str], Sequence[FileFinding]]:
     """Return the source's archives in the store, the newest last, and findings for others."""
-    own, others = list[str](), list[FileFinding]()
+    archive_ids, others = list[str](), list[FileFinding]()
     sources |= dict.fromkeys(context.ledger.sources.archive_ids(context.source), context.source)
     for archive_id in possible_archive_ids(context, owner):
         archive = None
@@ -511,14 +513,14 @@ def _own_archives(
                 sources[archive_id] = archive.source
         source = sources.get(archive_id)
         if source == context.source:
-            own.append(archive_id)
+            archive_ids.append(archive_id)
         elif archive and source is None:
             why = f"the source of its archive {archive_id} is not known: {archive.why}"
             others.append(FileFinding(archive.file, FileKind.UNDECIDED, why))
         elif archive and source not in context.settings.sources:
             why = f"its archive {archive_id} belongs to source '{source}'"
             others.append(FileFinding(archive.file, FileKind.OTHER_SOURCE, why))
-    return own, others
+    return archive_ids, others
 
 
 # --- what is lost with a ledger

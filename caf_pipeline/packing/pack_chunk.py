@@ -161,8 +161,8 @@ def _files_to_encrypt_into(
 ) -> tuple[PartFile, Journal | None, EarlierPacking | None, str]:
     """Reserve space; return part, journal, an earlier packing to seal again, or why there is none.
 
-    There is no journal without a worker key. Files that are not sealed
-    again are removed: plain bytes must not stay.
+    There is no journal without a worker key. Files that are not sealed again are removed: plain
+    bytes must not stay.
     """
     name, staging = chunk.name, context.staging()
     part_path = staging / f"{name}.{lease.epoch}.part"

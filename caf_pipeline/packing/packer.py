@@ -153,8 +153,8 @@ class Packer:
         """Write the chunk to `part`, which is closed, and its manifest to `spool`.
 
         `objects` are in plan order. `part` is new, or is resumed with its `journal`. After an
-        error, it keeps what the journal holds. With recipients, `part` and `journal` are new, and
-        `earlier` is sealed again into them. No worker key: no journal.
+        error, it keeps what the journal holds. If there are recipients, `part` and `journal` are
+        new, and `earlier` is sealed again into them. Without a worker key there is no journal.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))

@@ -131,8 +131,8 @@ class Mark:
 class StagingSink:
     """Appends a CAF to a part and its Merkle tree, sealed if there are recipients.
 
-    It also reads back the existing bytes of a plain part. Those of an earlier run's encrypted part
-    are sealed again into a new one. `size_bytes` is that of the CAF.
+    It also reads back the existing bytes of a plain part, and seals an earlier run's encrypted
+    bytes again into a new part. `size_bytes` is that of the CAF.
     """
 
     def __init__(

@@ -271,7 +271,7 @@ class OpenedFile:
 def open_file(
     file: PostedFile, stored: AgreedSource, identities: Callable[[], Sequence[Identity]]
 ) -> OpenedFile:
-    """Open a posted file. The post decides whether it is encrypted, and by which header.
+    """Open a posted file. The post says if it is encrypted, and has the hash of its header.
 
     Raises IntegrityError for another header, and as `identities`, `OpenedChunk.open` and
     `AgreedSource.read`.

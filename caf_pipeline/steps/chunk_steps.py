@@ -38,7 +38,14 @@ from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Chunk, SealRecord, Skip, chunk_lease, posting_of
+from caf_pipeline.ledger.records import (
+    Chunk,
+    Reservation,
+    SealRecord,
+    Skip,
+    chunk_lease,
+    posting_of,
+)
 from caf_pipeline.packing.chunk_reader import (
     SKIP_COLUMNS,
     ChunkFile,
@@ -506,9 +513,7 @@ def _with_staged_file(
 
 def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
     """Abandon a posted chunk whose objects changed, unless another machine may have its file."""
-    packed_into = next(
-        (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
-    )
+    elsewhere = _staged_elsewhere(context, chunk)
     if repeat_packing(context, lease, chunk):
         path = staged_path(context, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
@@ -516,13 +521,11 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
             samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
             context.ledger.moves.record_samples(lease, chunk.name, samples)
         return
-    if packed_into and packed_into.folder != str(context.staging()):
-        context.ledger.staging.reserve(
-            lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0
-        )
+    if elsewhere:
+        context.ledger.staging.reserve(lease, chunk.name, elsewhere.folder, elsewhere.size_bytes, 0)
         raise StoreError(
             f"chunk {chunk.name} was posted, and its objects have changed since; its file is in "
-            f"{packed_into.folder}, but this run's staging folder is {context.staging()}",
+            f"{elsewhere.folder}, but this run's staging folder is {context.staging()}",
             hint="run the chunk on the machine with that folder; if it is lost, run once with "
             "`staging` set to it, which abandons the chunk",
         )
@@ -559,7 +562,13 @@ def _find_lost_file(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     Signs nothing. Raises StagingError if another staging folder may have the file. Raises
     StoreUnreachable while a possible provider is silent, StoreError if it abandons the chunk.
     """
-    _require_own_staging(context, chunk)
+    if elsewhere := _staged_elsewhere(context, chunk):
+        raise StagingError(
+            f"chunk {chunk.name} was packed into {elsewhere.folder}, but this run's staging "
+            f"folder is {context.staging()}",
+            hint="run the chunk on the machine with that folder; if it is lost, run once with "
+            "`staging` set to it",
+        )
     if chunk.state is ChunkState.POSTING:
         log = context.ledger.transactions(context.holder)
         log.end_requests(lease, chunk.name)
@@ -584,18 +593,17 @@ def _find_lost_file(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     return _abandon(context, lease, chunk, f"no provider has it ({reasons or 'none is listed'})")
 
 
-def _require_own_staging(context: RunContext, chunk: Chunk) -> None:
-    """The file may be intact in another folder."""
-    packed_into = next(
-        (staged for staged in context.ledger.staging.list() if staged.chunk == chunk.name), None
+def _staged_elsewhere(context: RunContext, chunk: Chunk) -> Reservation | None:
+    """Return the reservation in another staging folder, which may have the chunk's file."""
+    folder = str(context.staging())
+    return next(
+        (
+            staged
+            for staged in context.ledger.staging.list()
+            if staged.chunk == chunk.name and staged.folder != folder
+        ),
+        None,
     )
-    if packed_into and packed_into.folder != str(context.staging()):
-        raise StagingError(
-            f"chunk {chunk.name} was packed into {packed_into.folder}, but this run's staging "
-            f"folder is {context.staging()}",
-            hint="run the chunk on the machine with that folder; if it is lost, run once with "
-            "`staging` set to it",
-        )
 
 
 def _abandon(context: RunContext, lease: Lease, chunk: Chunk, why: str) -> Chunk:

@@ -161,7 +161,7 @@ class DirectoryReader(ChunkReader):
         return [copy.provider for copy in self.copies(posting)]
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Without percent-encoding, as fsspec expects."""
+        """URLs are not percent-encoded, as fsspec expects."""
         return {
             holder: f"file://{self._chunk_path(posting).resolve()}"
             for holder in self.holders(posting)

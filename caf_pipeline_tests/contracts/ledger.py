@@ -477,15 +477,15 @@ class LedgerContract:
 
     def test_restored_chunk_keeps_the_archive_id_of_its_post(self, ledger):
         ledger.sources.register(SOURCE, "s3://a/")
-        own = ledger.sources.archive_id(SOURCE)
-        for number, archive_id in enumerate([own, "b" * 32], 1):
+        source_id = ledger.sources.archive_id(SOURCE)
+        for number, archive_id in enumerate([source_id, "b" * 32], 1):
             key = f"key-{number}"
             chunk = restored(number, [key], archive_id=archive_id)
             restore(ledger, chunk, batches([location(key)]), ())
             assert ledger.chunks.get(chunk.name).archive_id == archive_id
-        assert ledger.sources.archive_ids(SOURCE) == {own, "b" * 32}
+        assert ledger.sources.archive_ids(SOURCE) == {source_id, "b" * 32}
         assert {chunk.archive_id for chunk in ledger.chain_listings.located_copies()[1]} == {
-            own,
+            source_id,
             "b" * 32,
         }
 

@@ -182,9 +182,9 @@ def test_a_command_gets_none_of_our_secrets(monkeypatch, tmp_path):
     monkeypatch.setenv("CAF_DATABASE_URL", "a secret")
     monkeypatch.setenv("JACKAL_MNEMONIC", "a secret")
     monkeypatch.setenv("VAULT_TOKEN", "of the manager")
-    seen = shlex.quote(str(tmp_path / "seen"))
-    of_command("sh", "-c", f"env > {seen}; echo {HYBRID.reveal()}").get()
-    text = (tmp_path / "seen").read_text()
+    output = shlex.quote(str(tmp_path / "output"))
+    of_command("sh", "-c", f"env > {output}; echo {HYBRID.reveal()}").get()
+    text = (tmp_path / "output").read_text()
     assert "a secret" not in text
     assert "of the manager" in text
 

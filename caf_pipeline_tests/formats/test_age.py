@@ -245,7 +245,9 @@ def test_files_are_exchanged_with_debians_age(tmp_path, size):
     plaintext = os.urandom(size)
     key = tmp_path / "key"
     key.write_text(CLASSIC.reveal())
-    ours = encrypt(plaintext, [CLASSIC.recipient], file_key=os.urandom(16), nonce=os.urandom(16))
-    assert run("/usr/bin/age", "-d", "-i", key, input=ours) == plaintext
+    encrypted = encrypt(
+        plaintext, [CLASSIC.recipient], file_key=os.urandom(16), nonce=os.urandom(16)
+    )
+    assert run("/usr/bin/age", "-d", "-i", key, input=encrypted) == plaintext
     theirs = run("/usr/bin/age", "-r", str(CLASSIC.recipient), input=plaintext)
     assert decrypt(theirs, [CLASSIC]) == plaintext

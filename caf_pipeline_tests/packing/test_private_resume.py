@@ -8,7 +8,6 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.encryption.entry_cipher import EntryCipher
-from caf_pipeline.errors import ObjectReadFailed
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
 from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES
 from caf_pipeline.inventory.plan import read_chunk_plan
@@ -20,6 +19,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.broken_packings import broken_chunk
 from caf_pipeline_tests.support.crashes import run_killed
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.encrypted_staging import (
@@ -58,25 +58,13 @@ def killed(folder, url, chunk, fatal, source=a_steady_source):
     assert moments is None, "it was not killed"
 
 
-def broken_chunk(context):
-    """A chunk whose packing failed near its end."""
-    (chunk,) = plan(context).chunks
-    chunk_steps.load_batch(context, chunk.name)
-    context.objects.failing = {"key-050": 0}
-    with pytest.raises(ObjectReadFailed):
-        chunk_steps.pack_chunk(context, chunk.name)
-    context.objects.failing = {}
-    context.objects.reads.clear()
-    return chunk
-
-
 def sealed(context, name):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     return chunk_steps.seal_chunk(context, name)
 
 
 def opened_earlier(context, name):
-    """What a next run would resume."""
+    """Return the packing that a next run would resume."""
     chunk = context.ledger.chunks.get(name)
     chunk_plan = read_chunk_plan(Path(chunk.plan_folder), chunk.number)
     packer = pack_chunk.packer_of(context, None, chunk, chunk_plan, [IDENTITY.recipient])
@@ -337,19 +325,19 @@ def test_a_planted_entry_is_refused(tmp_path, opening, other):
 
 @pytest.mark.parametrize("order", [[0, 1, 3, 2], [0, 1, 1, 2], [0, 1, 3], [0, 1, 0, 1]])
 def test_a_moved_entry_is_refused(tmp_path, opening, order):
-    own = a_journal(tmp_path / "own", opening, a_cipher())
-    moved = [own[number] for number in order]
+    entries = a_journal(tmp_path / "entries", opening, a_cipher())
+    moved = [entries[number] for number in order]
     assert accepted(tmp_path / "read", opening, a_cipher(), moved) == 1
 
 
 def test_every_flipped_byte_of_an_entry_is_refused(tmp_path, opening):
-    own = a_journal(tmp_path / "own", opening, a_cipher())
-    salt, content = own[3]
+    entries = a_journal(tmp_path / "own", opening, a_cipher())
+    salt, content = entries[3]
     for at in range(len(content)):
         flipped = bytearray(content)
         flipped[at] ^= 1
-        entries = [*own[:3], (salt, bytes(flipped)), *own[4:]]
-        assert accepted(tmp_path / "read", opening, a_cipher(), entries) == 2
+        changed = [*entries[:3], (salt, bytes(flipped)), *entries[4:]]
+        assert accepted(tmp_path / "read", opening, a_cipher(), changed) == 2
 
 
 def test_no_entry_repeats_a_nonce(tmp_path, opening):

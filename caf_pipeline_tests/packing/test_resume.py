@@ -37,6 +37,7 @@ from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.broken_packings import broken_chunk
 from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source, ends_right
 from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -490,7 +491,7 @@ def test_suspended_run_removes_no_file_of_the_next(tmp_path, database, database_
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     process = paused(tmp_path, database_url, name, pause_at="taking over")
     original, outputs = source.read, []
 
@@ -541,19 +542,8 @@ def test_full_disk_during_journaling_ends_packing_without_loss(tmp_path, small_d
     assert elsewhere.part.read_bytes() == first.part.read_bytes()
 
 
-def broken_chunk(context):
-    """A chunk whose packing failed near its end."""
-    (chunk,) = plan(context).chunks
-    chunk_steps.load_batch(context, chunk.name)
-    context.objects.failing = {"key-050": 0}
-    with pytest.raises(ObjectReadFailed):
-        chunk_steps.pack_chunk(context, chunk.name)
-    context.objects.failing = {}
-    return chunk.name
-
-
 def test_a_failed_run_is_resumed_and_the_report_says_so(context):
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     context.objects.reads.clear()
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)
@@ -570,7 +560,7 @@ def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, 
     def refused(*_):
         raise OSError(refusal, os.strerror(refusal))
 
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     monkeypatch.setattr("fcntl.flock", refused)
     (part,) = context.staging().glob("*.part")
     inode = part.stat().st_ino
@@ -582,14 +572,14 @@ def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, 
 
 
 def test_part_of_older_version_is_packed_again_and_reported(context):
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     next(context.staging().glob("*.journal")).unlink()
     archive_chunk(context, name)
     ends_right(context, name)
 
 
 def test_part_and_journal_of_different_epochs_are_no_pair(context):
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     (journal,) = context.staging().glob("*.journal")
     journal.rename(journal.with_name(f"{name}.1.journal"))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
@@ -600,7 +590,7 @@ def test_part_and_journal_of_different_epochs_are_no_pair(context):
 
 
 def test_newest_of_several_pairs_is_resumed_others_removed(context):
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     for path in sorted(context.staging().iterdir()):
         data = path.read_bytes()
         path.with_name(f"{name}.1{path.suffix}").write_bytes(data[: len(data) // 2])
@@ -610,7 +600,7 @@ def test_newest_of_several_pairs_is_resumed_others_removed(context):
 
 
 def test_a_withdrawn_chunk_leaves_neither_part_nor_journal(context):
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     chunk_steps.withdraw(context, name)
     assert list(context.staging().iterdir()) == []
 
@@ -623,7 +613,7 @@ def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
         target="8MiB",
         packing={"part_size": "64KiB", "staging_limit": "3MiB"},
     )
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     archive_chunk(context, name)
     assert ledger.chunks.get(name).state is ChunkState.LOCATED
 
@@ -642,7 +632,7 @@ def test_finished_packing_with_damaged_record_resumes_without_get(context):
 
 
 def test_leftovers_name_every_file_of_the_folder(context):
-    name = broken_chunk(context)
+    name = broken_chunk(context).name
     (context.staging() / "notes.txt").write_bytes(b"mine")
     files = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(context)}
     assert files == {("part", name, True), ("journal", name, True), ("foreign", "", False)}

@@ -26,6 +26,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,
@@ -35,8 +36,6 @@ from caf_pipeline_tests.support.run_contexts import (
     plan,
 )
 
-IDENTITY = age.new_identity()
-
 
 @pytest.fixture
 def source():
@@ -44,17 +43,6 @@ def source():
         {f"key-{number:03d}": os.urandom(40_000) for number in range(40)}
         | {"empty": b"", "large": os.urandom(300_000)}
     )
-
-
-def a_worker(tmp_path, source, ledger, **settings):
-    """A run context with public keys alone."""
-    encryption = {"recipients": [str(IDENTITY.recipient)]}
-    return a_run_context(tmp_path, source, ledger, public=False, encryption=encryption, **settings)
-
-
-def a_reader(tmp_path, source, ledger, identity=IDENTITY):
-    encryption = {"recipients": [str(IDENTITY.recipient)], "identity": identity.reveal()}
-    return a_run_context(tmp_path, source, ledger, public=False, encryption=encryption)
 
 
 def states(context):
@@ -71,35 +59,35 @@ def opened(context, name):
 
 
 def test_every_object_reads_back_with_the_identity(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     report = plan(worker)
     for chunk in report.chunks:
         archive_chunk(worker, chunk.name)
     assert set(states(worker).values()) == {ChunkState.LOCATED}
     assert account_for_plan(worker, report).located == len(source.bodies)
-    reader = a_reader(tmp_path, source, ledger)
+    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
     for key, body in source.bodies.items():
         archived = fetch(ledger.lookup, reader.opened, "src", key)
         assert b"".join(archived.pieces) == body
 
 
 def test_a_worker_cannot_read_objects(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     archive_everything(worker)
     with pytest.raises(IdentityMissing):
         b"".join(fetch(ledger.lookup, worker.opened, "src", "key-000").pieces)
 
 
 def test_another_identity_opens_nothing(tmp_path, source, ledger):
-    archive_everything(a_worker(tmp_path, source, ledger))
-    reader = a_reader(tmp_path, source, ledger, identity=age.new_identity())
+    archive_everything(a_private_context(tmp_path, source, ledger))
+    reader = a_private_context(tmp_path, source, ledger, identity=age.new_identity())
     with pytest.raises(NoMatchingIdentity):
         b"".join(fetch(ledger.lookup, reader.opened, "src", "key-000").pieces)
 
 
 def test_staging_and_store_hold_no_plaintext(tmp_path, ledger):
     source = MemorySource({f"secret-key-{number}": b"plaintext!" * 5000 for number in range(9)})
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (planned,) = plan(worker).chunks
     for step in CHUNK_STEPS:
         step(worker, planned.name)
@@ -112,11 +100,11 @@ def test_staging_and_store_hold_no_plaintext(tmp_path, ledger):
 
 
 def test_checks_count_rows_and_need_no_identity(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (name, *_) = archive_everything(worker)
     assert account_for_chunk(worker, name).agrees
     assert fetch_members(worker, name).not_run
-    fetched = fetch_members(a_reader(tmp_path, source, ledger), name)
+    fetched = fetch_members(a_private_context(tmp_path, source, ledger, identity=IDENTITY), name)
     assert fetched.tried == 20 or fetched.tried == ledger.chunks.get(name).member_count
     assert not fetched.mismatched
 
@@ -134,7 +122,7 @@ def test_a_sealed_plain_chunk_is_encrypted_before_the_post(tmp_path, source, led
     (planned, *_) = plan(public).chunks
     archive_chunk(public, planned.name, until=chunk_steps.seal_chunk)
     assert not ledger.chunks.get(planned.name).encrypted
-    archive_chunk(a_worker(tmp_path, source, ledger), planned.name)
+    archive_chunk(a_private_context(tmp_path, source, ledger), planned.name)
     assert ledger.chunks.get(planned.name).encrypted
 
 
@@ -143,11 +131,11 @@ def test_posted_plain_chunk_of_private_source_is_not_uploaded(tmp_path, source, 
     (planned, *_) = plan(public).chunks
     archive_chunk(public, planned.name, until=chunk_steps.post_file)
     with pytest.raises(NotPublic):
-        chunk_steps.upload_chunk(a_worker(tmp_path, source, ledger), planned.name)
+        chunk_steps.upload_chunk(a_private_context(tmp_path, source, ledger), planned.name)
 
 
 def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (planned, *_) = plan(worker).chunks
     archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
     root = ledger.chunks.get(planned.name).merkle_root
@@ -156,7 +144,7 @@ def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source,
 
 
 def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (planned, *_) = plan(worker).chunks
     archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
     identity = tmp_path / "identity"
@@ -169,14 +157,14 @@ def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
 
 
 def test_a_flipped_bit_is_an_integrity_error(tmp_path, source, ledger):
-    archive_everything(a_worker(tmp_path, source, ledger))
+    archive_everything(a_private_context(tmp_path, source, ledger))
     for path in (tmp_path / "store").rglob("*"):
         if path.is_file() and path.stat().st_size > 100_000:
             content = bytearray(path.read_bytes())
             for at in range(2000, len(content), 65_552):
                 content[at] ^= 1
             path.write_bytes(content)
-    reader = a_reader(tmp_path, source, ledger)
+    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
     with pytest.raises(IntegrityError):
         b"".join(fetch(ledger.lookup, reader.opened, "src", "large").pieces)
 
@@ -193,7 +181,7 @@ def a_lost_chunk(context, until):
 
 
 def test_a_sealed_chunk_is_packed_under_a_new_key(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     name = a_lost_chunk(worker, chunk_steps.seal_chunk)
     before = ledger.chunks.get(name).merkle_root
     for step in CHUNK_STEPS:
@@ -204,7 +192,7 @@ def test_a_sealed_chunk_is_packed_under_a_new_key(tmp_path, source, ledger):
 
 
 def test_a_posted_chunk_comes_back_from_the_store(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     name = a_lost_chunk(worker, chunk_steps.upload_chunk)
     chunk_steps.upload_chunk(worker, name)
     assert ledger.chunks.get(name).state is ChunkState.UPLOADING
@@ -212,7 +200,7 @@ def test_a_posted_chunk_comes_back_from_the_store(tmp_path, source, ledger):
 
 
 def test_a_chunk_that_nobody_has_is_abandoned(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     name = a_lost_chunk(worker, chunk_steps.post_file)
     with pytest.raises(StoreError):
         chunk_steps.upload_chunk(worker, name)
@@ -220,13 +208,13 @@ def test_a_chunk_that_nobody_has_is_abandoned(tmp_path, source, ledger):
     plan(worker)
     for chunk in ledger.chunks.list("src", UNDER_WAY):
         archive_chunk(worker, chunk.name)
-    reader = a_reader(tmp_path, source, ledger)
+    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
     for key, body in source.bodies.items():
         assert b"".join(fetch(ledger.lookup, reader.opened, "src", key).pieces) == body
 
 
 def test_a_lost_stored_chunk_is_not_repaired_from_the_source(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (name, *_) = archive_everything(worker)
     posting = posting_of(ledger.chunks.get(name))
     worker.store._chunk_path(posting).unlink()
@@ -243,14 +231,14 @@ def checked(context, identity=IDENTITY):
 
 
 def test_an_identity_opens_every_chunk(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     names = archive_everything(worker)
     assert checked(worker) == [KeyCheck(name) for name in names]
     assert all(result.problem for result in checked(worker, age.new_identity()))
 
 
 def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (name, *_) = archive_everything(worker)
     chunk = ledger.chunks.get(name)
     header = ledger.lookup.chunk_header(chunk.merkle_root)
@@ -269,12 +257,12 @@ def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
 @pytest.mark.parametrize("staging", ["kept", "lost"])
 @pytest.mark.parametrize("last", CHUNK_STEPS, ids=lambda step: step.__name__)
 def test_another_run_continues_after_each_step(tmp_path, source, ledger, last, staging):
-    worker = a_worker(tmp_path, source, ledger)
+    worker = a_private_context(tmp_path, source, ledger)
     (planned, *_) = plan(worker).chunks
     archive_chunk(worker, planned.name, until=last)
     if staging == "lost":
         shutil.rmtree(worker.staging())
-    other = a_worker(tmp_path, source, ledger, run="run-2")
+    other = a_private_context(tmp_path, source, ledger, run="run-2")
     nobody_has_it = staging == "lost" and last is chunk_steps.post_file
     if nobody_has_it:
         with pytest.raises(StoreError):
@@ -284,6 +272,6 @@ def test_another_run_continues_after_each_step(tmp_path, source, ledger, last, s
         archive_chunk(other, chunk.name)
     ended = ledger.chunks.get(planned.name).state
     assert ended is (ChunkState.ABANDONED if nobody_has_it else ChunkState.LOCATED)
-    reader = a_reader(tmp_path, source, ledger)
+    reader = a_private_context(tmp_path, source, ledger, identity=IDENTITY)
     for key, body in source.bodies.items():
         assert b"".join(fetch(ledger.lookup, reader.opened, "src", key).pieces) == body

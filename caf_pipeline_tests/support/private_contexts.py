@@ -29,7 +29,7 @@ def a_private_context(
     identity: age.HybridIdentity | age.X25519Identity | None = None,
     **settings,
 ) -> RunContext:
-    """Chunks are encrypted to `IDENTITY`. Without `identity`, it has public keys alone."""
+    """Return a context that encrypts to `IDENTITY`. It decrypts only if it gets an `identity`."""
     encryption = {"recipients": [RECIPIENT]}
     if identity:
         encryption["identity"] = identity.reveal()

@@ -86,7 +86,7 @@ LONGEST_FIRST: Final = (
     "faults/test_world.py",
     "steps/test_planning.py",
 )
-"""By what was measured; in a whole run a file that is not here takes less than 20 s.
+"""The files by measured time. In a whole run, any other file takes less than 20 s.
 
 `make test` leaves these files out: they take most of the time.
 """

@@ -143,11 +143,15 @@ class SeveralFolders:
 
     def posted_as(self, merkle_root):
         return [
-            self._listed_post(one) for one in self.posts.values() if one.merkle_root == merkle_root
+            self._listed_post(posting)
+            for posting in self.posts.values()
+            if posting.merkle_root == merkle_root
         ]
 
     def posted_by(self, owner):
-        return (self._listed_post(one) for one in self.posts.values() if one.owner == owner)
+        return (
+            self._listed_post(posting) for posting in self.posts.values() if posting.owner == owner
+        )
 
     def _listed_post(self, posting):
         return PostedFile(posting, self.proof_type, self.headers.get(posting.merkle_root))

@@ -1,4 +1,4 @@
-"""What an earlier run has encrypted, read back to be sealed again under a new file key.
+"""Reads an earlier run's encrypted part, to seal it again under a new file key.
 
 The files stay as they are until the new ones replace them.
 

@@ -6,7 +6,7 @@ entries of another journal. Entry 0 is the opening; later ones are checkpoints. 
 the first invalid one.
 
 The journal of a private packing has the same entries, each sealed (`encryption.entry_cipher`). Its
-user data are the salt. A run writes one of its own.
+user data are the salt. Each run writes its own journal.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
