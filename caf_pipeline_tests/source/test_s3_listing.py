@@ -512,7 +512,7 @@ def test_a_document_type_in_an_answer_is_refused(scripted_s3, first, body, heade
         listed(
             script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
         )
-    assert "500" not in str(caught.value)
+    assert "status" not in str(caught.value)
     # A retry would not help.
     assert len(scripted_s3.requests) == 1 + (first == "listing")
 
@@ -526,7 +526,7 @@ def test_malformed_xml_is_reported_without_a_status(scripted_s3, first):
         listed(
             script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
         )
-    assert "500" not in str(caught.value)
+    assert "status" not in str(caught.value)
 
 
 def test_html_with_a_doctype_is_a_web_page(scripted_s3):

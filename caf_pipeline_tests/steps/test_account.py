@@ -12,7 +12,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE, write_sums
-from caf_pipeline.steps import account, chunk_steps
+from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
@@ -139,7 +139,7 @@ def test_seal_report_counts_skips_and_names_largest_members(
 ):
     monkeypatch.setattr("caf_pipeline.inventory.manifest.MANIFEST_GROUP_ROWS", rows)
     monkeypatch.setattr("caf_pipeline.inventory.plan.OBJECTS_PER_BATCH", 3)
-    monkeypatch.setattr(account, "LARGEST_SHOWN", 3)
+    monkeypatch.setattr(chunk_steps, "LARGEST_SHOWN", 3)
     source.unavailable = dict.fromkeys(["key-11", "key-03"], ("deleted", 0))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)

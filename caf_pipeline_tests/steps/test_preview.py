@@ -86,12 +86,11 @@ def test_preview_reports_why_store_would_refuse_chunks(tmp_path, source, ledger,
                 raise error
 
     requests = []
-    context = a_run_context(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
+    context = a_run_context(tmp_path, source, ledger, store=Asked(tmp_path / "store"))
     result = previewed(context)
     largest = requests[0]["stored_size_bytes"]
     assert requests == [
         {
-            "public": False,
             "stored_size_bytes": largest,
             "waiting_bytes": result.estimate.expected_bytes - largest,
         }

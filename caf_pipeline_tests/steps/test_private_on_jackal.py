@@ -14,7 +14,8 @@ from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
+from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
@@ -37,14 +38,14 @@ def source():
 
 @pytest.fixture
 def context(tmp_path, ledger, network, source):
-    network.grant(ADDRESS, SPACE)
+    wallet = wallet_with_space(network)
     context = a_run_context(
         tmp_path,
         source,
         ledger,
         public=False,
         store=open_jackal_store,
-        jackal=jackal_settings(network, proof_seconds=8),
+        jackal=jackal_settings(network, mnemonic=wallet.words, proof_seconds=8),
         encryption=ENCRYPTION,
     )
     yield context
@@ -87,7 +88,7 @@ def test_a_ledger_is_rebuilt_from_the_chain(context, network, tmp_path, new_ledg
         new_ledger(),
         public=False,
         store=open_jackal_store,
-        jackal=jackal_settings(network, proof_seconds=8),
+        jackal=context.settings.jackal,
         encryption=ENCRYPTION,
     )
     with closing(lost.store):
