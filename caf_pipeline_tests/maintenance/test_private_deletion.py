@@ -158,10 +158,11 @@ def test_a_chunk_that_was_sealed_wrong_is_not_safe(contexts, ledger, store, tmp_
 
     def seal_wrong(self, plaintext):
         before = self.position[0]
-        sealed = seal(self, plaintext)
-        if before <= 4 < self.position[0]:
-            sealed[(4 - before) * age.SEALED_SEGMENT_BYTES] ^= 1
-        return sealed
+        for sealed in seal(self, plaintext):
+            if before <= 4 < self.position[0]:
+                sealed[(4 - before) * age.SEALED_SEGMENT_BYTES] ^= 1
+            before = self.position[0]
+            yield sealed
 
     monkeypatch.setattr(SegmentWriter, "write", seal_wrong)
     worker = contexts()
