@@ -10,6 +10,7 @@ import io
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,8 @@ from caf_pipeline.formats import age
 
 MAX_PRIVATE_CAF_BYTES: Final = 34_350_303_456
 """Largest CAF whose encrypted form, with a header of 1 MiB, has at most 32 GiB."""
+
+PRIVATE_LIMITS: Final = replace(DEFAULT_LIMITS, max_bytes=MAX_PRIVATE_CAF_BYTES)
 
 assert (
     age.MAX_HEADER_BYTES + age.NONCE_BYTES + age.sealed_size(MAX_PRIVATE_CAF_BYTES)
