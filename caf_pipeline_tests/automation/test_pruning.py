@@ -263,7 +263,7 @@ def test_the_job_keeps_what_the_setting_says(home_settings, monkeypatch, setting
         monkeypatch.setattr(maintenance_jobs, "datetime", later)
         done = (
             build_defs(settings)
-            .resolve_job_def("prune_events")
+            .resolve_job_def("caf_prune_events")
             .execute_in_process(instance=instance)
         )
         assert done.success
