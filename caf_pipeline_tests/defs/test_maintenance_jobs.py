@@ -359,7 +359,7 @@ READ_ONLY = {
     "caf_watch_sources": True,
     "caf_prove_a_hourly": True,
     "caf_storage_plan_a_hourly": True,
-    "prune_events_daily": False,
+    "caf_prune_events_daily": False,
 }
 
 
