@@ -130,7 +130,7 @@ def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     report_incomplete(done, "done")
     plan_chunks(done, "done", 1, state="located")
     (request,) = evaluate_tick(done, "caf_launch_chunks", tick_seconds=TICK_SECONDS).run_requests
-    assert request.job_name == "audit_done"
+    assert request.job_name == "caf_audit_done"
 
 
 @pytest.mark.thorough
