@@ -302,7 +302,7 @@ class JackalSettings(_Section):
         bandwidth: Bytes a second of all uploads. 0: no limit. `caf limit` changes it during runs.
         spend_cap: Limit on what all transactions of this ledger spend, in ujkl. Default: none.
             `caf limit` changes it during runs.
-        warn_days: The check `storage_plan_lasts` fails this many days before the bought space
+        warn_days: The check `caf_storage_plan_lasts` fails this many days before the bought space
             expires or is full.
         keep_staged_windows: Proof windows for which a located chunk stays in staging if there is
             room.
@@ -455,7 +455,7 @@ class Settings(BaseSettings):
             if (other := name.removeprefix("chunk-")) != name and other in self.sources:
                 raise ValueError(
                     f"sources.{name} and sources.{other} would both have the job "
-                    f"repair_{name.replace('-', '_')}: rename one"
+                    f"caf_repair_{name.replace('-', '_')}: rename one"
                 )
         return self
 

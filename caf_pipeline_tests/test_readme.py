@@ -212,7 +212,7 @@ def archived(stranger):
 @pytest.mark.thorough
 def test_tutorial_archives_and_fetches_an_object(archived, stranger):
     for words in (
-        "set pool s3",
+        "set pool caf_s3",
         "planned   1 object",
         "the source is complete",
         "photos: 1 current, 0 older, 0 gone",
@@ -335,7 +335,7 @@ def test_dg_dev_shows_runs_and_no_sensor_fails(demonstrated, checkout, environme
             )
         )
         assert {name for name, state in states().items() if state["status"] == "RUNNING"} == {
-            "watch_sources"
+            "caf_watch_sources"
         }
         assert not [
             tick
@@ -391,7 +391,7 @@ def test_dg_loads_the_definitions_without_settings_or_warnings(checkout, tmp_pat
     checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
     assert "All definitions loaded successfully." in checked
     assert "demo/caf_chunk" in listed
-    assert "s3_demo" in listed
+    assert "caf_s3_demo" in listed
     assert not re.search("warning|traceback|deprecat", checked + listed, re.IGNORECASE)
 
 

@@ -182,7 +182,7 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
         ),
         (
             "".join(f'[sources.{name}]\nbucket = "b"\n' for name in ("one", "chunk-one")),
-            "repair_chunk_one",
+            "caf_repair_chunk_one",
         ),
         (
             SOURCE_TEXT

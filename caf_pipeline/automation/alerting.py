@@ -161,7 +161,7 @@ class AlertTick:
         """Raises Overdue or LedgerError."""
 
         def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
-            ledger: Ledger = self._context.resources.ledger.get()
+            ledger: Ledger = self._context.resources.caf_ledger.get()
             return (
                 is_paused(ledger),
                 ledger.progress.of(list(sources)),

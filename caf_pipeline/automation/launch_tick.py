@@ -95,7 +95,7 @@ class LaunchTick:
     def result(self) -> TickResult:
         """Launch, park and audit what is due. Raises Overdue if the ledger is late."""
         instance = self.context.instance
-        ledger: Ledger = self._ask_ledger(self.context.resources.ledger.get)
+        ledger: Ledger = self._ask_ledger(self.context.resources.caf_ledger.get)
         if paused := self._ask_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
         backfills = Backfills(instance)
@@ -152,7 +152,7 @@ class LaunchTick:
         return SensorResult(skip_reason=" ".join([counts, *self.notes]), cursor=written)
 
     def _open(self, source: str) -> RunContext:
-        run_context: RunContext = self.context.resources.run.open(self.context, source)
+        run_context: RunContext = self.context.resources.caf_run.open(self.context, source)
         return run_context
 
     def _ask_ledger(self, question: Callable[[], T]) -> T:

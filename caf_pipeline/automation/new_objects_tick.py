@@ -105,7 +105,9 @@ class NewObjectsTick:
 
     def _result(self) -> TickResult:
         database = describe_database(self.settings)
-        if paused := self._ask(database, lambda: pause_reason(self.context.resources.ledger.get())):
+        if paused := self._ask(
+            database, lambda: pause_reason(self.context.resources.caf_ledger.get())
+        ):
             return SkipReason(paused)
         if queue := self._source_settings.queue:
             try:
@@ -131,7 +133,7 @@ class NewObjectsTick:
         return self.settings.sources[self.source]
 
     def _open(self) -> RunContext:
-        run_context: RunContext = self.context.resources.run.open(self.context, self.source)
+        run_context: RunContext = self.context.resources.caf_run.open(self.context, self.source)
         return run_context
 
     def _ask(self, server: str, question: Callable[[], T]) -> T:

@@ -64,8 +64,8 @@ class RestoreConfig(Config):
 
 def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums) -> None:
     """Restore objects; count the outcomes in `sums`. Raises a CafError if any was not restored."""
-    ledger: Ledger = context.resources.ledger.get()
-    waits = Waits(Announcer(context.log.info), context.resources.run.waiting)
+    ledger: Ledger = context.resources.caf_ledger.get()
+    waits = Waits(Announcer(context.log.info), context.resources.caf_run.waiting)
     if unknown := no_source(ledger.lookup, config.source):
         raise unknown
     if (
@@ -84,8 +84,8 @@ def restore(context: OpExecutionContext, config: RestoreConfig, sums: RestoreSum
             "`profile` and `endpoint_url` need a bucket as destination",
             hint="set `destination` to s3://BUCKET/PREFIX",
         )
-    stored = context.resources.store.open(ledger, this_process(context.run_id), waits)
-    settings: Settings = context.resources.run.settings
+    stored = context.resources.caf_store.open(ledger, this_process(context.run_id), waits)
+    settings: Settings = context.resources.caf_run.settings
     store = OpeningReader(stored, ledger.lookup.chunk_header, settings.encryption)
     progress = _Progress(context, config, sums)
     try:

@@ -23,8 +23,8 @@ def ask_in_time(
     resources = context.resources
 
     def close() -> None:
-        resources.ledger.close()
-        resources.store.close()
+        resources.caf_ledger.close()
+        resources.caf_store.close()
 
     return deadline.ask(whom, question, late=close)
 

@@ -40,7 +40,7 @@ def prove(
     r"""Check the proofs and some bytes of stored chunks.
 
     Checks the store's proofs, and reads pieces back from each copy. Chunks that the chain's lists
-    show as suspicious come first, then those checked longest ago. The job prove_SOURCE does the
+    show as suspicious come first, then those checked longest ago. The job caf_prove_SOURCE does the
     same every hour.
 
     \b

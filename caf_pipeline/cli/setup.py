@@ -21,8 +21,9 @@ def setup(
     r"""Prepare DAGSTER_HOME and the limits of Dagster's pools.
 
     Makes DAGSTER_HOME with links to this software's dagster.yaml and workspace.yaml. Limits how
-    many steps pack (pool s3) and upload (pool jackal_uploads) at a time, and prints why. Existing
-    limits and your own dagster.yaml stay. The last line is the command that opens the Dagster UI.
+    many steps pack (pool caf_s3) and upload (pool caf_jackal_uploads) at a time, and prints why.
+    Existing limits and your own dagster.yaml stay. The last line is the command that opens the
+    Dagster UI.
 
     Optional: without it, four steps share each pool. It can be repeated; current runs use new
     limits immediately.

@@ -394,7 +394,7 @@ class _Command:
         return sum(chunk.name in self._parts for chunk in lasts)
 
     def _totals(self, snapshot: str) -> InventoryTotals:
-        # Evaluates `source_is_complete`, which has the totals unless another inventory is later.
+        # Evaluates `caf_source_is_complete`. It has the totals unless another inventory is later.
         result = self._runs.execute("audit")
         checks = [
             {name: value.value for name, value in evaluation.metadata.items()}
@@ -440,7 +440,7 @@ class _Command:
 
 
 def _totals_of(shown: Mapping[str, object]) -> InventoryTotals:
-    # From the metadata of `source_is_complete`.
+    # From the metadata of `caf_source_is_complete`.
     def number(name: str) -> int:
         return int(str(shown[name]))
 

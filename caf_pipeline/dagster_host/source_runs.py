@@ -31,8 +31,7 @@ from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, JobKind, job_name
-from caf_pipeline.defs.ops import PACK, seal_chunk
+from caf_pipeline.defs.naming import HELD_TAG, LEDGER, PACK, RUN, SEAL, JobKind, job_name
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
@@ -153,7 +152,7 @@ class SourceRuns:
 
         def on_event(event: DagsterEvent) -> None:
             step = str(event.step_key)
-            if event.is_step_success and step.endswith(seal_chunk.name):
+            if event.is_step_success and step.endswith(SEAL):
                 self._listener.sealed()
             elif event.event_type is DagsterEventType.STEP_RESTARTED and step.endswith(PACK):
                 self._listener.begin(chunk)

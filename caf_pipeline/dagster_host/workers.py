@@ -47,7 +47,7 @@ class _Worker:
         self.is_packing = False
         self._ready = False
         self.connection, child_end = Pipe()
-        # The check `chunk_reads_back` of a private chunk may need the passphrase.
+        # The check `caf_chunk_reads_back` of a private chunk may need the passphrase.
         is_public = settings.source(source).public
         needs = _NEEDS if is_public else _NEEDS | Need.IDENTITY
         with child_end:

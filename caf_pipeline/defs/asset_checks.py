@@ -1,7 +1,7 @@
 """Asset checks. They only report; `verify_stored` and the ledger's guarded moves enforce."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -11,10 +11,11 @@ from dagster import (
     AssetCheckResult,
     AssetChecksDefinition,
     AssetCheckSeverity,
+    AssetCheckSpec,
     AssetKey,
     MetadataValue,
     PreviewWarning,
-    asset_check,
+    multi_asset_check,
 )
 
 from caf_pipeline import run_wiring
@@ -26,7 +27,9 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
     CHECKED_ASSET,
+    CHUNK_ACCOUNTS,
     CHUNK_IS_PROVEN,
+    CHUNK_READS_BACK,
     FEW_OBJECTS_ARE_SKIPPED,
     NO_CHUNK_IS_DAMAGED,
     NO_CHUNK_IS_PARKED,
@@ -36,6 +39,7 @@ from caf_pipeline.defs.naming import (
     STORAGE_PLAN_LASTS,
     asset_key,
     job_name,
+    op_name,
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
@@ -63,7 +67,7 @@ CONDITION_DESCRIPTIONS: Final = {
     NO_CHUNK_IS_PARKED: (
         "No chunk failed so often that it waits for an operator. The sensor "
         f"`{ALERT_SENSOR}` checks this every five minutes and sends alerts, also for "
-        "`source_keeps_up` and `few_objects_are_skipped`."
+        f"`{SOURCE_KEEPS_UP}` and `{FEW_OBJECTS_ARE_SKIPPED}`."
     ),
     SOURCE_KEEPS_UP: (
         "Chunks under way make progress (`alerts.stalled_after`). No chunk has waited longer than "
@@ -114,7 +118,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             _check(
                 source,
                 "caf_chunk",
-                "chunk_accounts_for_plan",
+                CHUNK_ACCOUNTS,
                 _chunk_accounts,
                 "Members, skipped objects and objects released for a later plan add up to the "
                 "chunk's part of the plan. Members are those of the manifest, or the ledger's rows "
@@ -135,7 +139,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             _check(
                 source,
                 "file_locations",
-                "chunk_reads_back",
+                CHUNK_READS_BACK,
                 _chunk_reads_back,
                 "Some of the chunk's objects, read the way an application reads them, have the "
                 "SHA-256 of their location rows. Without an identity, objects of an encrypted "
@@ -191,17 +195,23 @@ def _check(
     blocking: bool = False,
     after: str = "",
 ) -> AssetChecksDefinition:
-    @asset_check(
+    spec = AssetCheckSpec(
+        name,
         asset=AssetKey(asset_key(source, asset)),
-        name=name,
         description=description,
         partitions_def=chunk_partitions(source) if partitioned else None,
         additional_deps=[AssetKey(asset_key(source, after))] if after else None,
         blocking=blocking,
+    )
+
+    # `multi_asset_check` allows a name for the op. `asset_check` names it after the asset's key.
+    @multi_asset_check(
+        name=op_name(source, name),
+        specs=[spec],
         retry_policy=RETRY_TRANSIENT,
         required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+    def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
         chunk = context.op_execution_context.partition_key if partitioned else ""
         result = attempt_step(context, source, lambda run_context: function(run_context, chunk))
         if result is None:
@@ -211,7 +221,7 @@ def _check(
                     holder="another run",
                 )
             )
-        return result
+        yield result
 
     return check
 

@@ -14,14 +14,16 @@ from dagster import (
     AssetExecutionContext,
     AssetIn,
     AssetKey,
+    AssetOut,
     AssetsDefinition,
+    AssetSpec,
     Config,
     DataVersion,
     FreshnessPolicy,
     MaterializeResult,
     Nothing,
-    asset,
-    graph_asset,
+    graph_multi_asset,
+    multi_asset,
 )
 from pydantic import Field
 
@@ -33,6 +35,7 @@ from caf_pipeline.defs.naming import (
     asset_key,
     identifier,
     new_objects_name,
+    op_name,
     reconcile_name,
     s3_key,
 )
@@ -139,7 +142,7 @@ def source_assets(source: str, settings: SourceSettings, recipients: int) -> lis
             "caf_chunk",
             owner=settings.owner,
             upstream="chunk_plan",
-            steps=(ops.load_batch, ops.pack_chunk(source), ops.seal_chunk),
+            steps=ops.packing_ops(source),
             description=(
                 "One **CAF file** per partition. It holds the objects of the chunk, an index and a "
                 "manifest. Every byte read from S3 is checked. The file stays in staging until it "
@@ -152,7 +155,7 @@ def source_assets(source: str, settings: SourceSettings, recipients: int) -> lis
             "stored_chunk",
             owner=settings.owner,
             upstream="caf_chunk",
-            steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
+            steps=ops.storing_ops(source),
             description=(
                 "The chunk in its store. It is complete only when the store lists all required "
                 "copies **and** samples read back from them match those taken when the chunk was "
@@ -165,7 +168,7 @@ def source_assets(source: str, settings: SourceSettings, recipients: int) -> lis
             "file_locations",
             owner=settings.owner,
             upstream="stored_chunk",
-            steps=(ops.load_locations, ops.release_staging),
+            steps=ops.locating_ops(source),
             description=(
                 "One row in Postgres for each object of the chunk: its chunk and its byte range. "
                 f"From here on, `caf get {source} KEY` needs one look-up and one ranged read."
@@ -204,6 +207,19 @@ def _access(source: str, settings: SourceSettings, recipients: int) -> str:
     )
 
 
+def _source_asset(
+    source: str, name: str, spec: AssetSpec
+) -> Callable[[Callable[..., Results]], AssetsDefinition]:
+    # `multi_asset` allows a name for the op. `asset` names it after the key.
+    return multi_asset(
+        name=op_name(source, name),
+        description=spec.description,
+        specs=[spec],
+        retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP | {s3_key(source)},
+    )
+
+
 def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefinition:
     origin = (
         f"It is taken from the newest S3 Inventory report in `{settings.inventory}`."
@@ -211,8 +227,8 @@ def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefi
         else "It is taken by listing the bucket."
     )
 
-    @asset(
-        key=asset_key(source, "s3_inventory"),
+    spec = AssetSpec(
+        asset_key(source, "s3_inventory"),
         description=(
             f"The objects in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, "
             f"ETag and time, as one sorted Parquet file on this machine. {origin} You can take a "
@@ -222,15 +238,15 @@ def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefi
             "uses them for new objects. `report` takes the inventory report of a day. "
             "`list_bucket` lists the bucket even if there are reports."
         ),
-        retry_policy=RETRY_TRANSIENT,
-        output_required=False,
-        required_resource_keys=EVERY_STEP | {s3_key(source)},
+        skippable=True,
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
         freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
+
+    @_source_asset(source, "s3_inventory", spec)
     def s3_inventory(context: AssetExecutionContext, config: InventoryConfig) -> Results:
         def take(run_context: RunContext) -> metadata.Metadata:
             after, until = config.window()
@@ -257,8 +273,8 @@ def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefi
 
 
 def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
-    @asset(
-        key=asset_key(source, "chunk_plan"),
+    spec = AssetSpec(
+        asset_key(source, "chunk_plan"),
         deps=[AssetKey(asset_key(source, "s3_inventory"))],
         description=(
             "Which objects go into which chunk. The plan takes the objects of the inventory that "
@@ -271,15 +287,15 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             "source, and fails if so: `caf rebuild` restores such a ledger. *Launchpad:* "
             "`new_archive` skips this check; the objects may then be stored and paid twice."
         ),
-        retry_policy=RETRY_TRANSIENT,
-        output_required=False,
-        required_resource_keys=EVERY_STEP | {s3_key(source)},
+        skippable=True,
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
         freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
+
+    @_source_asset(source, "chunk_plan", spec)
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(run_context: RunContext) -> metadata.Metadata:
             snapshot = inventories.snapshot_to_plan(run_context)
@@ -317,22 +333,27 @@ def _chunk_asset(
     *,
     upstream: str,
     owner: str,
-    steps: Sequence[Callable[..., Any]],
+    steps: Sequence[ops.Op],
     description: str,
     kinds: set[str],
     shown: metadata.Metadata | None = None,
 ) -> AssetsDefinition:
     # The graph shows the plan as the upstream asset. No value passes: a chunk reads its own part
     # of the plan, not the latest materialization.
-    @graph_asset(
+    out = AssetOut(
         key=asset_key(source, name),
-        ins={"before": AssetIn(asset_key(source, upstream), dagster_type=Nothing)},
-        partitions_def=chunk_partitions(source),
         description=description,
-        group_name=identifier(source),
         owners=[owner],
         kinds=kinds,
         metadata=shown,
+    )
+
+    @graph_multi_asset(
+        name=op_name(source, name),
+        ins={"before": AssetIn(asset_key(source, upstream), dagster_type=Nothing)},
+        outs={"result": out},
+        partitions_def=chunk_partitions(source),
+        group_name=identifier(source),
     )
     def chunk(before: Any) -> Any:  # noqa: ANN401 - Dagster exports no type for a graph's values
         done = before

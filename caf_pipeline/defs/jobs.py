@@ -8,6 +8,8 @@ from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
 from caf_pipeline.defs.naming import (
     ASSETS,
     BEFORE_BACKFILLS,
+    CHUNK_ACCOUNTS,
+    CHUNK_READS_BACK,
     PLAN_ACCOUNTS,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
@@ -41,8 +43,8 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
         job(
             "archive",
             _assets(source, ASSETS[2:])
-            | _check(source, "caf_chunk", "chunk_accounts_for_plan")
-            | _check(source, "file_locations", "chunk_reads_back"),
+            | _check(source, "caf_chunk", CHUNK_ACCOUNTS)
+            | _check(source, "file_locations", CHUNK_READS_BACK),
             "Archive one chunk (a partition): pack, store, verify, locate. Can be run again at any "
             "time: it resumes.",
         ),

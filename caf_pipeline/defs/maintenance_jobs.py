@@ -87,8 +87,8 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
             _prove_op(source),
             "Check stored chunks again: the store's proofs, and samples read back from each copy. "
             "Chunks that look wrong in the store's listings come first, then those checked longest "
-            "ago. Runs hourly on Jackal. The check `chunk_is_proven` of each partition shows the "
-            "results.",
+            f"ago. Runs hourly on Jackal. The check `{CHUNK_IS_PROVEN}` of each partition shows "
+            "the results.",
         ),
         job(
             "repair",
@@ -295,7 +295,7 @@ def _names(chunks: Sequence[str]) -> str:
 def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
     """Return the job that keeps events of `days` days (0: all)."""
 
-    @op(name="remove_old_events", out=Out(Nothing))
+    @op(name="caf_remove_old_events", out=Out(Nothing))
     def remove_old_events(context: OpExecutionContext) -> Output[None]:
         if not days:
             context.log.info("runs.keep_events_days is 0: nothing is removed")

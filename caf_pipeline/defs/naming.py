@@ -1,7 +1,7 @@
-"""Names of a source's definitions in Dagster, and our run tags.
+"""Names of our definitions in Dagster, and our run tags.
 
-Dagster allows only letters, digits and `_` in names of groups, jobs, ops, sensors and schedules.
-Asset keys and partition names keep a source's `-`.
+Names begin with `caf_`, since all definitions of a project share one namespace. Asset keys and
+groups begin with the source. Dagster allows no `-` in names other than keys and partitions.
 """
 
 from typing import Final, Literal
@@ -35,36 +35,42 @@ PARKED_TAG: Final = ".dagster/caf/parked"
 OUTAGE_TAG: Final = ".dagster/caf/outage"
 """The UI hides tags that begin with `.dagster/`."""
 
-LAUNCH_SENSOR: Final = "launch_chunks"
+LAUNCH_SENSOR: Final = "caf_launch_chunks"
 """Must not change: Dagster stores the cursor and the on/off state under this name."""
 
-S3_POOL: Final = "s3"
-UPLOAD_POOL: Final = "jackal_uploads"
+S3_POOL: Final = "caf_s3"
+UPLOAD_POOL: Final = "caf_jackal_uploads"
 
 ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "stored_chunk", "file_locations")
 """In flow order; the last three have partitions."""
 
-LEDGER: Final = "ledger"
-STORE: Final = "store"
-RUN: Final = "run"
+PACK: Final = "caf_pack_chunk"
+SEAL: Final = "caf_seal_chunk"
+
+LEDGER: Final = "caf_ledger"
+STORE: Final = "caf_store"
+RUN: Final = "caf_run"
 
 JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
 
-ALERT_SENSOR: Final = "watch_sources"
+ALERT_SENSOR: Final = "caf_watch_sources"
 
-PRUNE_JOB: Final = "prune_events"
+PRUNE_JOB: Final = "caf_prune_events"
+RESTORE_JOB: Final = "caf_restore"
 
 CHECKED_ASSET: Final = "chunk_plan"
 """Shows its source's conditions as checks, without partitions."""
 
-CHUNK_IS_PROVEN: Final = "chunk_is_proven"
-SOURCE_IS_COMPLETE: Final = "source_is_complete"
-STORAGE_PLAN_LASTS: Final = "storage_plan_lasts"
-PLAN_ACCOUNTS: Final = "plan_accounts_for_inventory"
-NO_CHUNK_IS_DAMAGED: Final = "no_chunk_is_damaged"
-NO_CHUNK_IS_PARKED: Final = "no_chunk_is_parked"
-SOURCE_KEEPS_UP: Final = "source_keeps_up"
-FEW_OBJECTS_ARE_SKIPPED: Final = "few_objects_are_skipped"
+CHUNK_ACCOUNTS: Final = "caf_chunk_accounts_for_plan"
+CHUNK_IS_PROVEN: Final = "caf_chunk_is_proven"
+CHUNK_READS_BACK: Final = "caf_chunk_reads_back"
+SOURCE_IS_COMPLETE: Final = "caf_source_is_complete"
+STORAGE_PLAN_LASTS: Final = "caf_storage_plan_lasts"
+PLAN_ACCOUNTS: Final = "caf_plan_accounts_for_inventory"
+NO_CHUNK_IS_DAMAGED: Final = "caf_no_chunk_is_damaged"
+NO_CHUNK_IS_PARKED: Final = "caf_no_chunk_is_parked"
+SOURCE_KEEPS_UP: Final = "caf_source_keeps_up"
+FEW_OBJECTS_ARE_SKIPPED: Final = "caf_few_objects_are_skipped"
 
 
 def identifier(source: str) -> str:
@@ -79,12 +85,12 @@ def asset_key(source: str, name: str) -> list[str]:
 
 def s3_key(source: str) -> str:
     """Return the source's S3 resource key."""
-    return f"s3_{identifier(source)}"
+    return f"caf_s3_{identifier(source)}"
 
 
 def partitions_name(source: str) -> str:
     """Name the source's dynamic partitions."""
-    return f"{source}_chunks"
+    return f"caf_{source}_chunks"
 
 
 def source_of(chunk: str) -> str:
@@ -100,19 +106,19 @@ def source_of(chunk: str) -> str:
 
 def job_name(source: str, what: JobKind) -> str:
     """Name a job."""
-    return f"{what}_{identifier(source)}"
+    return f"caf_{what}_{identifier(source)}"
 
 
 def new_objects_name(source: str) -> str:
     """Name the sensor for new objects."""
-    return f"new_objects_{identifier(source)}"
+    return f"caf_new_objects_{identifier(source)}"
 
 
 def reconcile_name(source: str) -> str:
     """Name the schedule of whole plans."""
-    return f"reconcile_{identifier(source)}_daily"
+    return f"caf_reconcile_{identifier(source)}_daily"
 
 
 def op_name(source: str, what: str) -> str:
-    """Name an op and its config; an asset's op has the asset's name."""
-    return f"{identifier(source)}__{what}"
+    """Name an op and its config; an asset's or check's op has that name."""
+    return f"caf_{identifier(source)}__{what}"

@@ -4,24 +4,103 @@ Each is idempotent: the ledger holds the chunk's state. If another live run hold
 yields no output: Dagster skips the later ops and the run succeeds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
-from dagster import In, Nothing, OpDefinition, OpExecutionContext, Out, Output, op
+from dagster import In, Nothing, OpExecutionContext, Out, Output, op
 
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
-from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, op_name, s3_key, source_of
+from caf_pipeline.defs.naming import PACK, S3_POOL, SEAL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, planning
 
-PACK: Final = "pack_chunk"
+Op = Any
+"""Dagster exports no type for the result of `alias`."""
+
+
+def packing_ops(source: str) -> Sequence[Op]:
+    """Return the ops of `caf_chunk`."""
+    return (
+        _step(
+            source,
+            "caf_load_batch",
+            "Read the chunk's part of the plan and check that the chunk can be packed.",
+            chunk_steps.load_batch,
+        ),
+        _step(
+            source,
+            PACK,
+            "Read the objects from S3 into one CAF file in staging.",
+            chunk_steps.pack_chunk,
+            pool=S3_POOL,
+            resources=EVERY_STEP | {s3_key(source)},
+        ),
+        _step(
+            source,
+            SEAL,
+            "Record the packed and skipped objects, and the chunk's Merkle root.",
+            _seal,
+            dict,
+        ),
+    )
+
+
+def storing_ops(source: str) -> Sequence[Op]:
+    """Return the ops of `stored_chunk`."""
+    return (
+        _step(
+            source,
+            "caf_post_file",
+            "Announce the chunk to the store. If the store already has its root from us, this is "
+            "free.",
+            chunk_steps.post_file,
+        ),
+        _step(
+            source,
+            "caf_upload_chunk",
+            "Send the staged file to one provider for each copy.",
+            chunk_steps.upload_chunk,
+            metadata.upload_metadata,
+            pool=UPLOAD_POOL,
+        ),
+        _step(
+            source,
+            "caf_verify_stored",
+            "Check the store's proofs, and compare bytes read back with the samples taken at the "
+            "seal.",
+            _verify,
+            dict,
+        ),
+    )
+
+
+def locating_ops(source: str) -> Sequence[Op]:
+    """Return the ops of `file_locations`."""
+    return (
+        _step(
+            source,
+            "caf_load_locations",
+            "Write one location row for each object and mark the chunk `located`, in one "
+            "transaction.",
+            chunk_steps.load_locations,
+        ),
+        _step(
+            source,
+            "caf_release_staging",
+            "Remove the staged file and release its reservation. After the last chunk, count the "
+            "inventory again if necessary.",
+            _release,
+            dict,
+        ),
+    )
 
 
 def _step(
+    source: str,
     name: str,
     description: str,
     call: Callable[[RunContext, str], Any],
@@ -29,10 +108,10 @@ def _step(
     *,
     pool: str | None = None,
     resources: set[str] = EVERY_STEP,
-) -> OpDefinition:
-    # `shown` converts the result of `call` to metadata.
+) -> Op:
+    # `shown` converts the result of `call` to metadata. In its graph, the op is called `name`.
     @op(
-        name=name,
+        name=op_name(source, name),
         description=description,
         ins={"before": In(Nothing)},
         out=Out(Nothing, is_required=False),
@@ -41,12 +120,12 @@ def _step(
         pool=pool,
     )
     def step(context: OpExecutionContext) -> Iterator[Output[None]]:
-        chunk, asset_source = context.partition_key, context.assets_def.key.path[0]
+        chunk = context.partition_key
         try:
-            source = source_of(chunk)
-            if source != asset_source:
+            chunk_source = source_of(chunk)
+            if chunk_source != source:
                 raise UsageError(
-                    f"partition '{chunk}' is a chunk of source '{source}', not of '{asset_source}'",
+                    f"partition '{chunk}' is a chunk of source '{chunk_source}', not of '{source}'",
                     hint="`caf doctor` removes a partition that no plan made",
                 )
         except UsageError as error:  # someone added the partition by hand
@@ -55,7 +134,7 @@ def _step(
         if result is not None:
             yield Output(None, metadata=shown(result) if shown else None)
 
-    return step
+    return step.alias(name)
 
 
 def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
@@ -77,59 +156,3 @@ def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
     return metadata.locations_metadata(
         released, chunks.recipients(chunk), chunks.account(run_context.source)
     )
-
-
-load_batch = _step(
-    "load_batch",
-    "Read the chunk's part of the plan and check that the chunk can be packed.",
-    chunk_steps.load_batch,
-)
-
-
-def pack_chunk(source: str) -> Any:  # noqa: ANN401 - Dagster exports no type for the result of `alias`
-    """Return the op that reads the bucket with the source's own S3 resource."""
-    return _step(
-        op_name(source, "pack_chunk"),
-        "Read the objects from S3 into one CAF file in staging.",
-        chunk_steps.pack_chunk,
-        pool=S3_POOL,
-        resources=EVERY_STEP | {s3_key(source)},
-    ).alias(PACK)
-
-
-seal_chunk = _step(
-    "seal_chunk",
-    "Record the packed and skipped objects, and the chunk's Merkle root.",
-    _seal,
-    dict,
-)
-post_file = _step(
-    "post_file",
-    "Announce the chunk to the store. If the store already has its root from us, this is free.",
-    chunk_steps.post_file,
-)
-upload_chunk = _step(
-    "upload_chunk",
-    "Send the staged file to one provider for each copy.",
-    chunk_steps.upload_chunk,
-    metadata.upload_metadata,
-    pool=UPLOAD_POOL,
-)
-verify_stored = _step(
-    "verify_stored",
-    "Check the store's proofs, and compare bytes read back with the samples taken at the seal.",
-    _verify,
-    dict,
-)
-load_locations = _step(
-    "load_locations",
-    "Write one location row for each object and mark the chunk `located`, in one transaction.",
-    chunk_steps.load_locations,
-)
-release_staging = _step(
-    "release_staging",
-    "Remove the staged file and release its reservation. After the last chunk, count the "
-    "inventory again if necessary.",
-    _release,
-    dict,
-)

@@ -131,8 +131,8 @@ class RunResource(ConfigurableResource["RunResource"]):
                 self.settings,
                 source,
                 run=run,
-                ledger=context.resources.ledger.get(),
-                store=context.resources.store.open,
+                ledger=context.resources.caf_ledger.get(),
+                store=context.resources.caf_store.open,
                 objects=UnavailableSource(
                     f"this step cannot read the bucket of '{source}', and the staged file that it "
                     "needs is gone",
@@ -163,7 +163,7 @@ class RunResource(ConfigurableResource["RunResource"]):
 
 def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
     """Return a step's result like `failures.attempt`."""
-    run: RunResource = context.resources.run
+    run: RunResource = context.resources.caf_run
     return attempt(context, lambda: step(run.open(context, source)), run.on_error)
 
 

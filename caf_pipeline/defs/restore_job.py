@@ -1,7 +1,5 @@
 """The job that restores archived objects of any source."""
 
-from typing import Final
-
 from dagster import (
     Failure,
     GraphDefinition,
@@ -16,11 +14,9 @@ from dagster import (
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.automation.restoring import RestoreConfig, restore, sums_metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE
+from caf_pipeline.defs.naming import BEFORE_BACKFILLS, LEDGER, RESTORE_JOB, RUN, SOURCE_TAG, STORE
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.restore import RestoreSums
-
-RESTORE_JOB: Final = "restore"
 
 
 def restore_job() -> JobDefinition:
@@ -34,7 +30,7 @@ def restore_job() -> JobDefinition:
 
 
 @op(
-    name="restore_objects",
+    name="caf_restore_objects",
     description="Write the missing objects, each verified by SHA-256, and count objects that are "
     "not archived.",
     out=Out(Nothing),
@@ -48,7 +44,7 @@ def restore_archived(context: OpExecutionContext, config: RestoreConfig) -> Outp
     )
     sums = RestoreSums()
     try:
-        attempt(context, lambda: restore(context, config, sums), context.resources.run.on_error)
+        attempt(context, lambda: restore(context, config, sums), context.resources.caf_run.on_error)
     except Failure as failure:
         failure.metadata = {**failure.metadata, **sums_metadata(sums)}
         raise

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from dagster import (
+    AssetCheckExecutionContext,
     AssetKey,
     AssetObservation,
     DagsterError,
     DagsterInstance,
     MetadataValue,
-    OpExecutionContext,
 )
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -68,13 +68,13 @@ class RunLog:
         }
         if over:
             shown["seconds"] = MetadataValue.float(round(wait.seconds(), 1))
-        op_context = (
-            context if isinstance(context, OpExecutionContext) else context.op_execution_context
+        keys = (
+            {check.asset_key for check in context.check_specs}
+            if isinstance(context, AssetCheckExecutionContext)
+            else context.selected_asset_keys
         )
-        step = str(op_context.op_handle)
-        asset = next((name for name in ASSETS if f"__{name}" in step), ASSETS[0])
         observation = AssetObservation(
-            AssetKey(asset_key(self._source, asset)),
+            next(iter(keys), AssetKey(asset_key(self._source, ASSETS[0]))),
             partition=context.run.tags.get(PARTITION_TAG),
             description=(
                 f"The run waited for {wait.what}."

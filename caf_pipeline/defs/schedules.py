@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from caf_pipeline.automation.launching import UNFINISHED
-from caf_pipeline.defs.naming import PRUNE_JOB, JobKind, identifier, job_name, reconcile_name
+from caf_pipeline.defs.naming import PRUNE_JOB, JobKind, job_name, reconcile_name
 
 _HOUR: Final = 3
 
@@ -68,7 +68,7 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             running=automatic,
         ),
         schedule(
-            f"audit_{identifier(source)}_daily",
+            f"{job_name(source, 'audit')}_daily",
             "audit",
             _HOUR + 2,
             "Checks whether all objects of the latest whole inventory are located. Plans and "
@@ -77,7 +77,7 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             running=not automatic,
         ),
         schedule(
-            f"prove_{identifier(source)}_hourly",
+            f"{job_name(source, 'prove')}_hourly",
             "prove",
             "*",
             "Checks the proofs of stored chunks and reads samples back, starting with the chunks "
@@ -90,7 +90,7 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
     if on_jackal:
         schedules.append(
             schedule(
-                f"storage_plan_{identifier(source)}_hourly",
+                f"{job_name(source, 'storage_plan')}_hourly",
                 "storage_plan",
                 "*",
                 "Checks whether the bought space expires or fills up within `jackal.warn_days`.",

@@ -41,7 +41,7 @@ from caf_pipeline_tests.support.ticks import evaluate_tick
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
-SENSOR = "watch_sources"
+SENSOR = "caf_watch_sources"
 
 
 class Webhook(BaseHTTPRequestHandler):
@@ -139,10 +139,10 @@ def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_serve
     assert "rcpt TO:<ops@example.org>" in mail_server.got
     assert any("my-source parked" in line for line in mail_server.got)
     assert reported_checks(pipeline) == {
-        "no_chunk_is_damaged": "SUCCEEDED",
-        "no_chunk_is_parked": "FAILED",
-        "source_keeps_up": "SUCCEEDED",
-        "few_objects_are_skipped": "SUCCEEDED",
+        "caf_no_chunk_is_damaged": "SUCCEEDED",
+        "caf_no_chunk_is_parked": "FAILED",
+        "caf_source_keeps_up": "SUCCEEDED",
+        "caf_few_objects_are_skipped": "SUCCEEDED",
     }
 
     again = evaluate_tick(pipeline, SENSOR, tick.cursor)
@@ -152,7 +152,7 @@ def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_serve
     evaluate_tick(pipeline, SENSOR, again.cursor)
     assert [item["status"] for item in webhook.got[-1]["alerts"]] == ["ended"]
     assert len(webhook.got) == 2
-    assert reported_checks(pipeline)["no_chunk_is_parked"] == "SUCCEEDED"
+    assert reported_checks(pipeline)["caf_no_chunk_is_parked"] == "SUCCEEDED"
 
 
 def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog):
@@ -168,7 +168,7 @@ def test_a_failed_webhook_fails_the_tick_and_is_retried(parked, webhook, caplog)
     for error in (refused, gone):
         assert "secret" not in f"{error.value}{error.value.hint}{error.value.__cause__}"
     assert (
-        reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
+        reported_checks(pipeline)["caf_no_chunk_is_parked"] == "FAILED"
     )  # the page has it, whoever is away
     with pytest.raises(AlertNotSent, match=r"the mail server 127\.0\.0\.1:"):
         evaluate_tick(
@@ -267,7 +267,10 @@ def test_damaged_chunks_and_failed_checks_send_alerts(parked, webhook):
     pipeline, _ = parked
     with connected(pipeline.ledger.database) as connection:
         set_state(connection, "damaged")
-    for name, passed in (("storage_plan_lasts", False), ("plan_accounts_for_inventory", True)):
+    for name, passed in (
+        ("caf_storage_plan_lasts", False),
+        ("caf_plan_accounts_for_inventory", True),
+    ):
         failed = AssetCheckEvaluation(
             asset_key=AssetKey([SOURCE, "chunk_plan"]),
             check_name=name,
@@ -280,9 +283,9 @@ def test_damaged_chunks_and_failed_checks_send_alerts(parked, webhook):
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     evaluate_tick(pipeline, SENSOR)
     assert alerts_of(webhook) == [[(SOURCE, "damaged", "begun"), (SOURCE, "space_ends", "begun")]]
-    assert "storage_plan_lasts" in webhook.got[0]["text"]
+    assert "caf_storage_plan_lasts" in webhook.got[0]["text"]
     assert "`caf jackal buy`" in webhook.got[0]["text"]
-    assert reported_checks(pipeline)["no_chunk_is_damaged"] == "FAILED"
+    assert reported_checks(pipeline)["caf_no_chunk_is_damaged"] == "FAILED"
 
 
 def begin_a_run(pipeline, job: str, *, failed: bool):
@@ -296,7 +299,7 @@ def begin_a_run(pipeline, job: str, *, failed: bool):
 def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
     pipeline, chunk = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
-    for name in ("plan_accounts_for_inventory", "storage_plan_lasts"):
+    for name in ("caf_plan_accounts_for_inventory", "caf_storage_plan_lasts"):
         failure = AssetCheckEvaluation(
             asset_key=AssetKey([SOURCE, "chunk_plan"]),
             check_name=name,
@@ -304,7 +307,7 @@ def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
             severity=AssetCheckSeverity.WARN,
         )
         pipeline.instance.report_runless_asset_event(failure)
-    begin_a_run(pipeline, "plan_my_source", failed=failed)
+    begin_a_run(pipeline, "caf_plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR)
     assert "3 alerts" in tick.skip_message
     assert [item["condition"] for item in webhook.got[0]["alerts"]] == [
@@ -313,7 +316,7 @@ def test_an_unevaluated_check_does_not_suppress_alerts(parked, webhook, failed):
         "unaccounted",
     ]
     chunk_steps.unpark(pipeline.run_context(), chunk)
-    begin_a_run(pipeline, "plan_my_source", failed=failed)
+    begin_a_run(pipeline, "caf_plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)  # what the last evaluation found goes on
     assert [(item["condition"], item["status"]) for item in webhook.got[1]["alerts"]] == [
         ("parked", "ended")
@@ -331,10 +334,10 @@ def test_the_sensor_reports_checks_that_a_run_left_unevaluated(parked, failed):
     run = pipeline.instance.create_run_for_job(job_def=job)
     if failed:
         pipeline.instance.report_run_failed(run, message="S3 was away")
-    assert reported_checks(pipeline)["no_chunk_is_parked"] == "PLANNED"
+    assert reported_checks(pipeline)["caf_no_chunk_is_parked"] == "PLANNED"
     evaluate_tick(pipeline, SENSOR)
-    assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
-    assert reported_checks(pipeline)["source_keeps_up"] == "SUCCEEDED"
+    assert reported_checks(pipeline)["caf_no_chunk_is_parked"] == "FAILED"
+    assert reported_checks(pipeline)["caf_source_keeps_up"] == "SUCCEEDED"
 
 
 def test_a_refusing_database_counts_as_unreachable(parked, webhook):
@@ -402,7 +405,7 @@ def test_checks_are_reported_without_alert_recipients(parked):
     pipeline, _ = parked
     message = evaluate_tick(pipeline, SENSOR).skip_message
     assert "mail_to" in message
-    assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
+    assert reported_checks(pipeline)["caf_no_chunk_is_parked"] == "FAILED"
     records = len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)
     evaluate_tick(pipeline, SENSOR)
     assert (len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)) == records
@@ -415,8 +418,8 @@ def age(pipeline, **changes: str) -> None:
 
 
 def evaluation_of(pipeline):
-    """Return the last evaluation of `source_keeps_up`."""
-    key = AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "source_keeps_up")
+    """Return the last evaluation of `caf_source_keeps_up`."""
+    key = AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "caf_source_keeps_up")
     return pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
         key
     ].evaluation
@@ -472,7 +475,7 @@ def test_conditions_come_from_the_ledger_and_pauses_explain_delays(
 
     pipeline.bucket.delete("key-011")
     (other,) = [name for name in pipeline.chunks() if name != chunk]
-    assert pipeline.execute("archive_my_source", partition_key=other).success
+    assert pipeline.execute("caf_archive_my_source", partition_key=other).success
     assert "skipped" in kinds(pipeline)
     assert "skipped" not in kinds(pipeline, skipped_share=0.5)
     assert "late" not in kinds(pipeline)
@@ -574,7 +577,7 @@ def test_the_space_check_is_repeated_once_for_each_plan(
     pipeline.plan()
     plan, key = (
         AssetKey([SOURCE, "chunk_plan"]),
-        AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "storage_plan_lasts"),
+        AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "caf_storage_plan_lasts"),
     )
     numbers = {"free_bytes": 5, "days_left": 3.0}
     result = AssetCheckEvaluation(

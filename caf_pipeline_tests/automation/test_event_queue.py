@@ -32,7 +32,7 @@ from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-INVENTORY = "my_source__s3_inventory"
+INVENTORY = "caf_my_source__s3_inventory"
 ODD_KEYS = ["a b", "a+b", "a%2Fb", "a%20b", "é", "100 %", 'q"\\', "\U00010000?&=", "%%%"]
 
 

@@ -19,7 +19,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC).replace(microsecond=0)
 YESTERDAY = NOW - DAY
-PLAN = "plan_my_source"
+PLAN = "caf_plan_my_source"
 
 
 @pytest.fixture
@@ -37,12 +37,14 @@ def tick(pipeline, cursor=None, **options):
 
     The report is "" for a part of the bucket; without a request it is None, with the reason.
     """
-    data = evaluate_tick(pipeline, "new_objects_my_source", cursor, **options)
+    data = evaluate_tick(pipeline, "caf_new_objects_my_source", cursor, **options)
     if not data.run_requests:
         return None, data.skip_message
     (request,) = data.run_requests
     assert request.run_key is None
-    return request.run_config["ops"]["my_source__s3_inventory"]["config"].get("report", ""), request
+    return request.run_config["ops"]["caf_my_source__s3_inventory"]["config"].get(
+        "report", ""
+    ), request
 
 
 def execute(pipeline, request):
@@ -75,7 +77,7 @@ def test_planning_a_report_keeps_the_cursor(reported):
     pipeline, reports = reported
     reports.write(YESTERDAY)
     cursor = '{"after": "key-000"}'
-    data = evaluate_tick(pipeline, "new_objects_my_source", cursor)
+    data = evaluate_tick(pipeline, "caf_new_objects_my_source", cursor)
     assert (len(data.run_requests), data.cursor) == (1, cursor)
 
 

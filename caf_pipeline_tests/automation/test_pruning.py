@@ -175,7 +175,7 @@ def test_pruning_is_off_unless_its_setting_is_set(days, status):
     schedules = {
         schedule.name: schedule.default_status.value for schedule in build_defs(settings).schedules
     }
-    assert schedules["prune_events_daily"] == status
+    assert schedules["caf_prune_events_daily"] == status
 
 
 def test_the_reason_of_a_failure_stays(instance):
@@ -263,7 +263,7 @@ def test_the_job_keeps_what_the_setting_says(home_settings, monkeypatch, setting
         monkeypatch.setattr(maintenance_jobs, "datetime", later)
         done = (
             build_defs(settings)
-            .resolve_job_def("prune_events")
+            .resolve_job_def("caf_prune_events")
             .execute_in_process(instance=instance)
         )
         assert done.success

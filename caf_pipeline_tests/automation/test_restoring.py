@@ -32,8 +32,8 @@ def archived(pipeline):
 
 def restore(pipeline, **config):
     """Execute the job; return the result, the metadata and the error message."""
-    run_config = {"ops": {"restore_objects": {"config": {"source": SOURCE, **config}}}}
-    result = pipeline.execute("restore", run_config=run_config)
+    run_config = {"ops": {"caf_restore_objects": {"config": {"source": SOURCE, **config}}}}
+    result = pipeline.execute("caf_restore", run_config=run_config)
     step = [
         event for event in result.all_events if event.is_step_failure or event.is_successful_output
     ]

@@ -60,13 +60,13 @@ def backfill_of_the_job(pipeline, chunks: list[str]) -> None:
 
 def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
     pipeline.put(3)
-    (request,), _, cursor = tick("new_objects_my_source")
+    (request,), _, cursor = tick("caf_new_objects_my_source")
     assert request.run_key is None
     assert cursor == '{"after": ""}'
-    assert pipeline.execute("plan_my_source", run_config=request.run_config).success
+    assert pipeline.execute("caf_plan_my_source", run_config=request.run_config).success
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 3
 
-    requests, why, _ = tick("new_objects_my_source", cursor)
+    requests, why, _ = tick("caf_new_objects_my_source", cursor)
     assert (requests, why) == ([], "Nothing new after ''.")
 
 
@@ -77,7 +77,7 @@ def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch)
         pipeline,
         settings=pipeline.settings.model_copy(update={"store": StoreSettings(kind="jackal")}),
     )
-    (request,) = evaluate_tick(on_jackal, "new_objects_my_source").run_requests
+    (request,) = evaluate_tick(on_jackal, "caf_new_objects_my_source").run_requests
     assert request.run_config
 
 
@@ -153,7 +153,7 @@ def test_a_new_part_waits_for_another_plan(ticks):
     ticks.put("a b c d e")
     assert ticks.next_part() is None
     part = ticks.cursor
-    run = start_run(ticks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
+    run = start_run(ticks.pipeline, "caf_plan_my_source", DagsterRunStatus.STARTED)
     assert ticks.next_part() is None
     assert ticks.cursor == part
     ticks.pipeline.instance.delete_run(run)
@@ -212,22 +212,22 @@ def test_a_source_with_reports_plans_its_listing(pipeline, tick):
     )
     pipeline.settings.sources[SOURCE] = settings
     pipeline.put(1)
-    (request,), _, _ = tick("new_objects_my_source")
-    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {
+    (request,), _, _ = tick("caf_new_objects_my_source")
+    assert request.run_config["ops"]["caf_my_source__s3_inventory"]["config"] == {
         "after": "",
         "list_bucket": True,
     }
-    assert pipeline.execute("plan_my_source", run_config=dict(request.run_config)).success
+    assert pipeline.execute("caf_plan_my_source", run_config=dict(request.run_config)).success
 
 
 def test_a_chunk_is_relaunched_after_dying_in_its_last_step(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.load_locations)
-    requests, _, _ = tick("launch_chunks")
+    requests, _, _ = tick("caf_launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
     chunk_steps.release_staging(pipeline.run_context(), chunk)
-    requests, _, _ = tick("launch_chunks")
+    requests, _, _ = tick("caf_launch_chunks")
     assert [request.partition_key for request in requests] == [
         None
     ]  # only the question whether the source is complete
@@ -236,31 +236,31 @@ def test_a_chunk_is_relaunched_after_dying_in_its_last_step(pipeline, tick):
 @pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])
 def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, status):
     pipeline.put(1)
-    run_id = start_run(pipeline, "plan_my_source", status)
-    requests, why, _ = tick("new_objects_my_source")
+    run_id = start_run(pipeline, "caf_plan_my_source", status)
+    requests, why, _ = tick("caf_new_objects_my_source")
     assert requests == []
     assert f"Run {run_id} is planning" in why
 
 
 def test_an_unsubmitted_plan_blocks_its_source_for_a_day(pipeline, tick, monkeypatch):
     pipeline.put(1)
-    plan = "plan_my_source"
+    plan = "caf_plan_my_source"
     run_id = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: SOURCE})
     of_others = start_run(
         pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: "of-another-project"}
     )
     status = lambda run_id=run_id: pipeline.instance.get_run_by_id(run_id).status  # noqa: E731
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     assert (
         status() is DagsterRunStatus.NOT_STARTED
     )  # the daemon may still go on with the tick that created it
-    assert tick("new_objects_my_source")[0] == []
+    assert tick("caf_new_objects_my_source")[0] == []
     monkeypatch.setattr(launching, "UNSUBMITTED_SECONDS", -60)
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     assert status() is DagsterRunStatus.FAILURE
     assert status(of_others) is DagsterRunStatus.NOT_STARTED
     pipeline.instance.delete_run(of_others)  # it has the job's name, as no other project's has
-    assert len(tick("new_objects_my_source")[0]) == 1
+    assert len(tick("caf_new_objects_my_source")[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -287,25 +287,25 @@ def test_an_unsubmitted_plan_blocks_its_source_for_a_day(pipeline, tick, monkeyp
 )
 def test_an_invalid_cursor_counts_as_empty(pipeline, tick, cursor):
     pipeline.put(1)
-    (request,), _, _ = tick("new_objects_my_source", cursor)
-    assert request.run_config["ops"]["my_source__s3_inventory"]["config"]["after"] == ""
+    (request,), _, _ = tick("caf_new_objects_my_source", cursor)
+    assert request.run_config["ops"]["caf_my_source__s3_inventory"]["config"]["after"] == ""
     (chunk,) = pipeline.plan()
-    (request,), _, _ = tick("launch_chunks", cursor)
+    (request,), _, _ = tick("caf_launch_chunks", cursor)
     assert request.partition_key == chunk
-    assert "0 conditions in 1 source" in tick("watch_sources", cursor)[1]
+    assert "0 conditions in 1 source" in tick("caf_watch_sources", cursor)[1]
 
 
 def test_a_missing_bucket_fails_the_tick(pipeline, tick):
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
     with pytest.raises(BucketMissing, match="no bucket"):
-        tick("new_objects_my_source")
+        tick("caf_new_objects_my_source")
 
 
 def test_planned_chunks_are_launched_up_to_the_limit(pipeline, tick):
     pipeline.put(60)
     chunks = pipeline.plan()
     assert len(chunks) > 4
-    requests, _, _ = tick("launch_chunks")
+    requests, _, _ = tick("caf_launch_chunks")
     assert [request.partition_key for request in requests] == chunks[:4]
     assert {request.run_key for request in requests} == {None}
 
@@ -317,7 +317,7 @@ def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     start_run(pipeline, ARCHIVE, status, **{"dagster/partition": chunk})
-    requests, why, _ = tick("launch_chunks")
+    requests, why, _ = tick("caf_launch_chunks")
     assert requests == []
     assert why.startswith("1 under way, 0 waiting")
 
@@ -326,7 +326,7 @@ def test_a_chunk_of_a_backfill_is_not_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     backfill_of_the_job(pipeline, [chunk])
-    requests, why, _ = tick("launch_chunks")
+    requests, why, _ = tick("caf_launch_chunks")
     assert requests == []
     assert why.startswith("0 under way, 1 waiting")
 
@@ -343,12 +343,14 @@ def test_new_chunks_are_launched_before_a_job_backfill(pipeline, tick):
             **{"dagster/partition": chunk, "dagster/backfill": "a"},
         )
     assert len(planned) > pipeline.settings.runs.max_in_flight
-    (request,), _, _ = tick("launch_chunks")
+    (request,), _, _ = tick("caf_launch_chunks")
     assert (request.partition_key, request.tags["dagster/priority"]) == (new, "1")
-    jobs = [f"{what}_my_source" for what in ("plan", "audit", "prove", "repair", "repair_chunk")]
+    jobs = [
+        f"caf_{what}_my_source" for what in ("plan", "audit", "prove", "repair", "repair_chunk")
+    ]
     assert {
         pipeline.defs.resolve_job_def(job).tags["dagster/priority"]
-        for job in (*jobs, "prune_events", "restore")
+        for job in (*jobs, "caf_prune_events", "caf_restore")
     } == {"1"}
     assert (
         "dagster/priority" not in pipeline.defs.resolve_job_def(ARCHIVE).tags
@@ -365,7 +367,7 @@ def test_a_failed_chunk_of_a_backfill_is_launched(pipeline, tick):
         DagsterRunStatus.FAILURE,
         **{"dagster/partition": failed, "dagster/backfill": "a"},
     )
-    (request,), _, _ = tick("launch_chunks")
+    (request,), _, _ = tick("caf_launch_chunks")
     assert request.partition_key == failed
 
 
@@ -384,14 +386,14 @@ def test_a_lost_retry_does_not_keep_a_backfill_open(pipeline, tick, monkeypatch)
     waiting = lambda: [  # noqa: E731
         pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for run in runs
     ]
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     assert waiting() == ["true", "true"]  # Dagster may still retry what has just failed
     monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
     goes_on = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/backfill": "a"})
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     assert waiting() == ["true", "true"]
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(goes_on))
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     assert waiting() == ["false", "true"]
     assert not any(
         pipeline.instance.get_run_by_id(run).is_complete_and_waiting_to_retry for run in runs
@@ -420,7 +422,7 @@ def test_lost_retries_of_another_project_are_left_alone(pipeline, tick, monkeypa
     runs["their job"] = pipeline.instance.add_run(
         DagsterRun(job_name="archive_theirs", status=DagsterRunStatus.FAILURE, tags=lost)
     ).run_id
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     retries = {
         name: pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"]
         for name, run in runs.items()
@@ -435,17 +437,17 @@ def test_a_failed_chunk_waits_before_its_next_launch(pipeline, tick, monkeypatch
     monkeypatch.setattr(
         launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS
     )  # longer than this test takes
-    requests, why, _ = tick("launch_chunks")
+    requests, why, _ = tick("caf_launch_chunks")
     assert requests == []
     assert why.startswith("0 under way, 1 waiting")
     with (
         monkeypatch.context() as patched
     ):  # the clock was a day ahead when the run failed, and was set right
         patched.setattr(launching, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
-        requests, _, _ = tick("launch_chunks")
+        requests, _, _ = tick("caf_launch_chunks")
         assert [request.partition_key for request in requests] == [chunk]
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
-    requests, _, _ = tick("launch_chunks")
+    requests, _, _ = tick("caf_launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
 
 
@@ -458,17 +460,17 @@ def test_a_chunk_is_parked_after_too_many_failures(pipeline, tick, monkeypatch):
     (chunk,) = pipeline.plan()
     for _ in range(pipeline.settings.runs.attempts):
         fail_run(pipeline, chunk, begun=False)  # no worker was there
-    (request,), _, _ = tick("launch_chunks")
+    (request,), _, _ = tick("caf_launch_chunks")
     assert request.partition_key == chunk
     for _ in range(pipeline.settings.runs.attempts):
         fail_run(pipeline, chunk)
-    tick("launch_chunks")
+    tick("caf_launch_chunks")
     parked = pipeline.ledger.chunks.get(chunk)
     assert parked.state is ChunkState.PARKED
     assert "failed too often" in parked.reason
 
     unpark(pipeline.run_context(), chunk)
-    requests, _, _ = tick("launch_chunks")
+    requests, _, _ = tick("caf_launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
 
 
@@ -502,17 +504,17 @@ def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
     runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
     assert len(runs) == settings.runs.attempts + 1
     assert launching.pause_seconds(len(runs)) == 32 * 60  # outages lengthen the pause, too
-    assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith(
+    assert evaluate_tick(pipeline, "caf_launch_chunks").skip_message.startswith(
         "0 under way, 1 waiting, 0 parked now"
     )
 
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     for _ in range(settings.runs.attempts - 1):
         fail_run(pipeline, chunk)  # killed, as it were
-    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     assert request.partition_key == chunk
     fail_run(pipeline, chunk)
-    assert "1 parked now" in evaluate_tick(pipeline, "launch_chunks").skip_message
+    assert "1 parked now" in evaluate_tick(pipeline, "caf_launch_chunks").skip_message
 
     chunk_steps.unpark(pipeline.run_context(), chunk)
     unruly_s3.well_behaved()
@@ -524,17 +526,17 @@ def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
 def test_a_chunk_without_partition_is_registered_and_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
-    requests, _, _ = tick("launch_chunks")
+    pipeline.instance.delete_dynamic_partition("caf_my-source_chunks", chunk)
+    requests, _, _ = tick("caf_launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
-    assert pipeline.instance.has_dynamic_partition("my-source_chunks", chunk)
+    assert pipeline.instance.has_dynamic_partition("caf_my-source_chunks", chunk)
 
 
 def test_located_chunks_are_not_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
-    requests, _, _ = tick("launch_chunks")
+    requests, _, _ = tick("caf_launch_chunks")
     assert chunk not in [request.partition_key for request in requests]
 
 
@@ -543,14 +545,14 @@ def test_completeness_is_checked_once_after_the_last_chunk(pipeline, tick):
     pipeline.put(12)
     first, second = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=first).success
-    (request,), _, _ = tick("launch_chunks")
+    (request,), _, _ = tick("caf_launch_chunks")
     assert (request.job_name, request.partition_key) == (ARCHIVE, second)
 
     assert pipeline.execute(ARCHIVE, partition_key=second).success
-    (request,), _, _ = tick("launch_chunks")
-    assert request.job_name == "audit_my_source"
-    assert pipeline.execute("audit_my_source").success
-    assert tick("launch_chunks")[0] == []
+    (request,), _, _ = tick("caf_launch_chunks")
+    assert request.job_name == "caf_audit_my_source"
+    assert pipeline.execute("caf_audit_my_source").success
+    assert tick("caf_launch_chunks")[0] == []
 
 
 @pytest.mark.thorough
@@ -559,10 +561,10 @@ def test_an_incomplete_source_is_checked_after_another_located_chunk(pipeline, t
     (chunk,) = pipeline.plan()
     pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
-    (request,), _, _ = tick("launch_chunks")
+    (request,), _, _ = tick("caf_launch_chunks")
     # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked
     # once more
     next_second()
     (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
     assert not check.passed
-    assert tick("launch_chunks")[0] == []
+    assert tick("caf_launch_chunks")[0] == []

@@ -67,10 +67,10 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
 
 
 def report_incomplete(pipeline, source: str) -> None:
-    """Record a failed check `source_is_complete`."""
+    """Record a failed check `caf_source_is_complete`."""
     failed = AssetCheckEvaluation(
         asset_key=AssetKey([source, "s3_inventory"]),
-        check_name="source_is_complete",
+        check_name="caf_source_is_complete",
         passed=False,
         metadata={},
     )
@@ -113,7 +113,7 @@ def on_silent_jackal(pipeline, network):
 @pytest.mark.thorough
 def test_a_hanging_chain_skips_the_tick_and_is_named(on_silent_jackal):
     pipeline, server = on_silent_jackal
-    tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=TICK_SECONDS)
+    tick = evaluate_tick(pipeline, "caf_launch_chunks", tick_seconds=TICK_SECONDS)
     assert tick.run_requests == []
     assert tick.run_requests == []
     assert server.url in tick.skip_message
@@ -129,8 +129,8 @@ def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     )
     report_incomplete(done, "done")
     plan_chunks(done, "done", 1, state="located")
-    (request,) = evaluate_tick(done, "launch_chunks", tick_seconds=TICK_SECONDS).run_requests
-    assert request.job_name == "audit_done"
+    (request,) = evaluate_tick(done, "caf_launch_chunks", tick_seconds=TICK_SECONDS).run_requests
+    assert request.job_name == "caf_audit_done"
 
 
 @pytest.mark.thorough
@@ -140,7 +140,7 @@ def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
 def test_a_hanging_bucket_skips_the_tick_and_keeps_the_cursor(pipeline, cursor):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
-        tick = evaluate_tick(silent, "new_objects_my_source", cursor, tick_seconds=TICK_SECONDS)
+        tick = evaluate_tick(silent, "caf_new_objects_my_source", cursor, tick_seconds=TICK_SECONDS)
         bucket = pipeline.bucket.name
         assert tick.run_requests == []
         assert tick.skip_message.startswith(f"bucket '{bucket}' at {server.url}")
@@ -153,9 +153,9 @@ def test_a_hanging_bucket_skips_the_tick_and_keeps_the_cursor(pipeline, cursor):
 def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
-        evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
+        evaluate_tick(silent, "caf_new_objects_my_source", tick_seconds=TICK_SECONDS)
         requests = len(server.asked)
-        tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
+        tick = evaluate_tick(silent, "caf_new_objects_my_source", tick_seconds=TICK_SECONDS)
         assert "earlier" in tick.skip_message
         assert len(server.asked) == requests
 
@@ -177,18 +177,20 @@ def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
 @pytest.mark.thorough
 def test_a_tick_is_constant_in_the_number_of_chunks(pipeline, statements):
     plan_chunks(pipeline, SOURCE, 10)
-    evaluate_tick(pipeline, "launch_chunks")  # what a process does once
+    evaluate_tick(pipeline, "caf_launch_chunks")  # what a process does once
     statements.clear()
-    evaluate_tick(pipeline, "launch_chunks")
+    evaluate_tick(pipeline, "caf_launch_chunks")
     few = list(statements)
 
     plan_chunks(pipeline, SOURCE, MANY)
     plan_chunks(pipeline, SOURCE, MANY, state="located")
     names = pipeline.chunks()
     for start in range(0, len(names), 5_000):
-        pipeline.instance.add_dynamic_partitions("my-source_chunks", names[start : start + 5_000])
+        pipeline.instance.add_dynamic_partitions(
+            "caf_my-source_chunks", names[start : start + 5_000]
+        )
     statements.clear()
-    requests = evaluate_tick(pipeline, "launch_chunks").run_requests
+    requests = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     assert [request.partition_key for request in requests] == names[:4]  # the oldest first
     assert len(statements) == len(few)
     keys = [item for item in statements if "dynamic_partitions" in item and "SELECT" in item]
@@ -239,12 +241,12 @@ def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
         for item in build_defs(pipeline.settings).sensors
         if isinstance(item, SensorDefinition)
     ]
-    assert [name for name in sensors if "launch" in name] == ["launch_chunks"]
-    tick = evaluate_tick(pipeline, "launch_chunks")
+    assert [name for name in sensors if "launch" in name] == ["caf_launch_chunks"]
+    tick = evaluate_tick(pipeline, "caf_launch_chunks")
     launched = [request.partition_key for request in tick.run_requests]
     assert len(launched) == MAX_LAUNCHED
     assert {request.job_name for request in tick.run_requests} == {
-        f"archive_s{number:02}" for number in range(25)
+        f"caf_archive_s{number:02}" for number in range(25)
     }
 
 
@@ -253,7 +255,7 @@ def test_the_next_tick_continues_with_the_remaining_sources(of_100_sources, monk
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:
         patched.setattr(launch_tick, "MIN_TIME_LEFT", 2)  # as if half of the time had passed
-        tick = evaluate_tick(of_100_sources, "launch_chunks", begins)
+        tick = evaluate_tick(of_100_sources, "caf_launch_chunks", begins)
     assert tick.run_requests == []
     assert json.loads(tick.cursor) == json.loads(begins)
 
@@ -269,10 +271,10 @@ def test_chunks_after_a_waiting_page_are_launched_next(pipeline, monkeypatch):
     names = pipeline.chunks()
     for chunk in names[:page]:
         fail_run(pipeline, chunk)
-    tick = evaluate_tick(pipeline, "launch_chunks")
+    tick = evaluate_tick(pipeline, "caf_launch_chunks")
     assert tick.run_requests == []
     assert tick.skip_message.startswith(f"0 under way, {page} waiting")
-    tick = evaluate_tick(pipeline, "launch_chunks", tick.cursor)
+    tick = evaluate_tick(pipeline, "caf_launch_chunks", tick.cursor)
     assert [request.partition_key for request in tick.run_requests] == names[page:]
     assert json.loads(tick.cursor) == {"after": {}, "source": ""}
 
@@ -285,7 +287,7 @@ def test_a_chunk_that_something_works_on_is_not_launched(pipeline):
     plan_chunks(pipeline, SOURCE, 2)
     first, second = pipeline.chunks()
     with pipeline.run_context().lease(chunk_lease(first)):
-        requests = evaluate_tick(pipeline, "launch_chunks").run_requests
+        requests = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
         assert [request.partition_key for request in requests] == [second]
 
 
@@ -296,17 +298,17 @@ def test_a_source_with_a_changed_address_is_left_out(pipeline):
         plan_chunks(pipeline, source, 1)
     moved = other.model_copy(update={"bucket": "moved"})
     pipeline = with_settings(pipeline, sources=pipeline.settings.sources | {"other": moved})
-    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
-    assert request.job_name == "archive_my_source"
+    (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
+    assert request.job_name == "caf_archive_my_source"
     pipeline = with_settings(pipeline, sources={"other": moved})
-    message = evaluate_tick(pipeline, "launch_chunks").skip_message
+    message = evaluate_tick(pipeline, "caf_launch_chunks").skip_message
     assert "aws/other/" in message
     assert "aws/moved/" in message
 
 
 def test_a_sensor_that_is_on_by_hand_launches_every_source(pipeline):
     plan_chunks(pipeline, SOURCE, 1)
-    assert evaluate_tick(with_source(pipeline, automatic=False), "launch_chunks").run_requests
+    assert evaluate_tick(with_source(pipeline, automatic=False), "caf_launch_chunks").run_requests
 
 
 def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
@@ -318,18 +320,19 @@ def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
     }
     pipeline = with_settings(pipeline, sources=sources)
     plan_chunks(pipeline, "by-hand", 1)
-    tick = evaluate_tick(pipeline, "launch_chunks")
+    tick = evaluate_tick(pipeline, "caf_launch_chunks")
     assert tick.run_requests == []
     assert "'by-hand'" in tick.skip_message
     assert "'idle'" not in tick.skip_message
     plan_chunks(pipeline, "automatic", 1)
-    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
-    assert request.job_name == "archive_automatic"
+    (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
+    assert request.job_name == "caf_archive_automatic"
 
 
 def requested(pipeline):
     return [
-        request.partition_key for request in evaluate_tick(pipeline, "launch_chunks").run_requests
+        request.partition_key
+        for request in evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     ]
 
 

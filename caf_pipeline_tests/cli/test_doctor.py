@@ -81,16 +81,16 @@ def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
     archive_source(caf)
     settings = load_settings(caf.folder / "caf.toml")
     with open_instance(settings) as instance:
-        chunks = set(instance.get_dynamic_partitions("src_chunks"))
-        instance.add_dynamic_partitions("src_chunks", ["by-hand", "src-0a1b2c3d-00001"])
+        chunks = set(instance.get_dynamic_partitions("caf_src_chunks"))
+        instance.add_dynamic_partitions("caf_src_chunks", ["by-hand", "src-0a1b2c3d-00001"])
         assert caf("doctor", "--dry-run").status == 1
-        assert set(instance.get_dynamic_partitions("src_chunks")) > chunks
+        assert set(instance.get_dynamic_partitions("caf_src_chunks")) > chunks
         done = caf("doctor", "--json")
         findings = {(record["kind"], record["name"], record["turn"]) for record in records(done)}
         assert findings == {
             ("partition", name, "mended") for name in ("by-hand", "src-0a1b2c3d-00001")
         }
-        assert (done.status, set(instance.get_dynamic_partitions("src_chunks"))) == (0, chunks)
+        assert (done.status, set(instance.get_dynamic_partitions("caf_src_chunks"))) == (0, chunks)
     assert lines(caf("doctor")) == ["nothing was found"]
 
 
@@ -106,9 +106,9 @@ def test_partitions_are_reported_as_unseen_without_the_entry_point(caf, monkeypa
 def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch):
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     with open_instance(load_settings(caf.folder / "caf.toml")) as instance:
-        instance.add_dynamic_partitions("src_chunks", ["by-hand", "src-0a1b2c3d-00001"])
+        instance.add_dynamic_partitions("caf_src_chunks", ["by-hand", "src-0a1b2c3d-00001"])
         assert caf("doctor").status == 0
-        assert instance.get_dynamic_partitions("src_chunks") == ["src-0a1b2c3d-00001"]
+        assert instance.get_dynamic_partitions("caf_src_chunks") == ["src-0a1b2c3d-00001"]
 
 
 @pytest.mark.thorough

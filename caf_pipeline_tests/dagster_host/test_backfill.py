@@ -186,7 +186,7 @@ def test_withdrawn_and_empty_chunks_do_not_count_as_archived(planned, monkeypatc
 @pytest.mark.thorough
 def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     names = planned.chunks()
-    planned.instance.delete_dynamic_partition("my-source_chunks", names[0])
+    planned.instance.delete_dynamic_partition("caf_my-source_chunks", names[0])
     chunk_steps.park(planned.run_context(), names[1], "an operator's turn")
     assert (
         backfill_command(
@@ -199,7 +199,7 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     assert "would submit 1 chunk" in out.err
     assert planned.instance.get_backfills() == []
     assert planned.ledger.chunks.get(names[1]).state is ChunkState.PARKED
-    assert not planned.instance.has_dynamic_partition("my-source_chunks", names[0])
+    assert not planned.instance.has_dynamic_partition("caf_my-source_chunks", names[0])
 
 
 def test_following_a_backfill_again_counts_from_its_beginning(planned, monkeypatch):

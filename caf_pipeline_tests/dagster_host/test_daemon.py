@@ -125,7 +125,7 @@ def test_a_new_report_is_planned_once_despite_a_killed_daemon(pipeline, tmp_path
     pipeline.put(7)
     moment = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
     name = reports.write(moment)
-    of_report = RunsFilter(job_name="plan_my_source", tags={REPORT_TAG: name})
+    of_report = RunsFilter(job_name="caf_plan_my_source", tags={REPORT_TAG: name})
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
         wait_for(lambda: pipeline.instance.get_runs(of_report) != [])
     with daemon("caf_pipeline.definitions", tmp_path, **environment):

@@ -32,7 +32,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 IMAGE = "registry.example/caf-pipeline:0.4.0"
-ARCHIVE = "archive_my_source"
+ARCHIVE = "caf_archive_my_source"
 VERSIONS = ("1.27", "1.37")
 
 
@@ -140,7 +140,7 @@ def test_a_chunks_pod_has_a_disk_of_its_size(
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
-    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     pipeline.instance.run_launcher.launch_run(
         LaunchRunContext(run_of(pipeline, **request.tags), None)
     )
@@ -180,7 +180,7 @@ def test_the_command_of_a_pod_archives_the_chunk(on_kubernetes, tmp_path, monkey
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
-    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    (request,) = evaluate_tick(pipeline, "caf_launch_chunks").run_requests
     run = run_of(pipeline, **request.tags)
     pipeline.instance.run_launcher.launch_run(LaunchRunContext(run, None))
     (container,) = jobs[0]["spec"]["template"]["spec"]["containers"]

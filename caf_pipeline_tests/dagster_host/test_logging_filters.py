@@ -61,7 +61,7 @@ def fail_tick(error: str) -> None:
         )
     except DagsterUserCodeProcessError:
         logger.error("Sensor tick caught an error", exc_info=True)
-        logger.error("Sensor daemon caught an error for sensor new_objects_demo", exc_info=True)
+        logger.error("Sensor daemon caught an error for sensor caf_new_objects_demo", exc_info=True)
 
 
 def test_a_tick_that_fails_with_our_error_logs_one_line(caplog):
@@ -70,7 +70,7 @@ def test_a_tick_that_fails_with_our_error_logs_one_line(caplog):
         "were found"
     )
     (output,) = caplog.records
-    assert "new_objects_demo" in output.message
+    assert "caf_new_objects_demo" in output.message
     assert "bucket 'demo'" in output.message
     assert output.exc_info is None
     assert output.exc_info is None

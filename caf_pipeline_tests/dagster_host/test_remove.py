@@ -75,7 +75,7 @@ def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, caps
 
     again = packed.plan()
     for name in again:
-        assert packed.execute("archive_my_source", partition_key=name).success
+        assert packed.execute("caf_archive_my_source", partition_key=name).success
     assert packed.chunks(ChunkState.LOCATED) == again
     assert len(names) == len(again)
     with pytest.raises(IllegalMove):

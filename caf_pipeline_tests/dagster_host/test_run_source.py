@@ -224,9 +224,9 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     run(None)
     runs = pipeline.instance.get_runs()
     assert [item.job_name for item in runs] == [
-        "audit_my_source",
-        "archive_my_source",
-        "plan_my_source",
+        "caf_audit_my_source",
+        "caf_archive_my_source",
+        "caf_plan_my_source",
     ]
     mine = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
     assert pipeline.instance.get_runs(mine) == runs
@@ -329,7 +329,7 @@ def test_chunks_archived_by_another_run_are_not_counted(pipeline, run, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("step", "counted"), [("seal_chunk", (0, 0, 0)), ("release_staging", (1, 6, 18_000))]
+    ("step", "counted"), [("caf_seal_chunk", (0, 0, 0)), ("caf_release_staging", (1, 6, 18_000))]
 )
 def test_the_run_that_located_a_chunk_counts_it(pipeline, run, monkeypatch, step, counted):
     pipeline.put(6)
@@ -337,7 +337,7 @@ def test_the_run_that_located_a_chunk_counts_it(pipeline, run, monkeypatch, step
 
     def then_another_run(context, *arguments):
         result = attempt_step(context, *arguments)
-        if context.op_def.name == step:
+        if context.op_def.name.endswith(step):
             archive_chunk(pipeline.run_context(), chunk)
         return result
 
@@ -560,7 +560,9 @@ def test_a_chunk_too_large_for_providers_is_cut_again(pipeline, network):
     mine.put(8, size_bytes=100_000)
     (large,) = mine.plan()
     sealing = mine.execute(
-        "archive_my_source", partition_key=large, asset_selection=[AssetKey([SOURCE, "caf_chunk"])]
+        "caf_archive_my_source",
+        partition_key=large,
+        asset_selection=[AssetKey([SOURCE, "caf_chunk"])],
     )
     assert sealing.success
     for provider in network.provider_addresses:

@@ -53,7 +53,7 @@ def test_setup_is_idempotent(home_settings, capsys):
     assert setup_command(settings=settings) == 0
     output = capsys.readouterr().out.splitlines()
     assert output[0] == f"left {dagster_home(settings)} unchanged"
-    assert output[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
+    assert output[1].startswith(f"left pool caf_s3 at {expected[S3_POOL]} (")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_custom_limits_and_dagster_yaml_stay_unless_reset(instance, home_setting
     assert limits_of(instance) == {S3_POOL: 3, UPLOAD_POOL: 1}
     assert setup_command(settings=home_settings) == 0
     out = capsys.readouterr().out
-    assert "left pool s3 at 3" in out
+    assert "left pool caf_s3 at 3" in out
     assert "1 (1 concurrent run" in out
     would = done(capsys, home_settings, reset=True, dry_run=True)
     assert limits_of(instance)[S3_POOL] == 3

@@ -16,6 +16,6 @@ def test_partitions_of_another_machine_are_found_in_the_database(
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     monkeypatch.setenv(URL_VARIABLE, empty_database_url)
     with open_instance(Settings(home=tmp_path / "other-machine")) as instance:
-        instance.add_dynamic_partitions("src_chunks", ["by-hand"])
+        instance.add_dynamic_partitions("caf_src_chunks", ["by-hand"])
     findings = stray_partitions("src", settings=Settings(home=tmp_path / "here"), ledger=ledger)
     assert [finding.name for finding in findings] == ["by-hand"]

@@ -94,7 +94,7 @@ def _packing_time(instance, chunk):
     steps = {
         step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)
     }
-    return steps["pack_chunk"].start_time, steps["seal_chunk"].end_time
+    return steps["caf_pack_chunk"].start_time, steps["caf_seal_chunk"].end_time
 
 
 @pytest.mark.thorough

@@ -35,7 +35,7 @@ from caf_pipeline_tests.support.s3_server import make_bucket
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
-ARCHIVE, PLAN = "archive_my_source", "plan_my_source"
+ARCHIVE, PLAN = "caf_archive_my_source", "caf_plan_my_source"
 
 
 def key(name: str) -> AssetKey:
@@ -58,11 +58,11 @@ def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
     (check,) = [
         item
         for item in result.get_asset_check_evaluations()
-        if item.check_name == "plan_accounts_for_inventory"
+        if item.check_name == "caf_plan_accounts_for_inventory"
     ]
     assert check.passed
     assert check.metadata["claimed"].value == 30
-    assert pipeline.instance.get_dynamic_partitions("my-source_chunks") == pipeline.chunks()
+    assert pipeline.instance.get_dynamic_partitions("caf_my-source_chunks") == pipeline.chunks()
     assert len(pipeline.chunks()) > 1
 
 
@@ -70,7 +70,9 @@ def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
 def test_the_plan_shows_its_totals_and_changes(pipeline):
     pipeline.put(30)
     shown = (
-        pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+        pipeline.execute(PLAN)
+        .asset_materializations_for_node("caf_my_source__chunk_plan")[0]
+        .metadata
     )
     assert (shown["objects"].value, shown["requests"].value, shown["estimated_seconds"].value) == (
         30,
@@ -83,7 +85,9 @@ def test_the_plan_shows_its_totals_and_changes(pipeline):
     assert "last_plan" not in shown
     pipeline.put(1, prefix="new")
     shown = (
-        pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+        pipeline.execute(PLAN)
+        .asset_materializations_for_node("caf_my_source__chunk_plan")[0]
+        .metadata
     )
     assert (shown["objects_more_than_last"].value, shown["bytes_more_than_last"].value) == (
         -29,
@@ -96,7 +100,9 @@ def test_the_page_of_several_plans_has_the_rows_of_all(pipeline, monkeypatch):
         monkeypatch.setattr(module, "MAX_CHUNKS", 1)
     pipeline.put(30)
     shown = (
-        pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+        pipeline.execute(PLAN)
+        .asset_materializations_for_node("caf_my_source__chunk_plan")[0]
+        .metadata
     )
     assert shown["plan"].value.count(", ") == shown["chunks"].value - 1 > 0
     assert (shown["objects"].value, shown["dagster/row_count"].value) == (30, 30)
@@ -109,12 +115,15 @@ def test_the_plans_page_says_what_waits_and_until_when(pipeline):
     )
     mine.put(2)
     result = mine.execute(PLAN)
-    shown = result.asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    shown = result.asset_materializations_for_node("caf_my_source__chunk_plan")[0].metadata
     assert shown["waiting_objects"].value == 2
     assert (
         shown["waiting_until"].value == mine.ledger.chunks.account(SOURCE).waiting.until.timestamp()
     )
-    assert checks(result) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
+    assert checks(result) == {
+        "caf_plan_accounts_for_inventory": True,
+        "caf_source_is_complete": False,
+    }
 
 
 @pytest.mark.thorough
@@ -123,7 +132,7 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     (chunk,) = pipeline.plan()
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
-    assert checks(result) == {"chunk_accounts_for_plan": True, "chunk_reads_back": True}
+    assert checks(result) == {"caf_chunk_accounts_for_plan": True, "caf_chunk_reads_back": True}
     context = pipeline.run_context()
     assert b"".join(
         fetch(context.ledger.lookup, context.store, SOURCE, "key-003").pieces
@@ -135,7 +144,7 @@ def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
-    shown = result.asset_materializations_for_node("my_source__caf_chunk")[0].metadata
+    shown = result.asset_materializations_for_node("caf_my_source__caf_chunk")[0].metadata
     assert (shown["objects"].value, shown["size_bytes"].value, shown["state"].value) == (
         5,
         15_000,
@@ -175,7 +184,7 @@ def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
     assets = [AssetKey(["my-source", name]) for name in ASSETS[2:]]
     result = pipeline.execute("__ASSET_JOB", partition_key=chunk, asset_selection=assets)
     assert result.success
-    assert checks(result)["chunk_is_proven"]
+    assert checks(result)["caf_chunk_is_proven"]
 
 
 @pytest.mark.thorough
@@ -237,18 +246,20 @@ def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
 def test_a_lost_partition_is_added_by_the_next_plan(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
+    pipeline.instance.delete_dynamic_partition("caf_my-source_chunks", chunk)
     pipeline.plan()
-    assert pipeline.instance.has_dynamic_partition("my-source_chunks", chunk)
+    assert pipeline.instance.has_dynamic_partition("caf_my-source_chunks", chunk)
 
 
 def test_a_window_takes_only_that_part_of_the_listing(pipeline):
     pipeline.put(5)
     config = {
-        "ops": {"my_source__s3_inventory": {"config": {"after": "key-000", "until": "key-%30%302"}}}
+        "ops": {
+            "caf_my_source__s3_inventory": {"config": {"after": "key-000", "until": "key-%30%302"}}
+        }
     }
     result = pipeline.execute(PLAN, run_config=config)
-    shown = result.asset_materializations_for_node("my_source__s3_inventory")[0].metadata
+    shown = result.asset_materializations_for_node("caf_my_source__s3_inventory")[0].metadata
     assert (shown["objects"].value, shown["whole_source"].value) == (2, False)
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 2
 
@@ -267,11 +278,11 @@ def reported(pipeline):
 def inventory_page(pipeline, **config):
     """Execute a plan; return the metadata of the inventory."""
     result = pipeline.execute(
-        PLAN, run_config={"ops": {"my_source__s3_inventory": {"config": config}}}
+        PLAN, run_config={"ops": {"caf_my_source__s3_inventory": {"config": config}}}
     )
     return result, {
         name: value.value
-        for item in result.asset_materializations_for_node("my_source__s3_inventory")
+        for item in result.asset_materializations_for_node("caf_my_source__s3_inventory")
         for name, value in item.metadata.items()
     }
 
@@ -345,15 +356,16 @@ def test_a_window_decodes_percent_encoded_keys():
 def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    before = pipeline.execute("audit_my_source")
+    before = pipeline.execute("caf_audit_my_source")
     assert before.success  # a warning, not an error
     assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
     pipeline.execute(ARCHIVE, partition_key=chunk)
     assert [
-        check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()
+        check.passed
+        for check in pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
     ] == [True]
     (pipeline.settings.store.folder / MARKER).unlink()  # as when its disk is not mounted
-    (away,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    (away,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
     assert not away.passed
     assert MARKER in away.description
 
@@ -367,7 +379,7 @@ def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
     pipeline.put(12)
     first, last = pipeline.plan()
     assert pipeline.execute(
-        "plan_my_source"
+        "caf_plan_my_source"
     ).success  # a newer inventory is counted, and has nothing to plan
     assert counts(pipeline) == (0, 0)
     pipeline.execute(ARCHIVE, partition_key=first)
@@ -379,7 +391,7 @@ def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
 def test_a_chunk_is_archived_though_its_inventory_is_gone(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    assert pipeline.execute("plan_my_source").success
+    assert pipeline.execute("caf_plan_my_source").success
     for file in pipeline.run_context().inventories().iterdir():
         file.unlink()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
@@ -393,7 +405,7 @@ def test_a_damaged_chunk_makes_the_source_incomplete(pipeline):
     for state, passed in (("damaged", False), ("located", True)):
         with connected(pipeline.ledger.database) as connection:
             set_state(connection, state)
-        (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+        (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
         assert check.passed is passed
         assert ("1 chunk damaged: " in (check.description or "")) is not passed
 
@@ -438,7 +450,7 @@ def test_a_later_asset_of_a_planned_chunk_is_not_materialized(pipeline, until, a
     ],
 )
 def test_a_partition_of_no_chunk_fails_without_retry(pipeline, partition, said):
-    pipeline.instance.add_dynamic_partitions("my-source_chunks", [partition])
+    pipeline.instance.add_dynamic_partitions("caf_my-source_chunks", [partition])
     result = pipeline.execute(ARCHIVE, partition_key=partition)
     (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert said in failed.step_failure_data.user_failure_data.description
@@ -506,7 +518,7 @@ def test_completeness_needs_the_last_inventory_on_this_machine(pipeline, left):
     )
     context = replace(pipeline, settings=elsewhere).run_context()
     planning.cut_plan(context, inventories.take_inventory(context))
-    (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
     assert not check.passed
     assert "this machine" in check.description
 
@@ -515,13 +527,13 @@ def test_completeness_needs_the_last_inventory_on_this_machine(pipeline, left):
 def test_each_plan_checks_completeness(pipeline):
     pipeline.put(1)
     assert checks(pipeline.execute(PLAN)) == {
-        "plan_accounts_for_inventory": True,
-        "source_is_complete": False,
+        "caf_plan_accounts_for_inventory": True,
+        "caf_source_is_complete": False,
     }
     pipeline.execute(ARCHIVE, partition_key=pipeline.chunks()[0])
     assert checks(pipeline.execute(PLAN)) == {
-        "plan_accounts_for_inventory": True,
-        "source_is_complete": True,
+        "caf_plan_accounts_for_inventory": True,
+        "caf_source_is_complete": True,
     }
 
 
@@ -543,16 +555,16 @@ def test_sources_of_any_legal_name_can_be_loaded(pipeline_settings, source):
 
 
 def test_an_empty_inventory_shows_a_warning(pipeline):
-    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node(
-        "my_source__s3_inventory"
+    (shown,) = pipeline.execute("caf_plan_my_source").asset_materializations_for_node(
+        "caf_my_source__s3_inventory"
     )
     assert (
         shown.metadata["warning"].value
         == f"bucket '{pipeline.bucket.name}' at {pipeline.bucket.endpoint} has no objects"
     )
     pipeline.put(1)
-    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node(
-        "my_source__s3_inventory"
+    (shown,) = pipeline.execute("caf_plan_my_source").asset_materializations_for_node(
+        "caf_my_source__s3_inventory"
     )
     assert "warning" not in shown.metadata
 
@@ -566,7 +578,7 @@ def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
     pipeline.put(1, size_bytes=2_000)
     (chunk,) = pipeline.plan()
     pipeline.execute(ARCHIVE, partition_key=chunk)
-    (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
     assert (
         check.passed,
         check.metadata["versions"].value,
@@ -577,7 +589,7 @@ def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
     everything = replace(
         pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
     )
-    (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
+    (check,) = everything.execute("caf_audit_my_source").get_asset_check_evaluations()
     assert not check.passed
     assert "'versions' is 'all'" in check.description
     _, shown = inventory_page(everything)
@@ -593,7 +605,7 @@ def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
     }
     for item in everything.chunks(ChunkState.PLANNED):
         everything.execute(ARCHIVE, partition_key=item)
-    (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
+    (check,) = everything.execute("caf_audit_my_source").get_asset_check_evaluations()
     assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (
         True,
         1,

@@ -64,9 +64,9 @@ def test_the_ui_shows_and_reexecutes_runs_of_caf_run(pipeline, ui):
 
     runs = ui.ask(TIMELINE, filter={"statuses": ["SUCCESS"]})["runsOrError"]["results"]
     assert [run["jobName"] for run in runs] == [
-        "audit_my_source",
-        "archive_my_source",
-        "plan_my_source",
+        "caf_audit_my_source",
+        "caf_archive_my_source",
+        "caf_plan_my_source",
     ]
     for run in runs:
         assert run["repositoryOrigin"] == {

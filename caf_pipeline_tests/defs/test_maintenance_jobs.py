@@ -31,9 +31,9 @@ pytest_plugins = [
     "caf_pipeline_tests.support.jackal_network",
 ]
 
-ARCHIVE, PROVE, REPAIR = "archive_my_source", "prove_my_source", "repair_my_source"
+ARCHIVE, PROVE, REPAIR = "caf_archive_my_source", "caf_prove_my_source", "caf_repair_my_source"
 CHUNK = AssetKey(["my-source", "stored_chunk"])
-PROVEN = AssetCheckKey(CHUNK, "chunk_is_proven")
+PROVEN = AssetCheckKey(CHUNK, "caf_chunk_is_proven")
 PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED
 
 
@@ -178,14 +178,14 @@ def test_a_run_repairs_at_most_its_limit(archived):
     for chunk in archived.chunks():
         lose(archived, chunk)
     archived.execute(PROVE)
-    config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 1}}}}
+    config = {"ops": {"caf_my_source__repair_chunks": {"config": {"limit": 1}}}}
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     assert archived.execute(REPAIR, run_config=config | quiet).success
     assert len(archived.chunks(ChunkState.DAMAGED)) == len(archived.chunks()) - 1
 
 
 def test_a_repair_limit_of_zero_is_refused(pipeline):
-    config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 0}}}}
+    config = {"ops": {"caf_my_source__repair_chunks": {"config": {"limit": 0}}}}
     (failed,) = [
         event
         for event in pipeline.execute(REPAIR, run_config=config).all_events
@@ -220,7 +220,7 @@ def test_one_partition_can_be_repaired_by_itself(archived):
     for chunk in (first, second):
         lose(archived, chunk)
     archived.execute(PROVE)
-    assert archived.execute("repair_chunk_my_source", partition_key=second).success
+    assert archived.execute("caf_repair_chunk_my_source", partition_key=second).success
     assert archived.chunks(ChunkState.DAMAGED) == [first]
 
 
@@ -229,7 +229,7 @@ def test_one_partition_can_be_repaired_by_itself(archived):
 
 
 def lasting(pipeline):
-    result = pipeline.execute("storage_plan_my_source")
+    result = pipeline.execute("caf_storage_plan_my_source")
     assert result.success, [event.message for event in result.all_events if event.is_failure]
     (check,) = result.get_asset_check_evaluations()
     return check
@@ -237,7 +237,7 @@ def lasting(pipeline):
 
 def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
     check = lasting(on_jackal)
-    assert (check.check_name, check.passed) == ("storage_plan_lasts", True)
+    assert (check.check_name, check.passed) == ("caf_storage_plan_lasts", True)
     assert check.metadata["free_bytes"].value > 0
     assert check.metadata["days_left"].value > 300
     assert (
@@ -333,7 +333,7 @@ def test_what_is_planned_must_fit_the_space(on_jackal, network):
 # ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks"])
+@pytest.mark.parametrize("name", ["caf_new_objects_my_source", "caf_launch_chunks"])
 def test_a_paused_tick_launches_nothing_and_shows_the_reason(pipeline, name):
     pipeline.put(3)
     pipeline.plan()
@@ -356,26 +356,26 @@ def started(kind: str = "jackal", **its) -> dict[str, bool]:
 
 
 READ_ONLY = {
-    "watch_sources": True,
-    "prove_a_hourly": True,
-    "storage_plan_a_hourly": True,
-    "prune_events_daily": False,
+    "caf_watch_sources": True,
+    "caf_prove_a_hourly": True,
+    "caf_storage_plan_a_hourly": True,
+    "caf_prune_events_daily": False,
 }
 
 
 def test_nothing_archives_or_pays_by_itself_by_default():
-    off = dict.fromkeys(("new_objects_a", "launch_chunks", "reconcile_a_daily"), False)
-    assert started() == {**READ_ONLY, **off, "audit_a_daily": True}
+    off = dict.fromkeys(("caf_new_objects_a", "caf_launch_chunks", "caf_reconcile_a_daily"), False)
+    assert started() == {**READ_ONLY, **off, "caf_audit_a_daily": True}
 
 
 def test_an_automatic_source_is_planned_and_archived_by_itself():
-    on = dict.fromkeys(("new_objects_a", "launch_chunks", "reconcile_a_daily"), True)
-    assert started(automatic=True) == {**READ_ONLY, **on, "audit_a_daily": False}
-    assert not started(automatic=True, watch_interval_seconds=0)["new_objects_a"]
+    on = dict.fromkeys(("caf_new_objects_a", "caf_launch_chunks", "caf_reconcile_a_daily"), True)
+    assert started(automatic=True) == {**READ_ONLY, **on, "caf_audit_a_daily": False}
+    assert not started(automatic=True, watch_interval_seconds=0)["caf_new_objects_a"]
 
 
 def test_an_hourly_schedule_skips_while_a_run_is_under_way(on_jackal):
-    schedule = on_jackal.defs.resolve_schedule_def("prove_my_source_hourly")
+    schedule = on_jackal.defs.resolve_schedule_def("caf_prove_my_source_hourly")
     context = build_schedule_context(on_jackal.instance)
     assert len(schedule.evaluate_tick(context).run_requests) == 1
     run = on_jackal.instance.create_run_for_job(
@@ -404,8 +404,8 @@ def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
 
 def test_in_a_folder_there_is_no_space_to_look_at():
     is_on = started("directory")
-    assert "storage_plan_a_hourly" not in is_on
-    assert not is_on["prove_a_hourly"]
+    assert "caf_storage_plan_a_hourly" not in is_on
+    assert not is_on["caf_prove_a_hourly"]
 
 
 def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):
@@ -414,8 +414,8 @@ def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):
     mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(3)
     mine.plan()
-    tick = evaluate_tick(mine, "launch_chunks")
+    tick = evaluate_tick(mine, "caf_launch_chunks")
     assert tick.run_requests == []
     assert "caf jackal buy" in tick.skip_message
     network.grant(wallet.address, 10**9)
-    assert len(evaluate_tick(mine, "launch_chunks").run_requests) == 1
+    assert len(evaluate_tick(mine, "caf_launch_chunks").run_requests) == 1

@@ -58,11 +58,11 @@ def archived(pipeline, network, new_bucket, monkeypatch):
         )
     new_bucket.put("2024/06/.keep", b"")
     chunks = pipeline.plan()
-    evaluate_tick(pipeline, "watch_sources")
+    evaluate_tick(pipeline, "caf_watch_sources")
     for chunk in chunks:
-        assert pipeline.execute("archive_my_source", partition_key=chunk).success
-    evaluate_tick(pipeline, "watch_sources")
-    for job in ("prove_my_source", "storage_plan_my_source", "audit_my_source"):
+        assert pipeline.execute("caf_archive_my_source", partition_key=chunk).success
+    evaluate_tick(pipeline, "caf_watch_sources")
+    for job in ("caf_prove_my_source", "caf_storage_plan_my_source", "caf_audit_my_source"):
         assert pipeline.execute(job).success
     assert pipeline.chunks(ChunkState.DAMAGED) == []
     return pipeline
@@ -73,7 +73,7 @@ def lose_last_chunk(pipeline, network):
     lost = pipeline.chunks()[-1]
     for provider in range(len(network.providers)):
         network.delete_blob(provider, pipeline.ledger.chunks.get(lost).merkle_root)
-    for job in ("prove_my_source", "audit_my_source"):
+    for job in ("caf_prove_my_source", "caf_audit_my_source"):
         assert pipeline.execute(job).success
     assert pipeline.chunks(ChunkState.DAMAGED) == [lost]
 
@@ -145,7 +145,7 @@ def test_the_ui_shows_graph_chunk_failed_check_and_plots(archived, network, tmp_
         )  # the lost chunk is not proven, and with it the source is not complete
 
         window.size(1500, 1000)
-        page = f"{assets}/stored_chunk?view=checks&checkDetail=chunk_is_proven"
+        page = f"{assets}/stored_chunk?view=checks&checkDetail=caf_chunk_is_proven"
         shown = window.open(page, "Failed", chunks[-1], "0 of 3 copies are right", "damaged")
         # In the description, and for each provider in the table.
         assert shown.count("have the file") == 6
@@ -162,7 +162,7 @@ def test_the_ui_shows_graph_chunk_failed_check_and_plots(archived, network, tmp_
         window.picture(tmp_path / "plan.png")
 
         shown = window.open(
-            f"{assets}/chunk_plan?view=checks&checkDetail=storage_plan_lasts",
+            f"{assets}/chunk_plan?view=checks&checkDetail=caf_storage_plan_lasts",
             "Plots",
             "days_left",
             "free_bytes",

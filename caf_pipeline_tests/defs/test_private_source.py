@@ -12,7 +12,7 @@ from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
-ARCHIVE = "archive_my_source"
+ARCHIVE = "caf_archive_my_source"
 IDENTITY = age.new_identity()
 RECIPIENT = str(IDENTITY.recipient)
 
@@ -37,8 +37,8 @@ def archived(pipeline):
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert result.success
     evaluations = {check.check_name: check for check in result.get_asset_check_evaluations()}
-    assert evaluations["chunk_accounts_for_plan"].passed
-    return result, evaluations["chunk_reads_back"]
+    assert evaluations["caf_chunk_accounts_for_plan"].passed
+    return result, evaluations["caf_chunk_reads_back"]
 
 
 def test_without_an_identity_no_member_is_compared(pipeline):
@@ -63,7 +63,7 @@ def test_another_identity_compares_no_member(pipeline):
 def test_pages_show_short_recipients_and_no_identity(pipeline):
     result, _ = archived(private(pipeline, identity=IDENTITY.reveal()))
     shown = [
-        result.asset_materializations_for_node(f"my_source__{asset}")[0].metadata["recipients"]
+        result.asset_materializations_for_node(f"caf_my_source__{asset}")[0].metadata["recipients"]
         for asset in ("caf_chunk", "stored_chunk", "file_locations")
     ]
     assert {item.value for item in shown} == {f"{RECIPIENT[:16]}…{RECIPIENT[-8:]}"}
@@ -73,7 +73,7 @@ def test_pages_show_short_recipients_and_no_identity(pipeline):
 
 def test_pages_of_a_plain_chunk_say_public(pipeline):
     result, _ = archived(pipeline)
-    shown = result.asset_materializations_for_node("my_source__caf_chunk")[0].metadata
+    shown = result.asset_materializations_for_node("caf_my_source__caf_chunk")[0].metadata
     assert shown["recipients"].value == "public"
 
 
@@ -104,8 +104,8 @@ def test_only_a_process_with_an_identity_loads_the_restore():
     worker = Settings(sources=private, encryption=encrypted())
     reader = Settings(sources=private, encryption=encrypted(identity=IDENTITY.reveal()))
     public = Settings(sources={"a": SourceSettings(bucket="b", public=True)})
-    assert "restore" in job_names(public)
-    assert job_names(reader) - job_names(worker) == {"restore"}
+    assert "caf_restore" in job_names(public)
+    assert job_names(reader) - job_names(worker) == {"caf_restore"}
 
 
 def test_a_second_code_location_has_only_the_restore():
@@ -114,5 +114,5 @@ def test_a_second_code_location_has_only_the_restore():
         encryption=encrypted(identity=IDENTITY.reveal()),
     )
     defs = build_decrypting_defs(reader)
-    assert {job.name for job in defs.resolve_all_job_defs()} - {"__ASSET_JOB"} == {"restore"}
+    assert {job.name for job in defs.resolve_all_job_defs()} - {"__ASSET_JOB"} == {"caf_restore"}
     assert [*(defs.sensors or ()), *(defs.schedules or ()), *(defs.assets or ())] == []

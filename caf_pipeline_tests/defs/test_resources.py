@@ -25,14 +25,14 @@ def test_each_source_has_an_s3_resource_with_its_settings():
     resources = build_defs(
         Settings(sources={"a": MINE, "b-c": SourceSettings(bucket="b", anonymous=True)})
     ).resources
-    assert set(resources) == {"ledger", "store", "run", "s3_a", "s3_b_c"}
-    assert isinstance(resources["s3_a"], S3Resource)
-    assert (resources["s3_a"].endpoint_url, resources["s3_a"].region_name) == (
+    assert set(resources) == {"caf_ledger", "caf_store", "caf_run", "caf_s3_a", "caf_s3_b_c"}
+    assert isinstance(resources["caf_s3_a"], S3Resource)
+    assert (resources["caf_s3_a"].endpoint_url, resources["caf_s3_a"].region_name) == (
         "http://127.0.0.1:1",
         "eu-south-9",
     )
-    assert resources["s3_a"].path_style
-    assert resources["s3_b_c"].use_unsigned_session
+    assert resources["caf_s3_a"].path_style
+    assert resources["caf_s3_b_c"].use_unsigned_session
 
 
 def test_the_values_of_an_s3_resource_make_its_client():
@@ -102,8 +102,8 @@ def test_a_value_at_launch_keeps_the_other_settings(instance, given, expected):
 @pytest.mark.thorough
 def test_a_value_given_at_launch_holds_for_that_run(pipeline):
     pipeline.put(1)
-    away = {"resources": {"s3_my_source": {"config": {"endpoint_url": "http://127.0.0.1:1"}}}}
-    result = pipeline.execute("plan_my_source", run_config=away)
+    away = {"resources": {"caf_s3_my_source": {"config": {"endpoint_url": "http://127.0.0.1:1"}}}}
+    result = pipeline.execute("caf_plan_my_source", run_config=away)
     (failed,) = [
         event
         for event in result.all_events
@@ -118,16 +118,16 @@ def test_only_definitions_that_read_the_bucket_require_s3():
         key.path[1]: set(item.required_resource_keys) - {"io_manager"}
         for key, item in graph.items()
     }
-    assert {name for name, keys in needs.items() if "s3_a" in keys} == {
+    assert {name for name, keys in needs.items() if "caf_s3_a" in keys} == {
         "s3_inventory",
         "chunk_plan",
         "caf_chunk",
     }
-    assert all({"ledger", "store"} <= keys for keys in needs.values())
+    assert all({"caf_ledger", "caf_store"} <= keys for keys in needs.values())
 
 
 def test_nothing_is_opened_before_a_step_asks(instance):
-    @op(required_resource_keys={"ledger", "store", "run", "s3_a"})
+    @op(required_resource_keys={"caf_ledger", "caf_store", "caf_run", "caf_s3_a"})
     def asks_for_nothing():
         return None
 

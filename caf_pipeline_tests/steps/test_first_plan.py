@@ -244,15 +244,15 @@ def test_a_source_with_nothing_in_it_asks_nothing(emptied, monkeypatch):
 def test_launchpad_plans_new_archive_only_if_ordered(pipeline, new_ledger):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
-    assert pipeline.execute("archive_my_source", partition_key=chunk).success
+    assert pipeline.execute("caf_archive_my_source", partition_key=chunk).success
     with connected(pipeline.ledger.database) as connection:
         connection.execute("TRUNCATE sources CASCADE")
-    refused = pipeline.execute("plan_my_source")
+    refused = pipeline.execute("caf_plan_my_source")
     assert not refused.success
-    assert "caf rebuild" in str(refused.events_for_node("my_source__chunk_plan"))
+    assert "caf rebuild" in str(refused.events_for_node("caf_my_source__chunk_plan"))
     assert pipeline.chunks() == []
-    config = {"ops": {"my_source__chunk_plan": {"config": {"new_archive": True}}}}
-    assert pipeline.execute("plan_my_source", run_config=config).success
+    config = {"ops": {"caf_my_source__chunk_plan": {"config": {"new_archive": True}}}}
+    assert pipeline.execute("caf_plan_my_source", run_config=config).success
     assert len(pipeline.chunks()) == 1
 
 

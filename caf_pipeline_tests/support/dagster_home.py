@@ -78,7 +78,7 @@ class Pipeline:
 
     def plan(self) -> list[str]:
         """Execute the job of the plan; return all chunks of the source."""
-        assert self.execute("plan_my_source").success
+        assert self.execute("caf_plan_my_source").success
         return self.chunks()
 
     def chunks(self, *states: ChunkState) -> list[str]:

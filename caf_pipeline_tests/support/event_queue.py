@@ -10,7 +10,7 @@ from caf_pipeline_tests.support.pipeline_runs import SOURCE, with_source
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
-SENSOR = "new_objects_my_source"
+SENSOR = "caf_new_objects_my_source"
 
 
 class Queue:
@@ -106,4 +106,4 @@ class Queue:
 
     def plan(self, request=None) -> None:
         options = {"run_config": dict(request.run_config)} if request else {}
-        assert self.pipeline.execute("plan_my_source", **options).success
+        assert self.pipeline.execute("caf_plan_my_source", **options).success

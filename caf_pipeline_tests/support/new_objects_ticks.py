@@ -36,15 +36,15 @@ class NewObjectsTicks:
 
     def next_part(self):
         """Evaluate the next tick; return the part of the bucket that it plans, or None."""
-        tick = evaluate_tick(self.pipeline, "new_objects_my_source", self.cursor)
+        tick = evaluate_tick(self.pipeline, "caf_new_objects_my_source", self.cursor)
         self.cursor = tick.cursor
         if not tick.run_requests:
             return None
         (request,) = tick.run_requests
-        return request.run_config["ops"]["my_source__s3_inventory"]["config"]
+        return request.run_config["ops"]["caf_my_source__s3_inventory"]["config"]
 
     def plan(self, part) -> int:
         """Plan a part of the bucket; return the number of claimed objects."""
-        config = {"ops": {"my_source__s3_inventory": {"config": part}}}
-        assert self.pipeline.execute("plan_my_source", run_config=config).success
+        config = {"ops": {"caf_my_source__s3_inventory": {"config": part}}}
+        assert self.pipeline.execute("caf_plan_my_source", run_config=config).success
         return self.pipeline.ledger.chunks.account(SOURCE).claimed_objects

@@ -17,7 +17,7 @@ from caf_pipeline.dagster_host.dagster_private import (
 )
 
 SOURCE = "my-source"
-ARCHIVE = "archive_my_source"
+ARCHIVE = "caf_archive_my_source"
 
 
 def with_settings(pipeline, **changes):
@@ -54,10 +54,10 @@ def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
 def reported_checks(pipeline) -> dict[str, str]:
     """Return the last status of each check of a condition, by the check's name."""
     names = (
-        "no_chunk_is_damaged",
-        "no_chunk_is_parked",
-        "source_keeps_up",
-        "few_objects_are_skipped",
+        "caf_no_chunk_is_damaged",
+        "caf_no_chunk_is_parked",
+        "caf_source_keeps_up",
+        "caf_few_objects_are_skipped",
     )
     keys = {name: AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), name) for name in names}
     records = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(

@@ -1,4 +1,4 @@
-"""A job whose op takes a slot of the pool `s3` and sleeps until it is killed or interrupted.
+"""A job whose op takes a slot of the pool `caf_s3` and sleeps until it is killed or interrupted.
 
 `python -m caf_pipeline_tests.support.sleeper FILE` executes it like `caf run`, and adds a line to
 FILE each time the op begins. DAGSTER_HOME must be set.
