@@ -107,10 +107,10 @@ def test_derived_keys_are_those_of_bip_32(seed):
 
 
 @pytest.mark.parametrize(
-    ("left", "parent"), [(CURVE_ORDER, 1), (2**256 - 1, 1), (CURVE_ORDER - 5, 5), (0, 0)]
+    ("tweak", "parent"), [(CURVE_ORDER, 1), (2**256 - 1, 1), (CURVE_ORDER - 5, 5), (0, 0)]
 )
-def test_undefined_bip_32_key_is_refused(monkeypatch, left, parent):
-    monkeypatch.setattr(wallet_module.hmac, "digest", lambda *_: left.to_bytes(32) + bytes(32))
+def test_undefined_bip_32_key_is_refused(monkeypatch, tweak, parent):
+    monkeypatch.setattr(wallet_module.hmac, "digest", lambda *_: tweak.to_bytes(32) + bytes(32))
     with pytest.raises(MnemonicRefused, match="BIP-32"):
         wallet_module._next_key(parent, bytes(32), b"")
 

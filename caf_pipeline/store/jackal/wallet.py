@@ -105,11 +105,11 @@ def derive_key(seed: bytes, path: str) -> int:
 
 def _next_key(parent: int, chain_code: bytes, data: bytes) -> tuple[int, bytes]:
     digest = hmac.digest(chain_code, data, "sha512")
-    left, right = int.from_bytes(digest[:32]), digest[32:]
-    key = (left + parent) % CURVE_ORDER
-    if left >= CURVE_ORDER or key == 0:
+    tweak = int.from_bytes(digest[:32])
+    key = (parent + tweak) % CURVE_ORDER
+    if tweak >= CURVE_ORDER or key == 0:
         raise MnemonicRefused("BIP-32 defines no key for the mnemonic", hint="use another wallet")
-    return key, right
+    return key, digest[32:]
 
 
 def _on_curve(key: int) -> ec.EllipticCurvePrivateKey:
