@@ -1,4 +1,4 @@
-# The first target that you make sets up .venv by requirements.lock. Needs python3 (3.11 to 3.13, with venv), make and git.
+# The first target that you make sets up .venv by requirements.lock. Needs python3 (3.11 to 3.14, with venv), make and git.
 #
 #   make demo           archive this machine's own Python files through Dagster, and fetch some back
 #                       (FOLDER=DIR or BUCKET=NAME instead; INVENTORY=Parquet by an inventory report)
@@ -18,6 +18,7 @@
 #   make docs           write the generated pages
 #   make site           build the documentation as a site, by zensical, in .caf/site
 #   make screenshots    take the pictures of the UI again (needs chromium and chromium-driver)
+#   make wheel          build the wheels into dist/, and test them in an empty environment (PYTHON=… names its Python)
 #   make lock           resolve the dependencies again
 
 SHELL := /bin/sh
@@ -39,11 +40,11 @@ export PYDANTIC_DISABLE_PLUGINS ?= __all__
 
 # The first interpreter that is new enough and has venv. pyenv's shims fail, and are skipped. The system's Python comes first:
 # distributions compile it with profile-guided optimization, pyenv does not, and the tests take a twelfth longer.
-FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.13 python3.12 python3.11; do \
-	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
+	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots lock clean
+.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -52,7 +53,7 @@ setup: $(NATIVE)
 
 $(READY): pyproject.toml requirements.lock
 	@python=$$($(FIND_PYTHON)) || { \
-	  echo "make: no python3 of 3.11 to 3.13 with venv was found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	  echo "make: no python3 of 3.11 to 3.14 with venv was found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }; \
 	"$$python" -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
 	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
@@ -161,6 +162,19 @@ site: $(READY) $(MERMAID)
 
 screenshots: $(READY)
 	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py
+
+# The extra `logs` is for `caf logs search`. Without the extra `host`, all commands must work on SQLite.
+wheel: $(READY)
+	@rm -rf dist
+	$(BIN)/uv build --quiet --wheel --out-dir dist
+	@if command -v cargo >/dev/null; then CARGO_TARGET_DIR=$(CARGO_TARGET) $(BIN)/uv build --quiet --wheel --out-dir dist ./native; \
+	else echo "caf-pipeline-native is not built, since there is no cargo"; fi
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
+	&& $(BIN)/uv venv --quiet --python "$(or $(PYTHON),$(BIN)/python)" "$$folder" \
+	&& $(BIN)/uv pip install --quiet --python "$$folder/bin/python" --constraint requirements.lock \
+	  "$$(echo dist/caf_pipeline-*.whl)[logs]" $$(ls dist/caf_pipeline_native-*.whl 2>/dev/null) \
+	&& CAF_UNDER_TEST="$$folder/bin/caf" $(BIN)/pytest -k "as_it_is_installed or installed_package" caf_pipeline_tests/cli/test_installed.py
+	@ls dist/*.whl
 
 lock: $(READY)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

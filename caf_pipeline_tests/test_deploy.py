@@ -68,10 +68,10 @@ def test_image_has_the_locked_versions_of_all_requirements():
     wanted = [
         one
         for one in requires("caf-pipeline") or ()
-        if "extra ==" not in one or re.search("extra == '(celery|k8s)'", one)
+        if "extra ==" not in one or re.search("extra == '(host|celery|k8s)'", one)
     ]
     needed = {re.split(r"[^\w.-]", one)[0].lower() for one in wanted}
-    assert needed > {"dagster", "dagster-celery", "dagster-k8s"}
+    assert needed > {"dagster", "dagster-webserver", "dagster-celery", "dagster-k8s"}
     assert needed <= names
     for copied in re.findall(r"^COPY (.*) \S+$", docker, re.MULTILINE):
         assert all((ROOT / name).exists() for name in copied.split())

@@ -11,7 +11,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from bip32 import BIP32
 from hypothesis import given
 from hypothesis import strategies as st
 from mnemonic import Mnemonic
@@ -21,7 +20,7 @@ from caf_pipeline.errors import SettingsError
 from caf_pipeline.formats import age
 from caf_pipeline.settings import PASSPHRASE_VARIABLE
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
+from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE, derive_key
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.support.jackal_command_line import (
     S3_KEYS,
@@ -46,7 +45,7 @@ def traces(words: str) -> "re.Pattern[bytes]":
         listed[start : start + WORDS_THAT_TELL]
         for start in range(len(listed) - WORDS_THAT_TELL + 1)
     ]
-    key = BIP32.from_seed(Mnemonic.to_seed(words)).get_privkey_from_path(KEY_PATH)
+    key = derive_key(Mnemonic.to_seed(words), KEY_PATH).to_bytes(32)
     found = [r"\W+".join(run).encode() for run in runs]
     found += [" ".join(run).encode().hex().encode() for run in runs]
     found += [key.hex().encode(), re.escape(key)]

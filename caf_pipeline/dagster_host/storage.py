@@ -6,13 +6,11 @@ dagster.yaml cannot select, since `{env: X}` fails if X is not set.
 import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg2
 from dagster import DagsterInstance
-from psycopg2.extensions import parse_dsn
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -70,6 +68,9 @@ def require_database() -> None:
     if not url:
         return
     plain = with_driver(url).replace(_DRIVER, "postgresql://", 1)
+    with _extra_host():
+        import psycopg2  # noqa: PLC0415
+        from psycopg2.extensions import parse_dsn  # noqa: PLC0415
     try:
         password = parse_dsn(plain).get("password")
     except psycopg2.Error:  # its message quotes the parameter
@@ -85,6 +86,17 @@ def require_database() -> None:
             "Dagster's database cannot be used: "
             f"{reason.replace(password, '***') if password else reason}",
             hint=f"check that it runs, and check {URL_VARIABLE}",
+        ) from error
+
+
+@contextlib.contextmanager
+def _extra_host() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"{URL_VARIABLE} is set, but the package {error.name} is not installed",
+            hint="run: pip install 'caf-pipeline[host]'",
         ) from error
 
 
@@ -118,7 +130,8 @@ class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):
                 with contextlib.suppress(OSError):  # a file system without such locks
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
                 return DagsterSqliteStorage.from_local(str(folder), inst_data=inst_data)
-        from dagster_postgres.storage import DagsterPostgresStorage  # noqa: PLC0415 - slow to import
+        with _extra_host():
+            from dagster_postgres.storage import DagsterPostgresStorage  # noqa: PLC0415
 
         storage = DagsterPostgresStorage(with_driver(url), inst_data=inst_data)
         postgres_storage.make_default_limits_idempotent(storage.event_log_storage)

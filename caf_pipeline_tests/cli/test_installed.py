@@ -1,6 +1,7 @@
 """Every command of the installed `caf`, as a process of its own."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from caf_pipeline.cli.app import build
 from caf_pipeline.formats.chunkio import LogWriter
-from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.command_line import CAF, CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -130,6 +131,32 @@ def test_each_command_does_its_work_as_it_is_installed(
         assert SAID.get(name, b"") in done.out, name
     assert (tmp_path / "restored" / "key").read_bytes() == b"body" * 10_000
     assert (tmp_path / "extracted" / "folder" / "file").read_bytes() == b"bytes"
+
+
+DEFINITIONS = """
+from importlib import metadata, resources
+from caf_pipeline.definitions import defs
+
+print(defs.resolve_job_def("archive_src").name)
+print(resources.files("caf_pipeline").joinpath("py.typed").is_file())
+print(metadata.metadata("caf-pipeline")["License-Expression"])
+print([file.name for file in metadata.files("caf-pipeline") if "licenses" in file.parts])
+"""
+
+
+def test_installed_package_has_definitions_types_and_license(tmp_path, s3_server):
+    caf = CommandLine(tmp_path, {})
+    caf.settings(source_text(s3_server, "bucket"))
+    run = subprocess.run(
+        [Path(CAF).with_name("python"), "-I", "-c", DEFINITIONS],
+        cwd=tmp_path,
+        env=caf.variables({}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = run.stdout.splitlines()
+    assert lines == ["archive_src", "True", "Apache-2.0", "['LICENSE']"], run.stderr
 
 
 def test_the_summaries_are_those_of_the_commands():

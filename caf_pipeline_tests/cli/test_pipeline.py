@@ -225,7 +225,6 @@ HEAVY = (
         "numpy",
         "cffi",
         "Crypto",
-        "coincurve",
         "google.protobuf",
     ),
     *(

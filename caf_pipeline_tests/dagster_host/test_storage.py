@@ -14,7 +14,12 @@ from caf_pipeline.dagster_host import sqlite_storage
 from caf_pipeline.dagster_host.dagster_private import DagsterSqliteStorage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
-from caf_pipeline.dagster_host.storage import URL_VARIABLE, ChosenStorage, with_driver
+from caf_pipeline.dagster_host.storage import (
+    URL_VARIABLE,
+    ChosenStorage,
+    require_database,
+    with_driver,
+)
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import Settings
 
@@ -38,6 +43,19 @@ def test_without_a_url_it_is_sqlite_in_dagster_home(home_settings, instance):
     assert isinstance(chosen(), DagsterSqliteStorage)
     a_job.execute_in_process(instance=instance)
     assert (home_settings.home / "dagster" / "history").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [("psycopg2", require_database), ("dagster_postgres.storage", chosen)],
+    ids=["psycopg2", "dagster_postgres"],
+)
+def test_postgres_without_the_extra_host_names_it(monkeypatch, module, use):
+    monkeypatch.setenv(URL_VARIABLE, "postgresql://u@127.0.0.1:1/d")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SettingsError, match="not installed") as refused:
+        use()
+    assert "caf-pipeline[host]" in refused.value.hint
 
 
 def test_each_sqlite_file_has_one_engine_and_connection(instance):

@@ -16,9 +16,11 @@ from datetime import datetime, timedelta
 from typing import Final, NoReturn
 
 import bech32
-from coincurve import PublicKey
-from coincurve.ecdsa import cdata_to_der, deserialize_compact
 from Crypto.Hash import RIPEMD160
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from caf_pipeline_tests.loopback.chain_state import (
     Account,
@@ -36,6 +38,7 @@ PREFIX: Final = "jkl"
 TYPE_URL: Final = "/canine_chain.storage.Msg"
 PUBLIC_KEY: Final = "/cosmos.crypto.secp256k1.PubKey"
 SIGN_MODE_DIRECT: Final = 1
+HIGHEST_S: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 
 # On a real chain, one post took about 105,000 gas, and eight together about 452,000. The other
 # values are guesses.
@@ -345,13 +348,16 @@ def _check_signature(transaction: SignedTransaction, account: Account, chain_id:
 
 
 def _is_signed(signature: bytes, document: bytes, key: bytes) -> bool:
-    """Verify r and s of 32 bytes each. libsecp256k1 accepts only a low s, as the chain does."""
-    if len(signature) != 64:
+    """Verify r and s of 32 bytes each. The chain accepts only a low s."""
+    r, s = int.from_bytes(signature[:32]), int.from_bytes(signature[32:])
+    if len(signature) != 64 or s > HIGHEST_S:
         return False
     try:
-        return PublicKey(key).verify(cdata_to_der(deserialize_compact(signature)), document)
-    except ValueError:
+        public_key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), key)
+        public_key.verify(encode_dss_signature(r, s), document, ec.ECDSA(hashes.SHA256()))
+    except (ValueError, InvalidSignature):
         return False
+    return True
 
 
 def _out_of_gas(transaction: SignedTransaction, used: int) -> NoReturn:

@@ -33,7 +33,8 @@ from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import archive_everything
 
-CAF = str(Path(sys.executable).with_name("caf"))
+CAF = os.environ.get("CAF_UNDER_TEST") or str(Path(sys.executable).with_name("caf"))
+"""The installed command. `make wheel` names the command of another environment."""
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",

@@ -5,6 +5,7 @@ The words and the key appear in no repr and no error. Source: BIP-39, BIP-32, SL
 """
 
 import hashlib
+import hmac
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -12,16 +13,23 @@ from pathlib import Path
 from typing import Final
 
 import bech32
-from bip32 import BIP32
-from coincurve import PrivateKey
 from Crypto.Hash import RIPEMD160
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from mnemonic import Mnemonic
 
-from caf_pipeline.errors import MnemonicRefused, UsageError
+from caf_pipeline.errors import MnemonicRefused, SettingsError, UsageError
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.secret_files import read_secret
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
+CURVE_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+"""secp256k1's n. Source: SEC 2."""
+
+HARDENED: Final = 1 << 31
 ADDRESS_PREFIX: Final = "jkl"
 ADDRESS_SIZE_BYTES: Final = 20  # a RIPEMD-160
 MNEMONIC_VARIABLE: Final = "JACKAL_MNEMONIC"
@@ -45,7 +53,7 @@ class Wallet:
         return "Wallet(…)" if callable(self._mnemonic) else f"Wallet({self.address})"
 
     @cached_property
-    def _key(self) -> PrivateKey:
+    def _key(self) -> ec.EllipticCurvePrivateKey:
         mnemonic = self._mnemonic() if callable(self._mnemonic) else self._mnemonic
         words = " ".join(mnemonic.split())
         if not Mnemonic("english").check(words):
@@ -53,12 +61,19 @@ class Wallet:
                 f"the mnemonic is not valid: {_mnemonic_fault(words)}",
                 hint="enter the wallet's 12 to 24 English words in their order",
             )
-        return PrivateKey(BIP32.from_seed(Mnemonic.to_seed(words)).get_privkey_from_path(KEY_PATH))
+        try:
+            _ecdsa()
+            return _on_curve(derive_key(Mnemonic.to_seed(words), KEY_PATH))
+        except UnsupportedAlgorithm as error:
+            raise SettingsError(
+                "the OpenSSL of the package cryptography cannot sign with secp256k1 by RFC 6979",
+                hint="install cryptography's wheel from PyPI, which contains OpenSSL",
+            ) from error
 
     @cached_property
     def public_key(self) -> bytes:
         """33 bytes, compressed."""
-        return self._key.public_key.format(compressed=True)
+        return _compressed(self._key)
 
     @cached_property
     def address(self) -> str:
@@ -67,7 +82,46 @@ class Wallet:
 
     def sign(self, message: bytes) -> bytes:
         """Return r and a low s of the message's SHA-256, 32 bytes each; RFC 6979."""
-        return self._key.sign_recoverable(message)[:64]
+        r, s = decode_dss_signature(self._key.sign(message, _ecdsa()))
+        return r.to_bytes(32) + min(s, CURVE_ORDER - s).to_bytes(32)
+
+
+def derive_key(seed: bytes, path: str) -> int:
+    """Return the private key of a path such as `m/44'/118'/0'/0/0`, by BIP-32.
+
+    Raises:
+        MnemonicRefused: BIP-32 defines no key here, a chance below 1 in 2**127.
+    """
+    key, chain_code = _next_key(0, b"Bitcoin seed", seed)
+    for step in path.split("/")[1:]:
+        index = int(step.rstrip("'"))
+        if step.endswith("'"):
+            data = key.to_bytes(33) + (HARDENED + index).to_bytes(4)
+        else:
+            data = _compressed(_on_curve(key)) + index.to_bytes(4)
+        key, chain_code = _next_key(key, chain_code, data)
+    return key
+
+
+def _next_key(parent: int, chain_code: bytes, data: bytes) -> tuple[int, bytes]:
+    digest = hmac.digest(chain_code, data, "sha512")
+    tweak = int.from_bytes(digest[:32])
+    key = (parent + tweak) % CURVE_ORDER
+    if tweak >= CURVE_ORDER or key == 0:
+        raise MnemonicRefused("BIP-32 defines no key for the mnemonic", hint="use another wallet")
+    return key, digest[32:]
+
+
+def _on_curve(key: int) -> ec.EllipticCurvePrivateKey:
+    return ec.derive_private_key(key, ec.SECP256K1())
+
+
+def _ecdsa() -> ec.ECDSA:
+    return ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+
+
+def _compressed(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
 def address_of(public_key: bytes) -> str:
