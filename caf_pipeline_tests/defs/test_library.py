@@ -6,6 +6,8 @@ import sys
 
 import pytest
 from dagster import (
+    AssetCheckKey,
+    AssetKey,
     Definitions,
     asset,
     execute_job,
@@ -14,13 +16,15 @@ from dagster import (
     reconstructable,
 )
 
+from caf_pipeline.automation.instance_calls import latest_checks
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs, build_own_defs
-from caf_pipeline.defs.naming import PROCESS_TAG, SOURCE_TAG
+from caf_pipeline.defs.naming import ALERT_SENSOR, PROCESS_TAG, SOURCE_KEEPS_UP, SOURCE_TAG
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline_tests.support.multiprocess_job import chunk_job
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
+from caf_pipeline_tests.support.ticks import evaluate_tick
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -154,12 +158,13 @@ def test_execute_is_called_with_each_step(pipeline):
     assert len(calls) >= 2
 
 
+def into_lake(spec, asset):
+    return spec.replace_attributes(key=["lake", asset.name])
+
+
 def test_translated_assets_are_planned_and_archived(pipeline):
     pipeline.put(1)
-    defs = build_defs(
-        pipeline.settings,
-        translate=lambda spec, asset: spec.replace_attributes(key=["lake", asset.name]),
-    )
+    defs = build_defs(pipeline.settings, translate=into_lake)
     jobs = {job.name: defs.resolve_job_def(job.name) for job in defs.jobs}
     for job in ("plan_my_source", "archive_my_source"):
         (name,) = [name for name in jobs if name.endswith(job)]
@@ -175,3 +180,12 @@ def test_translated_assets_are_planned_and_archived(pipeline):
         evaluated = result.get_asset_check_evaluations()
         assert {check.asset_key.path[0] for check in evaluated} == {"lake"}
     assert pipeline.ledger.chunks.get(chunks[0]).state is ChunkState.LOCATED
+
+
+def test_alert_sensor_reports_on_translated_assets(pipeline):
+    pipeline.plan()
+    evaluate_tick(pipeline, ALERT_SENSOR, translate=into_lake)
+    observed = pipeline.instance.fetch_observations(AssetKey(["lake", "s3_inventory"]), limit=1)
+    assert len(observed.records) == 1
+    check = AssetCheckKey(AssetKey(["lake", "chunk_plan"]), SOURCE_KEEPS_UP)
+    assert check in latest_checks(pipeline.instance, [check])
