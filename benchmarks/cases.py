@@ -15,7 +15,7 @@ from benchmarks.ledgers import claim, list_pages, load, look_up
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import whole_pipeline
 from benchmarks.reports import FILES, listing, listing_serially, report
-from benchmarks.retrieval import read_large, read_one, restore_small
+from benchmarks.retrieval import read_encrypted, read_large, read_one, restore_small
 from benchmarks.server import COPY
 from caf_pipeline_tests.support.inventory_reports import FORMATS
 
@@ -372,6 +372,13 @@ CASES = {
             "as many keep-alive ranged GETs, each followed by the 2 ms that caf may add",
             1.0,
             read_one,
+        ),
+        Case(
+            "read-encrypted",
+            "looks up, reads and opens an encrypted object of 64 KiB 5,000 times in one process",
+            "the same reads of a plain object, each followed by the 1 ms that opening may add",
+            1.0,
+            read_encrypted,
         ),
         Case(
             "restore-small",

@@ -20,6 +20,7 @@ from benchmarks.jackal import GIB, WORDS
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import SETTINGS
 from benchmarks.server import BUCKET, COPY, KEY, SOURCE_KEYS
+from caf_pipeline.formats import age
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
@@ -28,6 +29,7 @@ from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 TARGET_BYTES = 16 * GIB  # all objects of a case fit one chunk
 ALLOWED_SECONDS = 0.002  # the goal: a look-up and a comparison may add this much to a GET
+ALLOWED_OPENING_SECONDS = 0.001  # the goal: what an encrypted object may take longer
 
 GETS = f"""import http.client, json, statistics, sys, time, urllib.parse
 url, start, size, count = sys.argv[1], *map(int, sys.argv[2:])
@@ -59,8 +61,13 @@ class ArchivedObjects:
 
 
 @contextmanager
-def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[ArchivedObjects]:
-    """Archive objects of these sizes with one provider, while the context lasts."""
+def archived(
+    bench: Bench, prefix: str, sizes: Sequence[int], identity: age.HybridIdentity | None = None
+) -> Iterator[ArchivedObjects]:
+    """Archive objects of these sizes with one provider, while the context lasts.
+
+    If there is an identity, chunks are encrypted to it, and there are no references.
+    """
     server, wallet, folder = bench.s3(), Wallet(WORDS), bench.folder / prefix
     server.fill(prefix, sizes)
     folder.mkdir(exist_ok=True)
@@ -77,6 +84,8 @@ def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archiv
             "target_size": TARGET_BYTES,
         }
         text = SETTINGS.format(**values, lcds=network.lcds, chain_id=network.chain_id)
+        if identity:
+            text = text.replace("public = true", f"recipients = ['{identity.recipient}']")
         (folder / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
         home = folder / "home"
         try:
@@ -87,8 +96,12 @@ def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archiv
                 "CAF_HOME": str(home),
                 "CAF_DATABASE_URL": url,
                 "JACKAL_MNEMONIC": WORDS,
+                **({"CAF_ENCRYPTION__IDENTITY": identity.reveal()} if identity else {}),
             }
             run(Command([CAF, "run", "--source", "bench"], environment=environment))
+            if identity:
+                yield ArchivedObjects(environment, [])
+                return
             run(
                 Command(
                     [CAF, "export-references", "bench", "-o", str(references)],
@@ -114,6 +127,23 @@ def read_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
         yield (
             ours("read-one", reference["key"], count, environment=objects.environment),
             Command([sys.executable, "-c", GETS, *arguments]),
+        )
+
+
+def read_encrypted(bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """Read an encrypted and a plain object of 64 KiB 5,000 times."""
+    count, size_bytes = bench.pick(5_000, 500, 20), 64 << 10
+    with (
+        archived(bench, "read-one", [size_bytes]) as plain,
+        archived(bench, "read-encrypted", [size_bytes], age.new_identity()) as encrypted,
+    ):
+        plain_key = plain.references[0]["key"]
+        encrypted_key = plain_key.replace("read-one", "read-encrypted")
+        yield (
+            ours("read-one", encrypted_key, count, environment=encrypted.environment),
+            ours(
+                "read-one", plain_key, count, ALLOWED_OPENING_SECONDS, environment=plain.environment
+            ),
         )
 
 

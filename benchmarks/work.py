@@ -350,7 +350,7 @@ def _time_pages(entries: Iterator[Any], pages: int) -> dict[str, Any]:
     return {"entries": count, "p50_ms": 1000 * statistics.median(seconds)}
 
 
-def read_one(key: str, count: str) -> dict[str, Any]:
+def read_one(key: str, count: str, pause_seconds: str = "0") -> dict[str, Any]:
     """Look up, read and compare an object repeatedly, as a program with an open archive does."""
     import statistics
     import time
@@ -364,6 +364,7 @@ def read_one(key: str, count: str) -> dict[str, Any]:
             with archive.open("bench", key) as file:
                 size_bytes = len(file.read())
             seconds.append(time.perf_counter() - started)
+            time.sleep(float(pause_seconds))
     return {"bytes": size_bytes, "p50_ms": 1000 * statistics.median(seconds)}
 
 

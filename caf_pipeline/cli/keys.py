@@ -95,7 +95,7 @@ def new(
         return
     note("write into caf.toml on every machine:")
     note("  [encryption]")
-    note(f'  recipients = ["{_short(str(identity.recipient))}"]  # in full, as printed')
+    note(f'  recipients = ["{identity.recipient}"]')
     note("and on machines that read, to which you copy the identity:")
     note(f'  identity_file = "{path.name if out is None else path.absolute()}"')
 

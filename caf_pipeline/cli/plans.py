@@ -106,7 +106,7 @@ def plan(
     if json:
         print_json(preview.as_json())
     else:
-        _print_preview(preview)
+        _print_preview(preview, public=settings.source(source).public)
 
 
 def plans(
@@ -155,7 +155,7 @@ def plans(
 # --- a preview
 
 
-def _print_preview(preview: PlanPreview) -> None:
+def _print_preview(preview: PlanPreview, *, public: bool) -> None:
     snapshot, estimate = preview.snapshot, preview.estimate
     planned = estimate.statistics
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in preview.skipped.items())
@@ -188,6 +188,8 @@ def _print_preview(preview: PlanPreview) -> None:
             f"{show_time(waiting.until)}"
         )
     lines |= _estimated(estimate)
+    if planned.objects and not public:
+        lines["paid twice"] = "only chunks that are lost in staging and at every provider"
     if preview.plans > 1:
         # All parts of an object are in one plan, so that a plan may end with room left.
         at_least = "at least " if planned.split_objects > 1 else ""

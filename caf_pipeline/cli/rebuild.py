@@ -49,7 +49,8 @@ def rebuild(
     r"""Restore a lost ledger from the stored chunks.
 
     Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
-    Encrypted chunks need an identity; without one, nothing is restored.
+    Encrypted chunks need an identity; without one, nothing is restored. A folder has no owner: a
+    rebuild from it trusts whoever can write there.
     Opens one chunk of each archive that the ledger does not know, to learn its source. Reports each
     file: restored, known, or why it is left out. You can repeat the command; it never changes what
     the ledger already has.

@@ -10,6 +10,7 @@ import io
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,10 +23,15 @@ from caf_pipeline.formats import age
 MAX_PRIVATE_CAF_BYTES: Final = 34_350_303_456
 """Largest CAF whose encrypted form, with a header of 1 MiB, has at most 32 GiB."""
 
+PRIVATE_LIMITS: Final = replace(DEFAULT_LIMITS, max_bytes=MAX_PRIVATE_CAF_BYTES)
+
 assert (
     age.MAX_HEADER_BYTES + age.NONCE_BYTES + age.sealed_size(MAX_PRIVATE_CAF_BYTES)
     == DEFAULT_LIMITS.max_bytes
 )
+
+_SEALED_AT_ONCE: Final = 16 * age.SEGMENT_BYTES
+"""The processor's cache holds them, and a heap gives the same memory again."""
 
 ReadAt = Callable[[int, int], bytes]
 """Returns bytes `[start, end)` of a file."""
@@ -46,15 +52,29 @@ class SegmentWriter:
         """The number of sealed segments, and the plaintext of the open one."""
         return self._segment_count, self._open
 
-    def write(self, plaintext: Buffer) -> bytearray:
-        """Return the segments that are full and certainly not the last."""
-        plain = memoryview(b"".join((self._open, plaintext)) if self._open else plaintext).cast("B")
+    def write(self, plaintext: Buffer) -> Iterator[bytearray]:
+        """Yield the segments that are full and certainly not the last, at most 1 MiB at a time."""
+        plain = memoryview(plaintext).cast("B")
         # The last segment of a file has another nonce, so a full one waits for the next byte.
-        count = max(0, len(plain) - 1) // age.SEGMENT_BYTES
-        end = count * age.SEGMENT_BYTES
-        first, self._segment_count = self._segment_count, self._segment_count + count
-        self._open = bytes(plain[end:])
-        return self.payload.seal(first, plain[:end], is_end=False) if count else bytearray()
+        missing = age.SEGMENT_BYTES - len(self._open)
+        if len(plain) <= missing:
+            self._open += plain
+            return
+        if self._open:
+            begun, self._open = self._open + plain[:missing], b""
+            yield self._seal(begun)
+            plain = plain[missing:]
+        while len(plain) > age.SEGMENT_BYTES:
+            whole = (len(plain) - 1) // age.SEGMENT_BYTES * age.SEGMENT_BYTES
+            taken = min(whole, _SEALED_AT_ONCE)
+            yield self._seal(plain[:taken])
+            plain = plain[taken:]
+        self._open = bytes(plain)
+
+    def _seal(self, plain: Buffer) -> bytearray:
+        first = self._segment_count
+        self._segment_count += len(memoryview(plain)) // age.SEGMENT_BYTES
+        return self.payload.seal(first, plain, is_end=False)
 
     def finish(self) -> bytearray:
         """Return the last segment. Nothing may be written afterwards."""
@@ -121,7 +141,7 @@ class SealedSpool(io.RawIOBase):
 
     def write(self, data: Buffer, /) -> int:
         size_bytes = memoryview(data).nbytes
-        self._file.write(self._segments.write(data))
+        self._file.writelines(self._segments.write(data))
         self._size_bytes += size_bytes
         return size_bytes
 

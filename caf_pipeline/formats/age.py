@@ -316,8 +316,8 @@ class Header:
 def make_header(recipients: Sequence[Recipient], file_key: bytes) -> bytes:
     """Return the header of a new file. `file_key` must be random and used for one file only.
 
-    Raises KeyRefused if there are no recipients, or if they must not share a file: a classic
-    recipient would undo the protection of a hybrid one; a passphrase must be alone.
+    Raises KeyRefused if there are no recipients, or too many, or if they must not share a file: a
+    classic recipient would undo the protection of a hybrid one; a passphrase must be alone.
     """
     if not recipients:
         raise KeyRefused("a file needs a recipient", hint="'caf keys new' makes one")
@@ -338,7 +338,14 @@ def make_header(recipients: Sequence[Recipient], file_key: bytes) -> bytes:
         parts.append("\n".join([f"-> {' '.join(stanza.arguments)}", *lines, ""]).encode())
     parts.append(b"---")
     mac = _mac(file_key, b"".join(parts))
-    return b"".join([*parts, b" ", _base64(mac).encode(), b"\n"])
+    header = b"".join([*parts, b" ", _base64(mac).encode(), b"\n"])
+    if len(header) > MAX_HEADER_BYTES:
+        raise KeyRefused(
+            f"the header of {len(recipients)} recipients has {len(header)} bytes of at most "
+            f"{MAX_HEADER_BYTES}",
+            hint="use fewer recipients",
+        )
+    return header
 
 
 def is_age_file(prefix: bytes) -> bool:

@@ -238,8 +238,9 @@ class Lookup:
     def encrypted_chunks(self, source: str) -> Sequence[EncryptedChunk]:
         """Return those that the source's objects need, by name."""
         statement = (
-            "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, start, "
-            "chunks.stored_size_bytes FROM chunks JOIN caf_files USING (caf_file_id) "
+            "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, "
+            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes "
+            "FROM chunks JOIN caf_files USING (caf_file_id) "
             "JOIN sources ON sources.source_id = chunks.source_id "
             "WHERE sources.name = %(source)s AND header IS NOT NULL "
             "AND chunk_state IN ('sealed', 'located', 'parked') ORDER BY chunks.name"

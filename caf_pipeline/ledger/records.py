@@ -131,7 +131,7 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedChunk:
-    """A sealed chunk with its header. `posting` is None before the post."""
+    """A sealed chunk with its header. `posting` is None before it is located."""
 
     name: str
     header: ChunkHeader

@@ -19,6 +19,7 @@ from caf_pipeline.errors import (
     CafError,
     HeldByOther,
     IdentityMissing,
+    KeyRefused,
     NoChainAnswer,
     StoreUnreachable,
 )
@@ -250,7 +251,7 @@ def check_copies(
 def _opens(context: RunContext, posting: PostRecord) -> bool:
     try:
         context.opened.open(posting)
-    except (IdentityMissing, ArchiveError):
+    except (IdentityMissing, KeyRefused, ArchiveError):
         return False
     return True
 

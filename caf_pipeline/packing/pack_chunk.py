@@ -14,7 +14,7 @@ from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.encryption.entry_cipher import EntryCipher
 from caf_pipeline.encryption.identities import require_recipients
 from caf_pipeline.encryption.opened import OpenedChunk
-from caf_pipeline.encryption.sealing import MAX_PRIVATE_CAF_BYTES
+from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import LedgerError, ObjectReadFailed, StagingError
 from caf_pipeline.formats import age
 from caf_pipeline.inventory.manifest import ChunkIdentity
@@ -136,8 +136,8 @@ def packer_of(
         context.progress(objects, size_bytes)
 
     # An object that fills a chunk may exceed the limit by its headers, which the plan did not know.
-    max_bytes = MAX_PRIVATE_CAF_BYTES if recipients else DEFAULT_LIMITS.max_bytes
-    least_limit = max_bytes if plan.object_count == 1 else plan.expected_size_bytes
+    limits = PRIVATE_LIMITS if recipients else DEFAULT_LIMITS
+    least_limit = limits.max_bytes if plan.object_count == 1 else plan.expected_size_bytes
     packer = Packer(
         plan,
         identity,
@@ -148,7 +148,7 @@ def packer_of(
         if chunk.merkle_root is None
         else type_of_root(chunk.merkle_root),
         # A plan may be older than the source's recipients.
-        limit_bytes=min(max(int(terms["limit_size"]), least_limit), max_bytes),
+        limit_bytes=min(max(int(terms["limit_size"]), least_limit), limits.max_bytes),
         give_up_on=lambda planned: give_up_on(context, chunk, packer, planned),
         progress=progress,
         recipients=recipients,

@@ -198,7 +198,8 @@ class StagingSink:
             return
         data = self._buffered[0] if len(self._buffered) == 1 else b"".join(self._buffered)
         self._buffered, self._buffered_bytes = [], 0
-        self._store(self.segments.write(data) if self.segments else data)
+        for piece in self.segments.write(data) if self.segments else (data,):
+            self._store(piece)
 
     def _store(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")

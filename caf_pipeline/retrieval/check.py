@@ -12,6 +12,7 @@ from caf_pipeline.errors import (
     CafError,
     IdentityMissing,
     IntegrityError,
+    KeyRefused,
     StoreError,
     StoreUnreachable,
 )
@@ -96,7 +97,7 @@ class Openable:
             return False
         try:
             self._reader.open(posting)
-        except (IdentityMissing, ArchiveError) as error:
+        except (IdentityMissing, KeyRefused, ArchiveError) as error:
             self._closed.add(posting.merkle_root)
             self.reason = str(error)
             return False

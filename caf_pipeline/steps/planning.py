@@ -16,7 +16,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, has_reached
+from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import (
@@ -439,6 +441,7 @@ def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> Pl
         target_size_bytes=sizes.target_bytes,
         snapshot=snapshot.name,
         inventory_time=snapshot.listed_at,
+        limits=DEFAULT_LIMITS if settings.public else PRIVATE_LIMITS,
         limit_size_bytes=sizes.limit_bytes,
         min_chunk_size_bytes=settings.min_chunk_size,
         waits_since=_moment_of(snapshot) - timedelta(seconds=settings.max_wait),

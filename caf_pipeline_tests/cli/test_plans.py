@@ -86,7 +86,7 @@ def test_a_preview_names_aws_only_without_an_endpoint(tmp_path, ledger, capsys, 
     context = a_run_context(
         tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described}
     )
-    plans._print_preview(preview_plan(context, inventories.take_inventory(context)))
+    plans._print_preview(preview_plan(context, inventories.take_inventory(context)), public=True)
     text = capsys.readouterr().out
     assert ("bucket’s region" in text, "AWS's list prices" in text) == (
         not endpoint,

@@ -22,7 +22,7 @@ from caf_pipeline.packing.sink import PartFile, StagingSink
 
 IDENTITY = age.new_identity(hybrid=False)
 BORDER = age.SEGMENT_BYTES
-SIZES = [0, 1, BORDER - 1, BORDER, BORDER + 1, 2 * BORDER, 3 * BORDER + 7]
+SIZES = [0, 1, BORDER - 1, BORDER, BORDER + 1, 2 * BORDER, 3 * BORDER + 7, 34 * BORDER + 1]
 
 
 class MemoryRanges:
@@ -40,7 +40,7 @@ def sealed_chunk(plaintext, cuts=()):
     borders = sorted({0, len(plaintext), *cuts})
     payload = bytearray()
     for start, end in pairwise(borders):
-        payload += writer.write(plaintext[start:end])
+        payload += b"".join(writer.write(plaintext[start:end]))
     payload += writer.finish()
     chunk_header = ChunkHeader(header, writer.nonce, len(plaintext))
     return chunk_header, header + writer.nonce + bytes(payload)
@@ -77,7 +77,7 @@ def test_any_range_reads_in_any_pieces(data):
 def test_written_bytes_read_back_before_the_end(data):
     plaintext = os.urandom(data.draw(st.sampled_from(SIZES[1:])))
     writer = SegmentWriter()
-    payload = bytes(writer.write(plaintext))
+    payload = b"".join(writer.write(plaintext))
     start = data.draw(st.integers(0, len(plaintext)))
     end = data.draw(st.integers(start, len(plaintext)))
     assert writer.read(lambda begin, stop: payload[begin:stop], start, end) == plaintext[start:end]

@@ -182,6 +182,11 @@ def test_recipients_that_exclude_each_other_are_refused(recipients):
         age.make_header(recipients, bytes(16))
 
 
+def test_a_header_that_readers_refuse_is_not_written():
+    with pytest.raises(KeyRefused):
+        age.make_header([HYBRID.recipient] * 680, bytes(16))
+
+
 def test_any_of_several_identities_opens_a_file():
     others = [age.new_identity(), age.new_identity()]
     sealed_file = encrypt(b"x", [HYBRID.recipient, *(other.recipient for other in others)])

@@ -1,6 +1,7 @@
 """Safe deletion of encrypted chunks: only an identity knows that a chunk opens."""
 
 import os
+from hashlib import sha256
 
 import pytest
 
@@ -10,12 +11,13 @@ from caf_pipeline.formats import age
 from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.store.protocol import Sample
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.deletion_lists import Answer, pass_window
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_contexts import IDENTITY, RECIPIENT, a_private_context
-from caf_pipeline_tests.support.run_contexts import archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 BODIES = {f"key-{number}": os.urandom(150_000) for number in range(5)}
@@ -108,6 +110,19 @@ def test_another_identity_is_no_damage(contexts, ledger, tmp_path, archived):
     assert ledger.chunks.get(archived).state is ChunkState.LOCATED
 
 
+def test_an_unreadable_identity_does_not_stop_proofs(ledger, store, tmp_path, archived):
+    reader = a_run_context(
+        tmp_path,
+        MemorySource(dict(BODIES)),
+        ledger,
+        public=False,
+        encryption={"identity_file": tmp_path / "absent"},
+        store=store,
+    )
+    assert prove_chunk(reader, archived, an_object=Sample(512, 4, sha256(b"else").digest())).proven
+    assert reasons(reader, tmp_path) == {"not_opened"}
+
+
 def test_a_forged_header_in_the_ledger_is_noticed(contexts, ledger, database, tmp_path, archived):
     forge_header(database)
     assert reasons(contexts(IDENTITY), tmp_path) == {"disagrees"}
@@ -158,10 +173,11 @@ def test_a_chunk_that_was_sealed_wrong_is_not_safe(contexts, ledger, store, tmp_
 
     def seal_wrong(self, plaintext):
         before = self.position[0]
-        sealed = seal(self, plaintext)
-        if before <= 4 < self.position[0]:
-            sealed[(4 - before) * age.SEALED_SEGMENT_BYTES] ^= 1
-        return sealed
+        for sealed in seal(self, plaintext):
+            if before <= 4 < self.position[0]:
+                sealed[(4 - before) * age.SEALED_SEGMENT_BYTES] ^= 1
+            before = self.position[0]
+            yield sealed
 
     monkeypatch.setattr(SegmentWriter, "write", seal_wrong)
     worker = contexts()

@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
-from caf_pipeline.caf.archive import CafReader
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
+from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
 from caf_pipeline.errors import (
     IdentityMissing,
     IntegrityError,
@@ -23,7 +24,7 @@ from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.key_check import KeyCheck, check_keys
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context
@@ -249,6 +250,24 @@ def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
     problems = {result.chunk: result.problem for result in checked(worker)}
     assert problems[name]
     assert not any(problem for other, problem in problems.items() if other != name)
+
+
+def test_a_posted_chunk_is_checked_without_its_store(tmp_path, source, ledger):
+    worker = a_private_context(tmp_path, source, ledger)
+    names = [chunk.name for chunk in plan(worker).chunks]
+    archive_chunk(worker, names[0], until=chunk_steps.post_file)
+    assert checked(worker) == [KeyCheck(names[0])]
+
+
+def test_a_private_plan_keeps_room_for_encryption(tmp_path, source, ledger):
+    worker = a_private_context(tmp_path, source, ledger)
+    public = a_run_context(tmp_path / "public", source, ledger)
+    snapshot = inventories.take_inventory(worker)
+    limits = [
+        planning.plan_terms(context, snapshot, planning.ChunkSizes(1 << 20)).limits
+        for context in (worker, public)
+    ]
+    assert limits == [PRIVATE_LIMITS, DEFAULT_LIMITS]
 
 
 # --- a run that ends after each step

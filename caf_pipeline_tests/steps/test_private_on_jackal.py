@@ -9,7 +9,9 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreError, StoreUnreachable
 from caf_pipeline.formats import age
+from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.records import chunk_lease, posting_of
+from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch
@@ -114,6 +116,29 @@ def test_a_lost_posted_chunk_that_nobody_has_is_abandoned(context, network):
         chunk_steps.upload_chunk(context, name)
     assert context.ledger.chunks.get(name).state is ChunkState.ABANDONED
     assert context.objects.reads
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [(TransactionLog, "settle"), (ChunkMoves, "record_posting")],
+    ids=["sent", "settled"],
+)
+def test_a_sent_transaction_of_a_lost_chunk_is_settled(context, network, monkeypatch, part, method):
+    def die(*given, **options):
+        raise KeyboardInterrupt
+
+    name = a_chunk(context, chunk_steps.seal_chunk)
+    with monkeypatch.context() as patched:
+        patched.setattr(part, method, die)
+        with pytest.raises(KeyboardInterrupt):
+            chunk_steps.post_file(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.POSTING
+    lose_staged_file(context, name)
+    with pytest.raises(StoreError):
+        chunk_steps.post_file(context, name)
+    chunk = context.ledger.chunks.get(name)
+    assert chunk.state is ChunkState.ABANDONED
+    assert network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
 
 def test_a_lost_chunk_waits_for_a_silent_provider(context, network):

@@ -105,7 +105,7 @@ def test_report_from_future_clock_has_no_age(context, new_bucket, reports, monke
     reports.write(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2))
     snapshot, taken = inventories.take_report(context)
     assert taken.age == timedelta(0)
-    plans._print_preview(preview_plan(context, snapshot))
+    plans._print_preview(preview_plan(context, snapshot), public=True)
     assert f"of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC, 0 seconds old" in capsys.readouterr().out
 
 

@@ -132,7 +132,7 @@ def test_preview_gives_minimum_number_of_plans(context, source, monkeypatch, cap
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 7)
     result = preview_plan(context, inventories.take_inventory(context))
-    plans._print_preview(result)
+    plans._print_preview(result, public=True)
     made = plan(context)
     assert (result.estimate.chunks, result.plans, len(made.plans)) == (len(made.chunks), 2, 3)
     assert "plans     at least 2, since" in capsys.readouterr().out

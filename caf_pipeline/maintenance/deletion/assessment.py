@@ -16,6 +16,7 @@ from caf_pipeline.errors import (
     HeldByOther,
     IdentityMissing,
     IntegrityError,
+    KeyRefused,
     NoChainAnswer,
     StagingError,
     StoreError,
@@ -144,7 +145,7 @@ class ChunkAssessor:
         """Return None if the chunk is plain, or if it does not open here: see `unopened`."""
         try:
             return self.context.opened.open(posting_of(chunk))
-        except (IdentityMissing, ArchiveError) as error:
+        except (IdentityMissing, KeyRefused, ArchiveError) as error:
             self.unopened[chunk.name] = f"chunk {chunk.name} does not open here: {error}"
             return None
 
