@@ -5,7 +5,7 @@ from caf_pipeline.entry import GarbageCollectionPaused
 with GarbageCollectionPaused():  # separate, since it must end before DuckDB is loaded
     from dagster import Definitions
 with GarbageCollectionPaused():
-    from caf_pipeline.defs.build import build_decrypting_defs, build_defs
+    from caf_pipeline.defs.build import build_decrypting_defs, build_own_defs
     from caf_pipeline.errors import SettingsError, with_hint
     from caf_pipeline.settings import Settings, load_settings
 
@@ -23,4 +23,4 @@ def decrypting() -> Definitions:
     return build_decrypting_defs(_load())
 
 
-defs = build_defs(_load())
+defs = build_own_defs(_load())

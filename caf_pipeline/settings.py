@@ -1,9 +1,9 @@
 """Typed settings from `caf.toml` and the environment.
 
 Environment variables win over the file: `CAF_…`, nested by `__`, e.g. `CAF_SOURCES__DEMO__BUCKET`.
-The file is the one that `CAF_CONFIG` names, or `caf.toml` in the working directory. Secrets come
-from the environment only. Relative paths in the file are relative to the file. All values are
-validated when they are read.
+`CAF_CONFIG` names the file; the default is `caf.toml` in the working directory or the nearest
+folder above it. Secrets come from the environment only. Relative paths in the file are relative to
+the file. All values are validated when they are read.
 """
 
 import os
@@ -578,29 +578,42 @@ def _find_file(path: Path | None) -> tuple[Path, bool]:
     if variable := os.environ.get(CONFIG_VARIABLE):
         return Path(variable).absolute(), True
     try:
-        file = Path(DEFAULT_CONFIG).absolute()
-        file.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        if any(name.upper().startswith(SOURCES_VARIABLE) for name in os.environ):
-            return file, False
-        raise SettingsError(
-            f"there is no {DEFAULT_CONFIG} in the working directory, {_working_directory()}, and "
-            f"{CONFIG_VARIABLE} is not set",
-            hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; "
-            "docs/reference/settings.md describes the file",
-        ) from None
-    except OSError as error:
-        raise SettingsError(
-            f"the working directory cannot be searched for {DEFAULT_CONFIG}: {error.strerror}"
-        ) from error
-    return file, True
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
+        folder = Path.cwd()
     except FileNotFoundError:
-        return "which was removed"
+        folder = None
+    if folder and (file := _nearest_file(folder)):
+        return file, True
+    if folder and any(name.upper().startswith(SOURCES_VARIABLE) for name in os.environ):
+        return folder / DEFAULT_CONFIG, False
+    raise SettingsError(
+        f"there is no {DEFAULT_CONFIG} in the working directory, {folder or 'which was removed'}, "
+        f"or a folder above it, and {CONFIG_VARIABLE} is not set",
+        hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; "
+        "docs/reference/settings.md describes the file",
+    )
+
+
+def _nearest_file(folder: Path) -> Path | None:
+    for parent in (folder, *folder.parents):
+        file = parent / DEFAULT_CONFIG
+        try:
+            owner = file.lstat().st_uid
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if parent != folder:
+                continue
+            raise SettingsError(
+                f"the working directory cannot be searched for {DEFAULT_CONFIG}: {error.strerror}"
+            ) from error
+        # A file in /tmp could name a command of its owner's.
+        if parent != folder and owner not in (0, os.geteuid()):
+            raise SettingsError(
+                f"{file} belongs to another user",
+                hint=f"set {CONFIG_VARIABLE} to its path to use it anyway",
+            )
+        return file
+    return None
 
 
 def _absolute(settings: Settings, folder: Path) -> Settings:
@@ -629,7 +642,7 @@ def load_settings(path: Path | None = None) -> Settings:
 
     Args:
         path: The file. Default: the file that `CAF_CONFIG` names, or `caf.toml` in the working
-            directory, which is optional if variables name a source.
+            directory or above it, which is optional if variables name a source.
 
     Raises:
         SettingsError: There is no file, or settings are wrong. The message names each of them.

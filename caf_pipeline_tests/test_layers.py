@@ -1,6 +1,9 @@
 """Which module may import which, read from the folders."""
 
+import ast
+
 import pytest
+from dagster import DagsterInstance
 
 from caf_pipeline_tests.support.package_modules import MODULES, RANK, imports_of, top
 
@@ -77,3 +80,32 @@ def test_adapters_are_imported_only_by_wiring():
     ]
     names = {name.removeprefix("caf_pipeline.") for module in above for name in imports_of(module)}
     assert {name for name in names if top(name) in ADAPTERS} == BESIDE_WIRING
+
+
+IN_A_PROJECT = [
+    module for module in MODULES if top(module) in {"naming", "automation", "defs", "component"}
+]
+"""Modules that a user's Dagster project loads."""
+
+NON_PUBLIC_CALLS = {"automation.instance_calls", "automation.pruning"}
+"""The second one prunes our own instance alone."""
+
+
+@pytest.mark.parametrize("module", IN_A_PROJECT)
+def test_projects_load_no_private_module_of_dagster(module):
+    assert not [name for name in imports_of(module) if name.startswith("dagster._")]
+
+
+@pytest.mark.parametrize("module", sorted(set(IN_A_PROJECT) - NON_PUBLIC_CALLS))
+def test_non_public_methods_of_instances_have_one_module(module):
+    names = {
+        node.attr
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and getattr(node.value, "attr", getattr(node.value, "id", "")) in {"instance", "_instance"}
+    }
+    assert not [name for name in names if not is_public(getattr(DagsterInstance, name))]
+
+
+def is_public(member):
+    return getattr(getattr(member, "fget", member), "_is_public", False)

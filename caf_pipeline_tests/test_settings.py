@@ -1,6 +1,7 @@
 """Settings from the file and the environment."""
 
 import json
+import os
 import re
 import tempfile
 import traceback
@@ -622,3 +623,36 @@ def test_a_proof_type_may_come_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("CAF_JACKAL__PROOF_TYPE", "1")
     with pytest.raises(SettingsError, match="a proof type, 0 or 3"):
         load_settings(file)
+
+
+@pytest.fixture
+def subfolder(tmp_path, monkeypatch):
+    """The working directory, two folders below the test's."""
+    folder = tmp_path / "src" / "package"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("CAF_CONFIG", raising=False)
+    return folder
+
+
+def test_file_of_a_folder_above_is_read(tmp_path, subfolder):
+    a_file(tmp_path, f'home = "h"\n{SOURCE_TEXT}')
+    settings = load_settings()
+    assert settings.source("one").bucket == "b"
+    assert (settings.home, settings.folder) == (tmp_path / "h", tmp_path)
+
+
+def test_nearest_file_is_read(tmp_path, subfolder):
+    a_file(tmp_path, "[")
+    a_file(subfolder, SOURCE_TEXT)
+    assert load_settings().folder == subfolder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_file_above_that_another_user_owns_is_refused(tmp_path, subfolder, monkeypatch):
+    file = a_file(tmp_path, SOURCE_TEXT)
+    os.chown(file, 12_345, -1)
+    with pytest.raises(SettingsError, match="another user"):
+        load_settings()
+    monkeypatch.chdir(tmp_path)
+    assert load_settings().source("one").bucket == "b"

@@ -14,14 +14,15 @@ from dagster import (
     AssetCheckEvaluation,
     AssetCheckKey,
     AssetCheckSeverity,
-    AssetKey,
     DagsterInstance,
     SensorEvaluationContext,
     SensorResult,
 )
 
+from caf_pipeline.automation import instance_calls
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.automation.tick import ask_in_time
-from caf_pipeline.defs.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS, asset_key
+from caf_pipeline.defs.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.ledger import Ledger
@@ -149,10 +150,16 @@ class AlertTick:
     """One tick for all sources."""
 
     def __init__(
-        self, context: SensorEvaluationContext, settings: Settings, tick_seconds: float
+        self,
+        context: SensorEvaluationContext,
+        settings: Settings,
+        *,
+        keys: AssetKeys,
+        tick_seconds: float,
     ) -> None:
         self._context = context
         self._settings = settings
+        self._keys = keys
         self._tick_seconds = tick_seconds
         self._deadline = Deadline(tick_seconds)
         self._cursor = AlertCursor.read(context.cursor)
@@ -178,7 +185,8 @@ class AlertTick:
 
     def result(self, state: LedgerState) -> SensorResult:
         conditions = {source: list(items) for source, items in state.conditions.items()}
-        for source, condition in failed_checks(self._context.instance, list(conditions)):
+        checks = failed_checks(self._context.instance, list(conditions), self._keys)
+        for source, condition in checks:
             conditions[source].append(condition)
         number = sum(map(len, conditions.values()))
         counts = f"{counted(number, 'condition')} in {counted(len(conditions), 'source')}"
@@ -322,28 +330,27 @@ def last_evaluations(
 
     A later run has yet to evaluate those, or ended before it did.
     """
-    storage = instance.event_log_storage
-    latest = storage.get_latest_asset_check_execution_by_key(keys)
+    latest = instance_calls.latest_checks(instance, keys)
     unevaluated = {key for key, record in latest.items() if record.status.value not in _EVALUATED}
     records = [record for key, record in latest.items() if key not in unevaluated]
     for key in unevaluated:
         # Dagster does not export the type of a status, so take it from a record.
         evaluated = {status for status in type(latest[key].status) if status.value in _EVALUATED}
-        records += storage.get_asset_check_execution_history(key, limit=1, status=evaluated)
+        records += instance_calls.check_history(instance, key, limit=1, status=evaluated)
     return {record.key: record.evaluation for record in records if record.evaluation}, unevaluated
 
 
 def failed_checks(
-    instance: DagsterInstance, sources: Sequence[str]
+    instance: DagsterInstance, sources: Sequence[str], keys: AssetKeys
 ) -> Iterator[tuple[str, Condition]]:
     """Yield a condition for each of `CHECKS_WITH_ALERTS` that failed last."""
-    keys = {
-        AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name)
+    checks = {
+        keys.check_key(source, CHECKED_ASSET, name): (source, name)
         for source in sources
         for name in CHECKS_WITH_ALERTS
     }
-    last, _ = last_evaluations(instance, list(keys))
-    for key, (source, name) in keys.items():
+    last, _ = last_evaluations(instance, list(checks))
+    for key, (source, name) in checks.items():
         evaluation = last.get(key)
         if evaluation and not evaluation.passed:
             kind, hint = CHECKS_WITH_ALERTS[name]

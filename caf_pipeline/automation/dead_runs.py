@@ -8,6 +8,7 @@ from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
+from caf_pipeline.automation import instance_calls
 from caf_pipeline.defs.naming import PROCESS_TAG
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder
@@ -39,18 +40,15 @@ def reap_dead_runs(instance: DagsterInstance) -> list[str]:
     """End all runs whose process is dead and free their pool slots; return their ids."""
     dead = [
         run
-        for run in instance.get_runs(RunsFilter(statuses=_GOING_ON))
+        for run in instance_calls.get_runs(instance, RunsFilter(statuses=_GOING_ON))
         if process_lives(run) is False
     ]
     for run in dead:
         if run.status is DagsterRunStatus.CANCELING:
-            instance.report_run_canceled(
-                run, message="The run's process ended before it could report the cancellation."
-            )
+            message = "The run's process ended before it could report the cancellation."
+            instance_calls.report_run_canceled(instance, run, message)
         else:
-            instance.report_run_failed(
-                run,
-                message="The run's process is gone: it was killed, or the machine was restarted.",
-            )
-        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+            message = "The run's process is gone: it was killed, or the machine was restarted."
+            instance_calls.report_run_failed(instance, run, message)
+        instance_calls.free_pool_slots(instance, run.run_id)
     return [run.run_id for run in dead]

@@ -9,6 +9,8 @@ from typing import Final, TypeVar
 
 from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
+from caf_pipeline.automation import instance_calls
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.automation.launching import (
     PAGE,
     Backfills,
@@ -90,6 +92,7 @@ class LaunchTick:
     context: SensorEvaluationContext
     settings: Settings
     deadline: Deadline
+    keys: AssetKeys
     notes: list[str] = field(default_factory=list)
 
     def result(self) -> TickResult:
@@ -98,8 +101,8 @@ class LaunchTick:
         ledger: Ledger = self._ask_ledger(self.context.resources.caf_ledger.get)
         if paused := self._ask_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
-        backfills = Backfills(instance)
-        give_up_lost_retries(instance, backfills.ids, self.settings.sources)
+        backfills = Backfills(instance, self.keys)
+        give_up_lost_retries(instance, backfills.ids, self.settings.sources, self.keys)
         end_unsubmitted_runs(instance, self.settings.sources)
         cursor, sources = LaunchCursor.read(self.context.cursor), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}
@@ -119,7 +122,7 @@ class LaunchTick:
             located = self._ask_ledger(partial(ledger.launchable.last_located, idle))
             audits = [
                 RunRequest(job_name=job_name(source, "audit"))
-                for source in audits_due(instance, idle, located)
+                for source in audits_due(instance, idle, located, self.keys)
             ]
         # The store comes last: if it hangs, no time is left.
         launch = self._admitted(
@@ -211,7 +214,7 @@ class LaunchTick:
             except HeldByOther:
                 continue
             # After an operator has unparked the chunk, earlier failures count no more.
-            self.context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})
+            instance_calls.add_run_tags(self.context.instance, run_id, {PARKED_TAG: run_id})
             parked += 1
         return parked
 

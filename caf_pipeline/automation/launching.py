@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from dagster import (
-    AssetCheckKey,
-    AssetKey,
     DagsterInstance,
     DagsterRunStatus,
     RunRecord,
     RunsFilter,
 )
 
+from caf_pipeline.automation import instance_calls
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.defs.naming import (
     ASSETS,
@@ -31,7 +31,6 @@ from caf_pipeline.defs.naming import (
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
     WILL_RETRY_TAG,
-    asset_key,
     job_name,
 )
 from caf_pipeline.ledger.ledger import Ledger
@@ -145,9 +144,8 @@ def _count_unfinished_runs(
     if backfills is not None and not backfills:
         return 0
     tags = {} if backfills is None else {BACKFILL_TAG: backfills}
-    return instance.get_runs_count(
-        RunsFilter(job_name=job_name(source, "archive"), statuses=UNFINISHED, tags=tags)
-    )
+    runs = RunsFilter(job_name=job_name(source, "archive"), statuses=UNFINISHED, tags=tags)
+    return instance_calls.count_runs(instance, runs)
 
 
 def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Sequence[RunRecord]]:
@@ -201,11 +199,14 @@ def pause_seconds(failures: int) -> int:
 class Backfills:
     """The unfinished backfills, and their chunks; `of_jobs` are of a job, the others of assets."""
 
-    def __init__(self, instance: DagsterInstance) -> None:
-        latest = instance.get_backfills(limit=1)
+    def __init__(self, instance: DagsterInstance, keys: AssetKeys) -> None:
+        self._keys = keys
+        latest = instance_calls.get_backfills(instance, limit=1)
         # Dagster does not export the type of a backfill's status, so take it from a backfill.
         unfinished = (
-            instance.get_backfills(status=type(latest[0].status)("REQUESTED")) if latest else ()
+            instance_calls.get_backfills(instance, status=type(latest[0].status)("REQUESTED"))
+            if latest
+            else ()
         )
         self.ids = [backfill.backfill_id for backfill in unfinished]
         self.of_jobs = [
@@ -228,7 +229,7 @@ class Backfills:
 
         A backfill does not run a chunk again if its run in the chunk's latest `records` has ended.
         """
-        keys = [AssetKey(asset_key(source, name)) for name in ASSETS[2:]]
+        keys = [self._keys.key(source, name) for name in ASSETS[2:]]
         of_assets = (
             backfill_id
             for backfill_id, subsets in self._of_assets
@@ -244,35 +245,39 @@ class Backfills:
 
 
 def give_up_lost_retries(
-    instance: DagsterInstance, backfills: Sequence[str], sources: Collection[str]
+    instance: DagsterInstance,
+    backfills: Sequence[str],
+    sources: Collection[str],
+    keys: AssetKeys,
 ) -> None:
     """End backfills that wait for retries which Dagster has lost.
 
     A daemon killed while it handles a failure leaves the run marked for a retry, and its backfill
-    unfinished. This removes the mark; the sensor launches the chunk. Other projects' runs stay.
+    unfinished. Without the mark, the sensor launches the chunk.
     """
     jobs = {job_name(source, "archive") for source in sources}
-    assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}
+    assets = {keys.key(source, name) for source in sources for name in ASSETS[2:]}
     long_ago = datetime.now(UTC) - timedelta(seconds=RETRY_LOST_SECONDS)
     for backfill in backfills:
         tags = {BACKFILL_TAG: backfill}
-        if instance.get_runs(RunsFilter(tags=tags, statuses=UNFINISHED), limit=1):
+        unfinished = RunsFilter(tags=tags, statuses=UNFINISHED)
+        if instance_calls.get_runs(instance, unfinished, limit=1):
             continue  # the backfill is still working, so there is no need to read its failed runs
         lost = RunsFilter(
             tags={**tags, WILL_RETRY_TAG: "true"},
             statuses=[DagsterRunStatus.FAILURE],
             updated_before=long_ago,
         )
-        for run in instance.get_runs(lost):
+        for run in instance_calls.get_runs(instance, lost):
             archives = run.job_name in jobs or not assets.isdisjoint(run.asset_selection or ())
             if run.is_complete_and_waiting_to_retry and archives:
-                instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
+                instance_calls.add_run_tags(instance, run.run_id, {WILL_RETRY_TAG: "false"})
 
 
 def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:
     """Fail runs of these sources that were created but never submitted.
 
-    A kill of the daemon or the webserver leaves such a run, which blocks its source's plans.
+    Such a run blocks its source's plans.
     """
     long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
     lost = RunsFilter(
@@ -280,23 +285,24 @@ def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) ->
         tags={SOURCE_TAG: list(sources)},
         created_before=long_ago,
     )
-    for run in instance.get_runs(lost, limit=PAGE):
-        instance.report_run_failed(
-            run, message="The run was never submitted: the process that created it was killed."
-        )
+    message = "The run was never submitted: the process that created it was killed."
+    for run in instance_calls.get_runs(instance, lost, limit=PAGE):
+        instance_calls.report_run_failed(instance, run, message)
 
 
 def audits_due(
-    instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]
+    instance: DagsterInstance,
+    sources: Sequence[str],
+    located: Mapping[str, datetime],
+    keys: AssetKeys,
 ) -> list[str]:
     """Return the sources with a chunk located since a completeness check that did not pass."""
-    keys = {
-        source: AssetCheckKey(AssetKey(asset_key(source, "s3_inventory")), SOURCE_IS_COMPLETE)
-        for source in sources
+    check_keys = {
+        source: keys.check_key(source, "s3_inventory", SOURCE_IS_COMPLETE) for source in sources
     }
-    checks = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys.values()))
+    checks = instance_calls.latest_checks(instance, list(check_keys.values()))
     due = []
-    for source, key in keys.items():
+    for source, key in check_keys.items():
         last = checks.get(key)
         failed = last is not None and last.status.value != "SUCCEEDED"
         if (

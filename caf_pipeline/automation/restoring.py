@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from dagster import (
-    AssetKey,
     AssetObservation,
     Config,
     IntMetadataValue,
@@ -15,7 +14,7 @@ from dagster import (
 from pydantic import Field
 
 from caf_pipeline import run_wiring
-from caf_pipeline.defs.naming import ASSETS, asset_key
+from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.encryption.opening import OpeningReader
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.ledger import Ledger
@@ -134,7 +133,7 @@ class _Progress:
         self, context: OpExecutionContext, config: RestoreConfig, sums: RestoreSums
     ) -> None:
         self._context = context
-        self._locations = AssetKey(asset_key(config.source, ASSETS[-1]))
+        self._locations = context.resources.caf_run.asset_keys.key(config.source, ASSETS[-1])
         self._sums = sums
         self._began_at = self._logged_at = self._observed_at = time.monotonic()
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
+from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
 from caf_pipeline.automation.launching import UNFINISHED, Backfills, failed_runs, runs_of
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
@@ -228,7 +229,7 @@ def select(
         ),
         key=lambda chunk: chunk.caf_file_id,
     )
-    selected, backfills = SelectedChunks(), Backfills(instance)
+    selected, backfills = SelectedChunks(), Backfills(instance, DEFAULT_KEYS)
     leased = {chunk_of_lease(lease.name) for lease in ledger.leases.list() if lease.live}
     for page in (chunks[start : start + PAGE] for start in range(0, len(chunks), PAGE)):
         runs = runs_of(instance, [chunk.name for chunk in page])

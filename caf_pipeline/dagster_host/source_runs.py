@@ -18,6 +18,7 @@ from dagster import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
     RUN_FAILURE_REASON_TAG,
@@ -32,7 +33,7 @@ from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, PACK, RUN, SEAL, JobKind, job_name
-from caf_pipeline.defs.resources import RunResource, SharedLedger
+from caf_pipeline.defs.resources import RunResource, SharedLedger, run_step
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
@@ -141,6 +142,8 @@ class SourceRuns:
             ended=self._ended.append,
             on_error=self._note_error,
             waiting=listener.waiting,
+            asset_keys=DEFAULT_KEYS,
+            execute=run_step,
         )
         self._defs: Definitions = build_defs(
             settings,

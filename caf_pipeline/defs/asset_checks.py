@@ -12,7 +12,6 @@ from dagster import (
     AssetChecksDefinition,
     AssetCheckSeverity,
     AssetCheckSpec,
-    AssetKey,
     MetadataValue,
     PreviewWarning,
     multi_asset_check,
@@ -20,6 +19,7 @@ from dagster import (
 
 from caf_pipeline import run_wiring
 from caf_pipeline.automation.alerting import conditions_of, is_paused
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.evaluations import CHECKS, check_result
@@ -37,7 +37,6 @@ from caf_pipeline.defs.naming import (
     SOURCE_IS_COMPLETE,
     SOURCE_KEEPS_UP,
     STORAGE_PLAN_LASTS,
-    asset_key,
     job_name,
     op_name,
 )
@@ -81,7 +80,7 @@ CONDITION_DESCRIPTIONS: Final = {
 }
 
 
-def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
+def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[AssetChecksDefinition]:
     """Return a source's checks, in flow order."""
     proven, unverified = (
         "The store's folder has the chunk, and samples read back from it are correct.",
@@ -108,6 +107,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
         checks = [
             _check(
                 source,
+                keys,
                 "chunk_plan",
                 PLAN_ACCOUNTS,
                 _plan_accounts,
@@ -117,6 +117,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             ),
             _check(
                 source,
+                keys,
                 "caf_chunk",
                 CHUNK_ACCOUNTS,
                 _chunk_accounts,
@@ -128,6 +129,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             ),
             _check(
                 source,
+                keys,
                 "stored_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
@@ -135,9 +137,11 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "chunk that fails is marked as `damaged`; "
                 f"`{job_name(source, 'repair')}` or `caf repair` repairs it.{unverified}",
                 partitioned=True,
+                after="file_locations",  # it needs a located chunk, and holds the lease
             ),
             _check(
                 source,
+                keys,
                 "file_locations",
                 CHUNK_READS_BACK,
                 _chunk_reads_back,
@@ -148,6 +152,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             ),
             _check(
                 source,
+                keys,
                 "s3_inventory",
                 SOURCE_IS_COMPLETE,
                 _source_is_complete,
@@ -161,6 +166,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             *(
                 _check(
                     source,
+                    keys,
                     CHECKED_ASSET,
                     name,
                     partial(_conditions, name),
@@ -173,6 +179,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             checks.append(
                 _check(
                     source,
+                    keys,
                     "chunk_plan",
                     STORAGE_PLAN_LASTS,
                     _storage_plan_lasts,
@@ -184,8 +191,9 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
         return checks
 
 
-def _check(
+def _check(  # noqa: PLR0917
     source: str,
+    keys: AssetKeys,
     asset: str,
     name: str,
     function: CheckFunction,
@@ -197,10 +205,10 @@ def _check(
 ) -> AssetChecksDefinition:
     spec = AssetCheckSpec(
         name,
-        asset=AssetKey(asset_key(source, asset)),
+        asset=keys.key(source, asset),
         description=description,
         partitions_def=chunk_partitions(source) if partitioned else None,
-        additional_deps=[AssetKey(asset_key(source, after))] if after else None,
+        additional_deps=[keys.key(source, after)] if after else None,
         blocking=blocking,
     )
 

@@ -10,13 +10,13 @@ from dagster import (
     AssetCheckKey,
     AssetCheckResult,
     AssetCheckSeverity,
-    AssetKey,
     AssetObservation,
     DagsterInstance,
     EventLogRecord,
 )
 
 from caf_pipeline.automation.alerting import last_evaluations
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.naming import (
     CHECKED_ASSET,
@@ -25,7 +25,6 @@ from caf_pipeline.defs.naming import (
     NO_CHUNK_IS_PARKED,
     SOURCE_KEEPS_UP,
     STORAGE_PLAN_LASTS,
-    asset_key,
 )
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.steps.conditions import Condition, ConditionKind
@@ -88,27 +87,27 @@ def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResul
 
 
 def report_conditions(
-    instance: DagsterInstance, conditions: Mapping[str, Sequence[Condition]]
+    instance: DagsterInstance, conditions: Mapping[str, Sequence[Condition]], keys: AssetKeys
 ) -> None:
     """Write each changed result, and all results after a new plan.
 
     The UI ignores results for an older materialization.
     """
-    assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in conditions}
-    keys = {
+    assets = {source: keys.key(source, CHECKED_ASSET) for source in conditions}
+    checks = {
         AssetCheckKey(key, name): (source, name)
         for source, key in assets.items()
         for name in CHECKS
     }
     space = {AssetCheckKey(key, STORAGE_PLAN_LASTS) for key in assets.values()}
-    last, unevaluated = last_evaluations(instance, [*keys, *space])
+    last, unevaluated = last_evaluations(instance, [*checks, *space])
     entries = [record.asset_entry for record in instance.get_asset_records(list(assets.values()))]
     targets = {
         entry.asset_key: evaluation_target(materialization)
         for entry in entries
         if (materialization := entry.last_materialization_record)
     }
-    for key, (source, name) in keys.items():
+    for key, (source, name) in checks.items():
         result, before = check_result(conditions[source], name), last.get(key)
         evaluation = _evaluation_of(result, key, targets.get(key.asset_key))
         if before is None or key in unevaluated or _reasons(before) != _reasons(evaluation):
@@ -146,13 +145,13 @@ def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
 
 
 def due_observations(
-    instance: DagsterInstance, sources: Iterable[str]
+    instance: DagsterInstance, sources: Iterable[str], keys: AssetKeys
 ) -> dict[str, AssetObservation | None]:
     """Return sources due for an observation, each with its last."""
     due: dict[str, AssetObservation | None] = {}
     now = datetime.now(UTC).timestamp()
     for source in sources:
-        key = AssetKey(asset_key(source, OBSERVED_ASSET))
+        key = keys.key(source, OBSERVED_ASSET)
         records = instance.fetch_observations(key, limit=OBSERVATIONS_READ).records
         at, last = 0.0, None
         for record in records:
@@ -170,11 +169,12 @@ def observe(
     progress: SourceProgress,
     copies: Mapping[tuple[str, str], int],
     last: AssetObservation | None,
+    keys: AssetKeys,
 ) -> None:
     """Observe a source's progress if it changed."""
-    key = AssetKey(asset_key(progress.source, OBSERVED_ASSET))
     observation = AssetObservation(
-        asset_key=key, metadata=metadata.progress_metadata(progress, copies)
+        asset_key=keys.key(progress.source, OBSERVED_ASSET),
+        metadata=metadata.progress_metadata(progress, copies),
     )
     if last is None or last.metadata != observation.metadata:
         instance.report_runless_asset_event(observation)

@@ -1,8 +1,7 @@
 """Reports a step's failure to Dagster and decides how it may be retried.
 
-An op's RetryPolicy retries transient errors; run retries are for crashes only (dagster.yaml). The
-sensor starts new runs, and counts failed runs without an outage. An interrupted run is never
-retried.
+An op's RetryPolicy retries transient errors; run retries are for crashes only (dagster.yaml). An
+interrupted run is never retried.
 """
 
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from dagster import (
     RetryPolicy,
 )
 
+from caf_pipeline.automation import instance_calls
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
@@ -73,19 +73,20 @@ def attempt(
         return call()
     except HeldByOther as held:
         context.log.info(f"held by run {held.holder}: {held}")
-        context.instance.add_run_tags(context.run.run_id, {HELD_TAG: held.holder})
+        tags = {HELD_TAG: held.holder}
+        instance_calls.add_run_tags(context.instance, context.run.run_id, tags)
         return None
     except CafError as error:
         on_error(error)
         # The run's last error decides. The value is the run's id, since a re-execution inherits
         # all tags.
         outage = context.run.run_id if isinstance(error, OUTAGES) else "none"
-        context.instance.add_run_tags(context.run.run_id, {OUTAGE_TAG: outage})
+        instance_calls.add_run_tags(context.instance, context.run.run_id, {OUTAGE_TAG: outage})
         raise as_failure(error) from error
     except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
         # In a command, Ctrl-C is a request to cancel. In a server, it ends the server.
         if context.run.tags.get(COMMAND_TAG):
-            context.instance.report_run_canceling(context.run)
+            instance_calls.report_run_canceling(context.instance, context.run)
         raise RunInterrupted("interrupted") from interrupt
 
 

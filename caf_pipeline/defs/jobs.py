@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
+from dagster import AssetSelection, define_asset_job, in_process_executor
 
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.defs.naming import (
     ASSETS,
     BEFORE_BACKFILLS,
@@ -15,36 +16,46 @@ from caf_pipeline.defs.naming import (
     SOURCE_TAG,
     STORAGE_PLAN_LASTS,
     JobKind,
-    asset_key,
     job_name,
 )
 
 
-def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
+def source_jobs(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Any]:
     """Return the jobs of one source."""
 
     def job(what: JobKind, selection: AssetSelection, description: str) -> Any:  # noqa: ANN401 - Dagster exports no type for it
+        # The default executor starts a process for each op, which adds fifty seconds to a chunk.
         # Runs of a backfill come last. The sensor adds these tags to the chunks that it launches.
         tags = {SOURCE_TAG: source, **({} if what == "archive" else BEFORE_BACKFILLS)}
         return define_asset_job(
-            job_name(source, what), selection=selection, tags=tags, description=description
+            job_name(source, what),
+            selection=selection,
+            tags=tags,
+            description=description,
+            executor_def=in_process_executor,
         )
 
-    accounts = _check(source, "chunk_plan", PLAN_ACCOUNTS)
-    complete = _check(source, "s3_inventory", SOURCE_IS_COMPLETE)
+    def assets(names: Sequence[str]) -> AssetSelection:
+        return AssetSelection.assets(*(keys.key(source, name) for name in names)).without_checks()
+
+    def check(asset: str, name: str) -> AssetSelection:
+        return AssetSelection.checks(keys.check_key(source, asset, name))
+
+    accounts = check("chunk_plan", PLAN_ACCOUNTS)
+    complete = check("s3_inventory", SOURCE_IS_COMPLETE)
     jobs = [
         job(
             "plan",
-            _assets(source, ASSETS[:2]) | accounts | complete,
+            assets(ASSETS[:2]) | accounts | complete,
             "Take an inventory, plan the objects that are not archived yet, and check whether the "
             "source is complete. Each new chunk becomes a partition. Runs daily, and when the "
             "sensor sees new objects.",
         ),
         job(
             "archive",
-            _assets(source, ASSETS[2:])
-            | _check(source, "caf_chunk", CHUNK_ACCOUNTS)
-            | _check(source, "file_locations", CHUNK_READS_BACK),
+            assets(ASSETS[2:])
+            | check("caf_chunk", CHUNK_ACCOUNTS)
+            | check("file_locations", CHUNK_READS_BACK),
             "Archive one chunk (a partition): pack, store, verify, locate. Can be run again at any "
             "time: it resumes.",
         ),
@@ -56,18 +67,8 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
         ),
     ]
     if on_jackal:
-        lasts = _check(source, "chunk_plan", STORAGE_PLAN_LASTS)
+        lasts = check("chunk_plan", STORAGE_PLAN_LASTS)
         jobs.append(
             job("storage_plan", lasts, "Check how long the bought space lasts. Runs hourly.")
         )
     return jobs
-
-
-def _assets(source: str, names: Sequence[str]) -> AssetSelection:
-    return AssetSelection.assets(
-        *(AssetKey(asset_key(source, name)) for name in names)
-    ).without_checks()
-
-
-def _check(source: str, asset: str, name: str) -> AssetSelection:
-    return AssetSelection.checks(AssetCheckKey(AssetKey(asset_key(source, asset)), name))

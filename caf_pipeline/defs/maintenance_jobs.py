@@ -1,7 +1,7 @@
 """Jobs that prove and repair stored chunks, and the job that prunes events.
 
-A run, slower to start than a proof, handles many chunks. Dagster (1.13.27) stores a check result
-for any partition that an op names, even in an unpartitioned job.
+Dagster (1.13.27) stores a check result for any partition that an op names, even in an unpartitioned
+job.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +11,8 @@ from functools import partial
 from dagster import (
     AssetCheckEvaluation,
     AssetCheckSeverity,
-    AssetKey,
     AssetRecordsFilter,
     Config,
-    DagsterInstance,
     GraphDefinition,
     JobDefinition,
     MetadataValue,
@@ -24,6 +22,7 @@ from dagster import (
     Out,
     Output,
     PartitionsDefinition,
+    in_process_executor,
     op,
 )
 from pydantic import Field
@@ -41,7 +40,6 @@ from caf_pipeline.defs.naming import (
     SOURCE_TAG,
     UPLOAD_POOL,
     JobKind,
-    asset_key,
     job_name,
     op_name,
     s3_key,
@@ -79,6 +77,7 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
             tags={SOURCE_TAG: source, **BEFORE_BACKFILLS},
             description=description,
             partitions_def=partitions,
+            executor_def=in_process_executor,
         )
 
     return [
@@ -146,7 +145,7 @@ def _prove_op(source: str) -> OpDefinition:
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
             chunks[report.verdict].append(report.chunk.name)
             yield _evaluation(
-                context.instance,
+                context,
                 report.chunk.name,
                 source,
                 passed=report.proven,
@@ -212,7 +211,7 @@ def _repair_op(source: str) -> OpDefinition:
                 failed.append(outcome)
             elif outcome is not None:
                 repaired += outcome.chunk.state is ChunkState.LOCATED
-                yield _repaired(context.instance, source, outcome)
+                yield _repaired(context, source, outcome)
         if failed:
             raise as_failure(failed[0])
         yield Output(None, metadata={"repaired": repaired, "left": len(damaged) - repaired})
@@ -242,17 +241,17 @@ def _repair_chunk_op(source: str) -> OpDefinition:
             lambda run_context: repair.repair_chunk(run_context, context.partition_key),
         )
         if report is not None:
-            yield _repaired(context.instance, source, report)
+            yield _repaired(context, source, report)
             yield Output(None, metadata=metadata.repair_metadata(report))
 
     return repair_chunk
 
 
 def _repaired(
-    instance: DagsterInstance, source: str, report: repair.RepairReport
+    context: OpExecutionContext, source: str, report: repair.RepairReport
 ) -> AssetCheckEvaluation:
     return _evaluation(
-        instance,
+        context,
         report.chunk.name,
         source,
         passed=report.chunk.state is ChunkState.LOCATED,
@@ -262,7 +261,7 @@ def _repaired(
 
 
 def _evaluation(
-    instance: DagsterInstance,
+    context: OpExecutionContext,
     chunk: str,
     source: str,
     *,
@@ -272,8 +271,8 @@ def _evaluation(
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
 ) -> AssetCheckEvaluation:
     # The result refers to the partition's latest materialization, as a check of Dagster's does.
-    key = AssetKey(asset_key(source, "stored_chunk"))
-    latest = instance.fetch_materializations(
+    key = context.resources.caf_run.asset_keys.key(source, "stored_chunk")
+    latest = context.instance.fetch_materializations(
         AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1
     ).records
     return AssetCheckEvaluation(
@@ -307,6 +306,7 @@ def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
 
     return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
         tags=BEFORE_BACKFILLS,
+        executor_def=in_process_executor,
         description="Remove events and output of old runs from Dagster's storage. Runs, "
         "partitions, materializations, checks and failures stay. `runs.keep_events_days` sets the "
         "age; if it is 0, nothing is removed.",

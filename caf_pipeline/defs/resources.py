@@ -1,7 +1,4 @@
-"""Resources build the ledger, the store and the run context when a step first needs them.
-
-Definitions require them by key, since the key of a source's S3 is computed.
-"""
+"""Resources build the ledger, the store and the run context when a step first needs them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +13,8 @@ from dagster import (
 from pydantic import PrivateAttr
 
 from caf_pipeline import run_wiring
+from caf_pipeline.automation import instance_calls
+from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.failures import Context, attempt
@@ -34,8 +33,20 @@ from caf_pipeline.waits import Listener, Wait, Waits
 
 T = TypeVar("T")
 
+_IN_PROCESS: Final = {"in_process", "execute_in_process_executor"}
+"""Executors, by name, whose steps are in the run's process."""
+
 EVERY_STEP: Final = {LEDGER, STORE, RUN}
 """Steps that list or read the bucket add `s3_key(source)`."""
+
+
+Execute = Callable[[Context, Callable[[], Any]], Any]
+"""Calls a step of a run, and returns its result."""
+
+
+def run_step(_: Context, step: Callable[[], T]) -> T:
+    """Call the step: the default of `execute`."""
+    return step()
 
 
 def ignore(*_: object) -> None:
@@ -99,6 +110,8 @@ class RunResource(ConfigurableResource["RunResource"]):
         ended: called with the state in which the run leaves a chunk; see `RunContext`.
         on_error: called with a step's error before Dagster converts it to text.
         waiting: called with the current waits of the run.
+        asset_keys: the keys of the assets.
+        execute: called with each step, which it calls.
     """
 
     settings: ResourceDependency[Settings]
@@ -107,6 +120,8 @@ class RunResource(ConfigurableResource["RunResource"]):
     ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     waiting: ResourceDependency[Listener]
+    asset_keys: ResourceDependency[AssetKeys]
+    execute: ResourceDependency[Execute]
     _contexts: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
@@ -119,7 +134,8 @@ class RunResource(ConfigurableResource["RunResource"]):
             run = f"sensor {context.sensor_name}"
         else:
             run = context.run.run_id
-            self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
+            log = RunLog(source, run, context.instance, self.asset_keys)
+            self._logs.setdefault(source, log).follow(context)
         if source not in self._contexts:
 
             def report_waits(waits: Sequence[Wait]) -> None:
@@ -134,9 +150,11 @@ class RunResource(ConfigurableResource["RunResource"]):
                 ledger=context.resources.caf_ledger.get(),
                 store=context.resources.caf_store.open,
                 objects=UnavailableSource(
-                    f"this step cannot read the bucket of '{source}', and the staged file that it "
-                    "needs is gone",
-                    hint="run the partition from caf_chunk on, which packs the chunk again",
+                    "the staged file that this step needs is not in "
+                    f"{self.settings.staging_folder}, and the step cannot read the bucket of "
+                    f"'{source}'",
+                    hint="set `staging` to a folder that all steps of a run share; run the "
+                    "partition from caf_chunk on, which packs the chunk again",
                 ),
                 progress=self.progress,
                 upload_progress=self.upload_progress,
@@ -144,10 +162,12 @@ class RunResource(ConfigurableResource["RunResource"]):
                 waiting=report_waits,
             )
             if not isinstance(context, SensorEvaluationContext):
-                # The tags identify this process, so that a dead run can be detected. Runs of the
-                # UI lack the source's tag.
-                tags = {SOURCE_TAG: source} | process_tags(self._contexts[source].holder)
-                context.instance.add_run_tags(run, tags)
+                # Runs of the UI lack the source's tag. The process identifies a dead run, unless
+                # the executor starts a process for each step.
+                tags = {SOURCE_TAG: source}
+                if context.job_def.executor_def.name in _IN_PROCESS:
+                    tags |= process_tags(self._contexts[source].holder)
+                instance_calls.add_run_tags(context.instance, run, tags)
         run_context = self._contexts[source]
         s3 = getattr(context.resources, s3_key(source), None)
         if s3 is None:
@@ -164,10 +184,16 @@ class RunResource(ConfigurableResource["RunResource"]):
 def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
     """Return a step's result like `failures.attempt`."""
     run: RunResource = context.resources.caf_run
-    return attempt(context, lambda: step(run.open(context, source)), run.on_error)
+    return attempt(
+        context,
+        lambda: run.execute(context, lambda: step(run.open(context, source))),
+        run.on_error,
+    )
 
 
-def build_resources(settings: Settings) -> dict[str, Any]:
+def build_resources(
+    settings: Settings, keys: AssetKeys = DEFAULT_KEYS, execute: Execute = run_step
+) -> dict[str, Any]:
     """Return the resources by key."""
     return {
         LEDGER: LedgerResource(settings=settings),
@@ -179,6 +205,8 @@ def build_resources(settings: Settings) -> dict[str, Any]:
             ended=ignore,
             on_error=ignore,
             waiting=ignore,
+            asset_keys=keys,
+            execute=execute,
         ),
         **{s3_key(name): S3SourceResource.of(source) for name, source in settings.sources.items()},
     }

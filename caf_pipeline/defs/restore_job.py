@@ -8,9 +8,11 @@ from dagster import (
     OpExecutionContext,
     Out,
     Output,
+    in_process_executor,
     op,
 )
 
+from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.automation.restoring import RestoreConfig, restore, sums_metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
@@ -23,6 +25,7 @@ def restore_job() -> JobDefinition:
     """Return the job."""
     return GraphDefinition(name=RESTORE_JOB, node_defs=[restore_archived]).to_job(
         tags=BEFORE_BACKFILLS,
+        executor_def=in_process_executor,
         description="Write archived objects of a source into a folder or a bucket. Set `source` "
         "and `destination`. Objects that are already there with the same content are skipped, so a "
         "failed run can be repeated. Different content is replaced only with `force`.",
@@ -39,9 +42,8 @@ def restore_job() -> JobDefinition:
 )
 def restore_archived(context: OpExecutionContext, config: RestoreConfig) -> Output[None]:
     """The counts are shown even if the run fails."""
-    context.instance.add_run_tags(
-        context.run_id, {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))}
-    )
+    tags = {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))}
+    instance_calls.add_run_tags(context.instance, context.run_id, tags)
     sums = RestoreSums()
     try:
         attempt(context, lambda: restore(context, config, sums), context.resources.caf_run.on_error)

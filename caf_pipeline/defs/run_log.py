@@ -5,7 +5,6 @@ from typing import Final
 
 from dagster import (
     AssetCheckExecutionContext,
-    AssetKey,
     AssetObservation,
     DagsterError,
     DagsterInstance,
@@ -13,8 +12,9 @@ from dagster import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.defs.failures import Context
-from caf_pipeline.defs.naming import ASSETS, PARTITION_TAG, asset_key
+from caf_pipeline.defs.naming import ASSETS, PARTITION_TAG
 from caf_pipeline.waits import Announcer, Wait
 
 OBSERVED_SECONDS: Final = 5.0
@@ -27,8 +27,11 @@ MAX_OBSERVED_WAITS: Final = 20
 class RunLog:
     """Writes the waits of one run to Dagster."""
 
-    def __init__(self, source: str, run: str, instance: DagsterInstance | None) -> None:
+    def __init__(
+        self, source: str, run: str, instance: DagsterInstance | None, keys: AssetKeys
+    ) -> None:
         self._source = source
+        self._keys = keys
         self._run = run
         self._instance = instance
         self._context: Context | None = None
@@ -74,7 +77,7 @@ class RunLog:
             else context.selected_asset_keys
         )
         observation = AssetObservation(
-            next(iter(keys), AssetKey(asset_key(self._source, ASSETS[0]))),
+            next(iter(keys), self._keys.key(self._source, ASSETS[0])),
             partition=context.run.tags.get(PARTITION_TAG),
             description=(
                 f"The run waited for {wait.what}."

@@ -1,12 +1,12 @@
 """Schedules: daily plans and audits, and hourly checks of stored chunks and bought space.
 
-The daily plan finds objects that the sensors missed. It is on by default only if the source is
-automatic.
+The daily plan finds objects that the sensors missed.
 """
 
 import zlib
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from dagster import (
     DefaultScheduleStatus,
@@ -17,26 +17,32 @@ from dagster import (
     SkipReason,
 )
 
+from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.launching import UNFINISHED
-from caf_pipeline.defs.naming import PRUNE_JOB, JobKind, job_name, reconcile_name
+from caf_pipeline.defs.naming import PRUNE_JOB, job_name, reconcile_name
 
 _HOUR: Final = 3
+
+ScheduledJob = Literal["plan", "audit", "prove", "storage_plan"]
 
 
 def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
     # A run may take longer than an hour, and a second one would do the same work.
-    if busy := context.instance.get_runs(RunsFilter(job_name=job, statuses=UNFINISHED), limit=1):
+    unfinished = RunsFilter(job_name=job, statuses=UNFINISHED)
+    if busy := instance_calls.get_runs(context.instance, unfinished, limit=1):
         return SkipReason(f"Run {busy[0].run_id} of {job} is under way.")
     return RunRequest()
 
 
-def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[ScheduleDefinition]:
-    """Return a source's schedules, whose minute its name determines."""
+def source_schedules(
+    source: str, *, automatic: bool, on_jackal: bool, crons: Mapping[ScheduledJob, str]
+) -> list[ScheduleDefinition]:
+    """Return a source's schedules, whose minute its name determines unless `crons` has the job."""
     minute = zlib.crc32(source.encode()) % 60
 
     def schedule(
         name: str,
-        job: JobKind,
+        job: ScheduledJob,
         hour: int | str,
         description: str,
         *,
@@ -49,7 +55,7 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             else None,
             name=name,
             job_name=job_name(source, job),
-            cron_schedule=f"{minute} {hour} * * *",
+            cron_schedule=crons.get(job, f"{minute} {hour} * * *"),
             execution_timezone="UTC",
             default_status=DefaultScheduleStatus.RUNNING
             if running

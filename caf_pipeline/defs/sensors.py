@@ -17,6 +17,7 @@ from dagster import (
 )
 
 from caf_pipeline.automation.alerting import AlertTick
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.new_objects_tick import PART_PAGES, NewObjectsTick, pages_of_events
 from caf_pipeline.automation.tick import TickResult
@@ -109,7 +110,7 @@ def _new_objects_description(settings: SourceSettings) -> str:
 
 
 def launching_sensor(
-    settings: Settings, jobs: Iterable[Any], tick_seconds: float = TICK_SECONDS
+    settings: Settings, jobs: Iterable[Any], keys: AssetKeys, tick_seconds: float = TICK_SECONDS
 ) -> SensorDefinition:
     """Return the sensor that launches chunks."""
     launched = {
@@ -133,7 +134,7 @@ def launching_sensor(
         ),
     )
     def launch_chunks(context: SensorEvaluationContext) -> TickResult:
-        tick = LaunchTick(context, settings, Deadline(tick_seconds))
+        tick = LaunchTick(context, settings, Deadline(tick_seconds), keys)
         return _result(
             tick.result,
             "Nothing was launched; the next tick tries again, and runs under way go on.",
@@ -142,7 +143,9 @@ def launching_sensor(
     return launch_chunks
 
 
-def alert_sensor(settings: Settings, tick_seconds: float = TICK_SECONDS) -> SensorDefinition:
+def alert_sensor(
+    settings: Settings, keys: AssetKeys, tick_seconds: float = TICK_SECONDS
+) -> SensorDefinition:
     """Return the sensor that alerts and records progress."""
 
     @sensor(
@@ -159,16 +162,17 @@ def alert_sensor(settings: Settings, tick_seconds: float = TICK_SECONDS) -> Sens
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:
-        tick = AlertTick(context, settings, tick_seconds)
-        due = due_observations(context.instance, settings.sources)
+        tick = AlertTick(context, settings, keys=keys, tick_seconds=tick_seconds)
+        due = due_observations(context.instance, settings.sources, keys)
         try:
             state = tick.read_ledger(list(due))
         except (Overdue, LedgerError) as error:
             return tick.result_without_ledger(error)
-        report_conditions(context.instance, state.conditions)
+        report_conditions(context.instance, state.conditions, keys)
         for progress in state.progress:
             if progress.source in due:
-                observe(context.instance, progress, state.copies, due[progress.source])
+                last = due[progress.source]
+                observe(context.instance, progress, state.copies, last, keys)
         return tick.result(state)
 
     return watch_sources

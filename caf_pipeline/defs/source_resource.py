@@ -17,7 +17,7 @@ class S3SourceResource(S3Resource):
     A value that is given at launch applies to that run.
 
     Access keys are not fields, since Dagster displays all field values. They come from the
-    environment or from boto3's own sources. `AWS_CA_BUNDLE` names the certificates to trust.
+    environment or from boto3's own sources.
     """
 
     aws_access_key_id: ClassVar[None] = None  # type: ignore[misc]

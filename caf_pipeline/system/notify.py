@@ -3,7 +3,9 @@
 import logging
 import smtplib
 import ssl
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from email.message import EmailMessage
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,9 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from caf_pipeline.errors import AlertNotSent, first_line
-
-# httpx logs URLs at the level INFO. The URL of a webhook may be a secret.
-logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
@@ -26,7 +25,8 @@ def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
     """
     server = f"the webhook at {urlsplit(url).hostname}"
     try:
-        status = httpx.post(url, json=dict(body), timeout=seconds).status_code
+        with _unlogged():
+            status = httpx.post(url, json=dict(body), timeout=seconds).status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise AlertNotSent(
             f"{server} does not answer: {_without(url, error)}", hint="check CAF_ALERTS__WEBHOOK"
@@ -35,6 +35,22 @@ def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
         raise AlertNotSent(
             f"{server} answers with HTTP status {status}", hint="check CAF_ALERTS__WEBHOOK"
         )
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    # httpx logs URLs at the level INFO, and the URL of a webhook may be a secret. Other threads may
+    # use httpx for other programs.
+    logger, thread = logging.getLogger("httpx"), threading.get_ident()
+
+    def is_of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(is_of_another_thread)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_another_thread)
 
 
 def _without(url: str, error: Exception) -> str:

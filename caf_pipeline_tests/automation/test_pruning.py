@@ -28,7 +28,7 @@ from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs import maintenance_jobs
-from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.settings import Settings, SourceSettings
 
@@ -173,7 +173,8 @@ def test_pruning_is_off_unless_its_setting_is_set(days, status):
         **({"runs": {"keep_events_days": days}} if days else {}),
     )
     schedules = {
-        schedule.name: schedule.default_status.value for schedule in build_defs(settings).schedules
+        schedule.name: schedule.default_status.value
+        for schedule in build_own_defs(settings).schedules
     }
     assert schedules["caf_prune_events_daily"] == status
 
@@ -262,7 +263,7 @@ def test_the_job_keeps_what_the_setting_says(home_settings, monkeypatch, setting
         )
         monkeypatch.setattr(maintenance_jobs, "datetime", later)
         done = (
-            build_defs(settings)
+            build_own_defs(settings)
             .resolve_job_def("caf_prune_events")
             .execute_in_process(instance=instance)
         )

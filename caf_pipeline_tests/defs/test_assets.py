@@ -446,7 +446,7 @@ def test_a_later_asset_of_a_planned_chunk_is_not_materialized(pipeline, until, a
     ("partition", "said"),
     [
         ("foo", "partition 'foo'"),
-        ("other-1a2b3c4d-00001", "source 'other', not of 'my-source'"),
+        ("other-1a2b3c4d-00001", "a chunk of source 'other'"),
     ],
 )
 def test_a_partition_of_no_chunk_fails_without_retry(pipeline, partition, said):
@@ -474,7 +474,10 @@ def test_a_step_without_s3_fails_permanently_if_packing_is_needed(pipeline):
         if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
     ]
     (failed,) = [event for event in result.all_events if event.is_step_failure]
-    assert "bucket of 'my-source'" in failed.step_failure_data.user_failure_data.description
+    failure = failed.step_failure_data.user_failure_data
+    assert "bucket of 'my-source'" in failure.description
+    assert str(pipeline.settings.staging_folder) in failure.description
+    assert "`staging`" in failure.metadata["hint"].value
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     assert pipeline.ledger.chunks.get(chunk).state is ChunkState.LOCATED
 

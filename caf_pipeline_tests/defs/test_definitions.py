@@ -6,6 +6,7 @@ import sys
 import pytest
 from dagster import AssetKey
 
+from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS, CHUNK_IS_PROVEN, LOCATION_NAME
@@ -56,7 +57,7 @@ def test_each_source_has_its_own_group_of_the_same_assets():
 def test_the_proof_check_describes_its_store(on_jackal):
     specs = {
         spec.name: spec
-        for check in source_checks("a", on_jackal=on_jackal)
+        for check in source_checks("a", DEFAULT_KEYS, on_jackal=on_jackal)
         for spec in check.check_specs
     }
     assert ("chain" in specs[CHUNK_IS_PROVEN].description) is on_jackal

@@ -13,7 +13,7 @@ from dagster import (
 from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
@@ -346,7 +346,7 @@ def test_a_paused_tick_launches_nothing_and_shows_the_reason(pipeline, name):
 
 def started(kind: str = "jackal", **its) -> dict[str, bool]:
     """Return which sensors and schedules are on by default."""
-    defs = build_defs(
+    defs = build_own_defs(
         Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)})
     )
     return {

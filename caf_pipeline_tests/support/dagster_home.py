@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
-from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_run_context
@@ -65,7 +65,7 @@ class Pipeline:
 
     @cached_property
     def defs(self) -> Definitions:
-        return build_defs(self.settings)
+        return build_own_defs(self.settings)
 
     def execute(self, job: str, **options: Any) -> ExecuteInProcessResult:
         """Execute a job in this process; a failure is not raised."""

@@ -12,10 +12,11 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 
 ORDER = (
-    "errors | formats | setting_values | settings_errors | settings chunk_state | system | caf"
-    " | inventory | waits | ports | throttle | source store ledger | encryption | run_context"
-    " | packing | retrieval | steps | maintenance | wiring | run_wiring | filesystem | naming"
-    " | automation | defs | dagster_host | cli | entry | definitions"
+    "errors | formats | setting_values | settings_errors | settings chunk_state | system"
+    " | caf settings_file | inventory | waits | ports | throttle | source store ledger"
+    " | encryption | run_context | packing | retrieval | steps | maintenance | wiring"
+    " | run_wiring | filesystem | naming | automation | defs | component dagster_host | cli"
+    " | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from lower ones.
 

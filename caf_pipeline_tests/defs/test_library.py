@@ -1,0 +1,191 @@
+"""The definitions in somebody else's project: executors, processes, side effects."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    Definitions,
+    asset,
+    execute_job,
+    in_process_executor,
+    multiprocess_executor,
+    reconstructable,
+)
+
+from caf_pipeline.automation.instance_calls import latest_checks
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.build import build_defs, build_own_defs
+from caf_pipeline.defs.naming import ALERT_SENSOR, PROCESS_TAG, SOURCE_KEEPS_UP, SOURCE_TAG
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline_tests.support.multiprocess_job import chunk_job
+from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
+from caf_pipeline_tests.support.ticks import evaluate_tick
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SETTINGS = Settings(sources={"a": SourceSettings(bucket="b"), "b-c": SourceSettings(bucket="b")})
+
+
+@asset
+def mine() -> None: ...
+
+
+def merged():
+    project = Definitions(assets=[mine], executor=multiprocess_executor)
+    return Definitions.merge(project, build_defs(SETTINGS))
+
+
+def test_our_jobs_keep_their_executor_in_a_project():
+    jobs = [job.name for job in build_defs(SETTINGS).jobs]
+    assert len(jobs) > 10
+    executors = {merged().resolve_job_def(job).executor_def for job in jobs}
+    assert executors == {in_process_executor}
+
+
+def test_other_runs_use_the_projects_executor():
+    every_asset = "__ASSET_JOB"
+    assert merged().resolve_job_def(every_asset).executor_def is multiprocess_executor
+    ui_job = build_own_defs(SETTINGS).resolve_job_def(every_asset)
+    assert ui_job.executor_def is in_process_executor
+
+
+def test_a_projects_events_are_never_pruned():
+    jobs = {job.name for job in build_own_defs(SETTINGS).jobs}
+    assert len(jobs - {job.name for job in build_defs(SETTINGS).jobs}) == 1
+
+
+SIDE_EFFECTS = """
+import gc, logging, os, signal, sys
+import dagster, dagster_aws.s3, psycopg
+
+def state():
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    return {
+        "thresholds": gc.get_threshold(),
+        "frozen": gc.get_freeze_count(),
+        "callbacks": list(gc.callbacks),
+        "enabled": gc.isenabled(),
+        "loggers": [
+            (logger.name, logger.level, logger.filters, logger.handlers)
+            for logger in loggers
+            if isinstance(logger, logging.Logger)
+            and (logger.filters or logger.handlers or logger.level)
+        ],
+        "environment": dict(os.environ),
+        "import hooks": list(sys.meta_path),
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "excepthook": sys.excepthook,
+    }
+
+before = state()
+from caf_pipeline.component import S3ArchiveComponent
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.object_reader import ObjectReader
+from caf_pipeline.settings import Settings, SourceSettings
+
+build_defs(Settings(sources={"a": SourceSettings(bucket="b")})).get_repository_def()
+after = state()
+print([name for name in before if before[name] != after[name]])
+"""
+
+
+def test_loading_changes_nothing_in_the_process():
+    done = subprocess.run(
+        [sys.executable, "-c", SIDE_EFFECTS], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.thorough
+def test_steps_in_processes_of_their_own_archive_a_chunk(pipeline, tmp_path, monkeypatch):
+    pipeline.put(5)
+    (chunk,) = pipeline.plan()
+    write_settings(pipeline, tmp_path / "caf.toml")
+    monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "caf.toml"))
+    monkeypatch.setenv("CAF_DATABASE_URL", pipeline.settings.database_url.get_secret_value())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with execute_job(
+        reconstructable(chunk_job),
+        instance=pipeline.instance,
+        tags={"dagster/partition": chunk},
+    ) as result:
+        assert result.success
+        run = pipeline.instance.get_run_by_id(result.run_id)
+    assert run.tags[SOURCE_TAG] == "my-source"
+    assert PROCESS_TAG not in run.tags  # a process that ended is no sign of a dead run
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.LOCATED
+    context = pipeline.run_context()
+    pieces = fetch(context.ledger.lookup, context.store, "my-source", "key-003").pieces
+    assert b"".join(pieces) == b"key-3".ljust(3_000, b".")
+    assert os.listdir(pipeline.settings.staging_folder) == []
+
+
+def write_settings(pipeline, file):
+    settings, source = pipeline.settings, pipeline.settings.sources["my-source"]
+    file.write_text(
+        f"""home = "{settings.home}"
+[store]
+kind = "directory"
+folder = "{settings.store.folder}"
+[sources.my-source]
+bucket = "{source.bucket}"
+endpoint_url = "{source.endpoint_url}"
+target_size = {int(source.target_size)}
+public = true
+"""
+    )
+
+
+def test_execute_is_called_with_each_step(pipeline):
+    pipeline.put(1)
+    calls = []
+
+    def execute(context, step):
+        calls.append(context.run.job_name)
+        return step()
+
+    defs = build_defs(pipeline.settings, execute=execute)
+    (job,) = [job.name for job in defs.jobs if job.name.endswith("plan_my_source")]
+    result = defs.resolve_job_def(job).execute_in_process(instance=pipeline.instance)
+    assert result.success
+    assert set(calls) == {job}
+    assert len(calls) >= 2
+
+
+def into_lake(spec, asset):
+    return spec.replace_attributes(key=["lake", asset.name])
+
+
+def test_translated_assets_are_planned_and_archived(pipeline):
+    pipeline.put(1)
+    defs = build_defs(pipeline.settings, translate=into_lake)
+    jobs = {job.name: defs.resolve_job_def(job.name) for job in defs.jobs}
+    for job in ("plan_my_source", "archive_my_source"):
+        (name,) = [name for name in jobs if name.endswith(job)]
+        chunks = pipeline.chunks()
+        result = jobs[name].execute_in_process(
+            instance=pipeline.instance, partition_key=chunks[0] if chunks else None
+        )
+        assert result.success
+        keys = {
+            key for event in result.get_asset_materialization_events() if (key := event.asset_key)
+        }
+        assert {key.path[0] for key in keys} == {"lake"}
+        evaluated = result.get_asset_check_evaluations()
+        assert {check.asset_key.path[0] for check in evaluated} == {"lake"}
+    assert pipeline.ledger.chunks.get(chunks[0]).state is ChunkState.LOCATED
+
+
+def test_alert_sensor_reports_on_translated_assets(pipeline):
+    pipeline.plan()
+    evaluate_tick(pipeline, ALERT_SENSOR, translate=into_lake)
+    observed = pipeline.instance.fetch_observations(AssetKey(["lake", "s3_inventory"]), limit=1)
+    assert len(observed.records) == 1
+    check = AssetCheckKey(AssetKey(["lake", "chunk_plan"]), SOURCE_KEEPS_UP)
+    assert check in latest_checks(pipeline.instance, [check])

@@ -1,0 +1,61 @@
+"""The component in a whole Dagster project, by the commands of `dg`."""
+
+import json
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.defs.naming import ASSETS, job_name
+from caf_pipeline.settings import load_settings
+from caf_pipeline_tests.support.command_line import KEYS, CommandLine
+from caf_pipeline_tests.support.dagster_project import make_project
+
+pytestmark = pytest.mark.thorough
+
+TYPE = "caf_pipeline.component.S3ArchiveComponent"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project with the component, scaffolded for the bucket of the source `photos`."""
+    project = make_project(tmp_path_factory.mktemp("project"))
+    options = ("--bucket", "my-photos", "--source", "photos", "--store-folder", "kept")
+    project.dg("scaffold", "defs", TYPE, "archive", *options)
+    return project
+
+
+def test_scaffolded_component_is_checked_and_listed(project):
+    project.dg("check", "defs")
+    listed = json.loads(project.dg("list", "defs", "--json").stdout)
+    names = {item["asset_key"] for item in listed["assets"]}
+    assert names == {"numbers", *(f"photos/{name}" for name in ASSETS)}
+    assert {"archive_photos", job_name("photos", "archive")} <= {
+        item["name"] for item in listed["jobs"]
+    }
+
+
+def test_component_is_listed_once(project):
+    assert project.dg("list", "components").stdout.count("S3ArchiveComponent") == 1
+
+
+def test_existing_definitions_still_run(project):
+    assert "RUN_SUCCESS" in project.dg("launch", "--job", "archive_photos").stderr
+    assert "RUN_SUCCESS" in project.dg("launch", "--assets", "numbers").stderr
+
+
+def test_bucket_is_archived_in_the_project(project, new_bucket):
+    new_bucket.put("a.txt", b"an object")
+    settings = project.root / "caf.toml"
+    settings.write_text(
+        settings.read_text().replace('"my-photos"', f'"{new_bucket.name}"')
+        + f'public = true\nendpoint_url = "{new_bucket.endpoint}"\n'
+    )
+    project.dg("launch", "--job", job_name("photos", "plan"))
+    caf = CommandLine(project.defs, KEYS)  # which finds caf.toml in a folder above
+    with caf.surroundings(), opened_ledger(load_settings()) as ledger:
+        (chunk,) = ledger.chunks.list("photos")
+    project.dg("launch", "--job", job_name("photos", "archive"), "--partition", chunk.name)
+    with caf.surroundings(), opened_ledger(load_settings()) as ledger:
+        assert ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
+    assert caf("get", "photos", "a.txt").out == b"an object"
