@@ -34,7 +34,6 @@ class Lazy(Generic[T]):
 
     @classmethod
     def of(cls, value: T) -> "Lazy[T]":
-        """Wrap an existing value, which its owner closes."""
         return cls(lambda: value)
 
     def get(self) -> T:

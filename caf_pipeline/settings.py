@@ -207,7 +207,6 @@ class SourceSettings(_Section):
 
     @property
     def uses_path_style(self) -> bool:
-        """Whether URLs have the bucket in the path."""
         return bool(self.endpoint_url) if self.path_style is None else self.path_style
 
 
@@ -229,7 +228,6 @@ class EncryptionSettings(_Section):
 
     @property
     def has_identity(self) -> bool:
-        """True if this process can decrypt."""
         return bool(self.identity or self.identity_file or self.identity_command)
 
     @model_validator(mode="after")
@@ -478,7 +476,6 @@ class Settings(BaseSettings):
 
     @property
     def staging_folder(self) -> Path:
-        """The folder of chunks between packing and upload."""
         return self.staging or self.home / "staging"
 
     def source(self, name: str) -> SourceSettings:

@@ -97,7 +97,6 @@ class CafWriter:
 
     @property
     def size_bytes(self) -> int:
-        """The exact size if the archive were sealed now."""
         return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
 
     def add(
@@ -172,7 +171,6 @@ class CafWriter:
         self._whole.seal()
 
     def publish(self) -> None:
-        """Rename the sealed archive to its path, durably."""
         self._whole.publish()
 
     def abort(self) -> None:

@@ -114,7 +114,6 @@ class IndexBuilder:
 
     @property
     def index_size_bytes(self) -> int:
-        """The exact length now, without the footer."""
         return self._size_bytes
 
     def __contains__(self, key: str | bytes) -> bool:

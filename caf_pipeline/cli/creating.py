@@ -195,7 +195,6 @@ class _Volume:
     index_bytes: int = EMPTY_INDEX_SIZE_BYTES
 
     def reason_against(self, file: InputFile, target_bytes: int, limits: Limits) -> str:
-        """The target does not apply to the first file."""
         body_bytes, index_bytes = self._with(file)
         size_bytes = body_bytes + index_bytes + FOOTER_SIZE_BYTES
         if self.files and size_bytes > target_bytes:

@@ -124,7 +124,6 @@ class ChunkProgress:
         self._update()
 
     def forget(self, name: str) -> None:
-        """Remove a failed chunk that is planned again."""
         if self._planned.pop(name, None):
             self._failed -= 1
         self._partial.pop(name, None)

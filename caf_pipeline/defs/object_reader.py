@@ -43,11 +43,9 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
             return self._archives[pid]
 
     def read(self, source: str, key: str, version: str | None = None) -> bytes:
-        """Return an object's bytes, verified by SHA-256."""
         return self.archive.read(source, key, version)
 
     def open(self, source: str, key: str, version: str | None = None) -> io.BufferedReader:
-        """Return an object as a seekable binary file."""
         return self.archive.open(source, key, version)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:

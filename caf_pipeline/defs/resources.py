@@ -60,13 +60,11 @@ class LedgerResource(ConfigurableResource[Ledger]):
     _ledger: Ledger | None = PrivateAttr(default=None)
 
     def get(self) -> Ledger:
-        """Return the open ledger, or raise LedgerUnreachable."""
         if self._ledger is None:
             self._ledger = open_ledger(self.settings)
         return self._ledger
 
     def close(self) -> None:
-        """Close the ledger's connections. Later queries open new connections."""
         if self._ledger is not None:
             self._ledger.close()
 

@@ -28,7 +28,6 @@ class EntryCipher:
         self._aead = ChaCha20Poly1305(kdf.derive(worker_key))
 
     def with_salt(self, salt: bytes) -> "EntryCipher":
-        """Return the cipher of an existing journal."""
         return EntryCipher(self._worker_key, self._chunk, salt)
 
     def seal(self, number: int, content: bytes) -> bytes:

@@ -82,7 +82,6 @@ class OpeningReader:
         return self.stored.has_lost(posting, start_byte, end_byte, provider=provider)
 
     def identities(self) -> "Sequence[Identity]":
-        """See `Identities.get`."""
         # Readers of plain chunks start sooner without the primitives.
         from caf_pipeline.encryption.identities import Identities  # noqa: PLC0415
 

@@ -181,7 +181,6 @@ class Adoption:
     decided: Path
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield the adopted objects in batches of LOCATION_SCHEMA."""
         names = [name for name in LOCATION_SCHEMA.names if name not in _HEADERS]
         for batch in _batches(self.decided, ["left_out", *names]):
             kept = batch.filter(pc.is_null(batch["left_out"])).select(names)

@@ -44,7 +44,6 @@ class KeyedRows:
         self._file.close()
 
     def read(self, window: KeyWindow) -> pa.Table:
-        """Return the rows in the file's order."""
         after, until = window
         within = {
             group: (least, most)

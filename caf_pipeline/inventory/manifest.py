@@ -341,7 +341,6 @@ class OpenedManifest:
             yield from rows
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield whole objects in batches of LOCATION_SCHEMA."""
         return iter(()) if self._part_row() else self.members()
 
     def part(self) -> "PartLocation | None":
@@ -391,7 +390,6 @@ class OpenedManifest:
         return logs
 
     def members(self) -> Iterator[pa.RecordBatch]:
-        """Yield whole objects and parts in batches of LOCATION_SCHEMA."""
         for batch in self.batches({*LOCATION_SCHEMA.names, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
             yield pa.record_batch(

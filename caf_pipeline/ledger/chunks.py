@@ -281,20 +281,16 @@ class Chunks(LedgerPart):
         return [LocationRow(**row._asdict()) for row in rows]
 
     def skipped(self, chunk: str) -> Mapping[SkipReason, int]:
-        """Count only what is still skipped."""
         rows = self._rows(_SKIPPED_OF_CHUNK, chunk=chunk)
         return {SkipReason(row.reason): row.objects for row in rows}
 
     def count_rows(self, chunk: str) -> int:
-        """Count the rows of a sealed or located chunk."""
         return int(self._scalar(_COUNT_ROWS, chunk=chunk))
 
     def recipients(self, chunk: str) -> Sequence[str]:
-        """Empty for a plain chunk."""
         return self._scalar(_RECIPIENTS, chunk=chunk) or ()
 
     def largest(self, chunk: str, limit: int) -> Sequence[tuple[str, int]]:
-        """The largest first, of a sealed or located chunk."""
         rows = self._rows(_LARGEST, chunk=chunk, limit=limit)
         return [(row.file_path, row.size_bytes) for row in rows]
 

@@ -91,7 +91,6 @@ class CurrentContent(LedgerPart):
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
-        """When the latest planned whole inventory was taken."""
         with self._of_source(source) as (connection, source_id):
             taken_at: datetime | None = connection.execute(
                 _LAST_WHOLE, {"source_id": source_id}

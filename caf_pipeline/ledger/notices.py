@@ -185,7 +185,6 @@ class Notices(LedgerPart):
             )
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
-        """Keys greater than `after`, in byte order."""
         with self._of_source(source) as (connection, source_id):
             return (
                 connection.execute(
@@ -201,7 +200,6 @@ class Notices(LedgerPart):
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
-        """Oldest first."""
         with self._of_source(source) as (connection, source_id):
             return [
                 MessageSetApart(**row._asdict())

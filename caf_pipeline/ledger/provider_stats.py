@@ -44,7 +44,6 @@ class ProviderRecords(LedgerPart):
         }
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Also reset the failures."""
         self._execute(_UPLOADED, provider=provider, upload_rate=_rate(size_bytes, seconds))
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:

@@ -121,7 +121,6 @@ class Replicas(LedgerPart):
     """Records the copies of chunks."""
 
     def list(self, chunk: str) -> Sequence[KnownCopy]:
-        """All that were ever recorded, by provider."""
         return [KnownCopy(**row._asdict()) for row in self._rows(_COPIES, chunk=chunk)]
 
     def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:

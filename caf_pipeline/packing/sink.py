@@ -235,7 +235,6 @@ class StagingSink:
 
     @property
     def stored_size_bytes(self) -> int:
-        """The bytes of the finished file."""
         return self._tree.size_bytes
 
     def stored_bytes(self, end_byte: int) -> int:

@@ -93,7 +93,6 @@ class Archive:
             raise UsageError("the archive is closed", hint="open another archive")
 
     def sources(self) -> Sequence[str]:
-        """Return all sources with archived or planned objects."""
         self._require_open()
         return self.lookup.sources()
 

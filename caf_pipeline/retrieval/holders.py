@@ -75,7 +75,6 @@ class RangeHolders:
         return False
 
     def refuse(self) -> None:
-        """The last bytes were wrong: ask other providers."""
         group, *others = self._groups
         if len(self._contributors) == 1:
             suspects = []

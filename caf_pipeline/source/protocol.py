@@ -228,9 +228,7 @@ class ObjectUpload(Protocol):
         """Returns as `ObjectTarget.put`."""
         ...
 
-    def abort(self) -> None:
-        """Remove the uploaded parts if the bucket still answers."""
-        ...
+    def abort(self) -> None: ...
 
 
 class ObjectTarget(Protocol):

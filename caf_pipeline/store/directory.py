@@ -214,7 +214,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         super().__init__(folder, self._ledger.folder_store)
 
     def bind(self) -> None:
-        """Also write a missing id into the folder."""
         self.require_here()
         if self._id:
             return
@@ -253,7 +252,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         )
 
     def admit(self, *, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """Raise StoreError if the disk has no room."""
         self.require_here()
         try:
             # The folder, or the nearest parent in which it can be created.
@@ -369,7 +367,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """An invalid file among the posts raises StoreError."""
         for listed, archive in self._listed():
             if archive == archive_id:
                 yield listed

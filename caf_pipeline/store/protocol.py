@@ -201,8 +201,7 @@ class Lease(Protocol):
 class ChainHeights(Protocol):
     """The greatest height that any process has seen of each chain."""
 
-    def seen_height(self, chain_id: str) -> int:
-        """Return the height, 0 if there is none."""
+    def seen_height(self, chain_id: str) -> int: ...
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Store the height if it is greater than the stored one."""
@@ -237,8 +236,7 @@ class TransactionLog(ChainHeights, Protocol):
         cost: int | None = None,
     ) -> None: ...
 
-    def start_of(self, account: str, chunk: str) -> int | None:
-        """Return the start of the chunk's latest included post."""
+    def start_of(self, account: str, chunk: str) -> int | None: ...
 
     def spent(self, account: str) -> int: ...
 
@@ -254,8 +252,7 @@ class TransactionLog(ChainHeights, Protocol):
 class ProviderRecords(Protocol):
     """Rates and failures of providers, kept between runs."""
 
-    def all(self) -> Mapping[str, ProviderRecord]:
-        """By provider."""
+    def all(self) -> Mapping[str, ProviderRecord]: ...
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None: ...
 
@@ -383,8 +380,7 @@ class ChunkStore(ChunkReader, Protocol):
         """Return all providers that may have the chunk, whether or not the chain lists them."""
         return self.holders(posting)
 
-    def owner(self) -> str:
-        """Return the owner of new posts."""
+    def owner(self) -> str: ...
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
         """Yield the files under an archive's id, of any owner and content, in any order."""

@@ -25,7 +25,6 @@ class Deadline:
         self._ends = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Return the seconds that are left, or 0."""
         return max(self._ends - time.monotonic(), 0.0)
 
     def ask(

@@ -240,7 +240,6 @@ class Query:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def hold(self, name: str, sql: str) -> int:
-        """Create or replace a table; return its rows."""
         self.connection.execute(f"CREATE OR REPLACE TABLE {name} AS {sql}")
         return int(self.rows(f"SELECT count(*) FROM {name}")[0][0])
 

@@ -63,8 +63,7 @@ class FileRanges(ABC):
         return b"".join(self.stream(start_byte, end_byte, PIECE_BYTES))
 
     @abstractmethod
-    def close(self) -> None:
-        """Close it."""
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self

@@ -78,7 +78,6 @@ class DeletionReport:
 
     @property
     def everything_is_safe(self) -> bool:
-        """True for a source without objects, too."""
         return not self.not_safe
 
 

@@ -231,7 +231,6 @@ class RequestPolicy:
     waits: Waits
 
     def attempt(self, call: Callable[[], T]) -> T:
-        """Call `retried`, and report a missing answer."""
         with self.waiting(UNANSWERED_SECONDS) as wait:
             answer = self.retried(call)
             wait.moved()  # concurrent requests share this wait, so one of them is always open

@@ -68,7 +68,6 @@ class StoragePlan:
 
     @property
     def free_bytes(self) -> int:
-        """At least 0."""
         return max(0, self.space_bytes - self.used_bytes)
 
 

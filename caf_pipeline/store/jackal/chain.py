@@ -146,7 +146,6 @@ class Chain:
         return account
 
     def balance(self, address: str) -> int:
-        """In ujkl, 0 for an unknown account."""
         path = f"/cosmos/bank/v1beta1/balances/{_part(address)}/by_denom"
         return (
             self._get_or_none(

@@ -139,7 +139,6 @@ class ProviderSelection:
         return int(rates[copies - 1] * seconds * RATE_MARGIN) if len(rates) >= copies else None
 
     def upload_rate(self, address: str) -> float | None:
-        """In bytes a second."""
         record = self._records.all().get(address)
         return record.upload_rate if record else None
 
