@@ -19,6 +19,8 @@ from caf_pipeline.system.ending import interrupted_status
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
+COMPLETE_VARIABLE: Final = "_CAF_COMPLETE"
+"""Set by a shell's script while `caf` completes a command line."""
 _RESUMABLE: Final = frozenset(
     ("run", "backfill", "rebuild", "adopt", "restore", "prove", "repair", "remove")
 )
@@ -77,6 +79,10 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
 
     from caf_pipeline.cli.app import build  # noqa: PLC0415  loads typer
 
+    if os.environ.get(COMPLETE_VARIABLE):
+        from caf_pipeline.cli.about import words_to_complete  # noqa: PLC0415
+
+        words = words_to_complete()
     command = next((word for word in words if word != "--"), "")
     try:
         status = typer.main.get_command(build(command)).main(

@@ -12,9 +12,9 @@ from caf_pipeline.errors import UsageError
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import version  # noqa: PLC0415  slower than most commands
+        from caf_pipeline.cli.about import version  # noqa: PLC0415  slower than most commands
 
-        typer.echo(f"caf {version('caf-pipeline')}")
+        version()
         raise typer.Exit
 
 
@@ -83,6 +83,9 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "backup": ("backup", "Back up the ledger, or restore it."),
     "rebuild": ("rebuild", "Restore a lost ledger from the stored chunks."),
     "adopt": ("adopt", "Adopt CAF files that other programs posted."),
+    "version": ("about", "Print the version."),
+    "help": ("about:show_help", "Print the help of a command."),
+    "completion": ("about", "Print a shell's script for completion."),
 }
 """Module (and function, if named otherwise) and summary, in the order of help."""
 

@@ -26,6 +26,9 @@ COMMANDS = {
     "cotar list": ("cotar", "list", "made.tar.co"),
     "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
     "cotar verify": ("cotar", "verify", "made.tar.co"),
+    "version": ("version",),
+    "help": ("help", "keys", "new"),
+    "completion": ("completion", "fish"),
     "keys new": ("keys", "new", "-o", "key.txt"),
     "keys show": ("keys", "show"),
     "keys worker": ("keys", "worker"),
@@ -137,7 +140,7 @@ DEFINITIONS = """
 from importlib import metadata, resources
 from caf_pipeline.definitions import defs
 
-print(defs.resolve_job_def("archive_src").name)
+print(defs.resolve_job_def("caf_archive_src").name)
 print(resources.files("caf_pipeline").joinpath("py.typed").is_file())
 print(metadata.metadata("caf-pipeline")["License-Expression"])
 print([file.name for file in metadata.files("caf-pipeline") if "licenses" in file.parts])
@@ -156,7 +159,7 @@ def test_installed_package_has_definitions_types_and_license(tmp_path, s3_server
         check=False,
     )
     lines = run.stdout.splitlines()
-    assert lines == ["archive_src", "True", "Apache-2.0", "['LICENSE']"], run.stderr
+    assert lines == ["caf_archive_src", "True", "Apache-2.0", "['LICENSE']"], run.stderr
 
 
 def test_the_summaries_are_those_of_the_commands():

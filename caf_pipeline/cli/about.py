@@ -1,0 +1,79 @@
+"""`caf version`, `caf help` and `caf completion`: about the command line itself."""
+
+import os
+from typing import Annotated, Final, Literal
+
+import typer
+import typer.main
+from typer.completion import completion_init, shell_complete
+
+from caf_pipeline.cli import COMPLETE_VARIABLE
+
+_LINE_VARIABLES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # of bash, and of other shells
+
+
+def version() -> None:
+    r"""Print the version, as --version does.
+
+    \b
+    Exit status:
+      0  Success.
+    """
+    from importlib.metadata import version  # noqa: PLC0415  slower than most commands
+
+    typer.echo(f"caf {version('caf-pipeline')}")
+
+
+def show_help(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="All commands by default.")
+    ] = None,
+) -> None:
+    r"""Print the help of a command, as COMMAND --help does.
+
+    \b
+    Example:
+      caf help jackal buy
+
+    \b
+    Exit status:
+      0  Success.
+      2  No such command.
+    """
+    from caf_pipeline.cli.app import build  # noqa: PLC0415  it loads this module by name
+
+    words = words or []
+    typer.main.get_command(build(words[0] if words else "")).main(
+        args=[*words, "--help"], prog_name="caf", standalone_mode=False
+    )
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")
+    ],
+) -> None:
+    r"""Print the script that lets a shell complete `caf`.
+
+    \b
+    Examples:
+      source <(caf completion bash)
+      caf completion fish > ~/.config/fish/completions/caf.fish
+
+    \b
+    Exit status:
+      0  Success.
+      2  SHELL is none of the three.
+    """
+    from caf_pipeline.cli.app import build  # noqa: PLC0415  it loads this module by name
+
+    completion_init()
+    command = typer.main.get_command(build(""))
+    shell_complete(command, {}, "caf", COMPLETE_VARIABLE, f"source_{shell}")
+
+
+def words_to_complete() -> list[str]:
+    """Return the words of the command line that a shell completes, without `caf`."""
+    completion_init()
+    line = next(filter(None, map(os.environ.get, _LINE_VARIABLES)), "")
+    return line.split()[1:]
