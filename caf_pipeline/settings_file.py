@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,21 @@ kind = "jackal"  # docs/how-to/connect-jackal.md; "directory" keeps chunks as fi
 _SOURCE: Final = """
 [sources.{name}]
 bucket = {bucket}
+"""
+
+_NO_KEY: Final = """\
 # Chunks are encrypted to `recipients`: `caf keys new` makes a key. If anybody may read every
 # object, set `public = true` instead.
+"""
+
+_ENCRYPTION: Final = """
+# New chunks are encrypted to these keys. `caf keys new --recovery` makes another one.
+[encryption]
+recipients = [{recipients}]
+"""
+
+_IDENTITY: Final = """\
+identity_file = {identity_file}  # the secret that decrypts; only machines that read need it
 """
 
 
@@ -43,14 +57,12 @@ def add_source(path: Path, name: str, bucket: str, *, store_folder: str = "") ->
     Raises:
         SettingsError: The file has a source of this name, another store, or no room for a table.
     """
-    source = _SOURCE.format(name=name, bucket=_quoted(bucket))
+    source = _SOURCE.format(name=name, bucket=_quoted(bucket)) + _NO_KEY
     try:
         text = path.read_bytes().decode("utf-8-sig")
         before = tomllib.loads(text)
     except FileNotFoundError:
-        folder = f'kind = "directory"\nfolder = {_quoted(store_folder)}\n'
-        store = folder if store_folder else _JACKAL
-        _write(path, _HEAD + store + source)
+        _write(path, _HEAD + _store(store_folder) + source)
         return True
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from error
@@ -77,6 +89,36 @@ def add_source(path: Path, name: str, bucket: str, *, store_folder: str = "") ->
         ) from error
     _write(path, added)
     return True
+
+
+def first_settings(
+    name: str,
+    bucket: str,
+    *,
+    prefix: str = "",
+    endpoint_url: str = "",
+    store_folder: str = "",
+    recipients: Sequence[str] = (),
+    identity_file: str = "",
+) -> str:
+    """Return the text of a caf.toml with one source, which is public if it has no recipients."""
+    source = _SOURCE.format(name=name, bucket=_quoted(bucket))
+    if prefix:
+        source += f"prefix = {_quoted(prefix)}  # only keys that begin with it\n"
+    if endpoint_url:
+        source += f"endpoint_url = {_quoted(endpoint_url)}\n"
+    encryption = ""
+    if recipients:
+        encryption = _ENCRYPTION.format(recipients=", ".join(map(_quoted, recipients)))
+        if identity_file:
+            encryption += _IDENTITY.format(identity_file=_quoted(identity_file))
+    else:
+        source += "public = true  # chunks are not encrypted: anybody can read every object\n"
+    return _HEAD + _store(store_folder) + source + encryption
+
+
+def _store(folder: str) -> str:
+    return f'kind = "directory"\nfolder = {_quoted(folder)}\n' if folder else _JACKAL
 
 
 def _quoted(text: str) -> str:

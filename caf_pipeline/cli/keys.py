@@ -18,7 +18,7 @@ from caf_pipeline.cli.terminal import (
     parse_path,
     print_json,
 )
-from caf_pipeline.encryption.identities import Identities, encrypt_identity
+from caf_pipeline.encryption.identities import Identities, Identity, encrypt_identity
 from caf_pipeline.errors import CafError, IdentityMissing, UsageError
 from caf_pipeline.formats import age
 from caf_pipeline.retrieval.key_check import check_keys
@@ -78,15 +78,7 @@ def new(
     if passphrase:
         words = os.environ.get(PASSPHRASE_VARIABLE) or ask_passphrase(is_new=True)
     identity = age.new_identity(hybrid=not classic)
-    text = (
-        f"# created: {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n"
-        f"# public key: {identity.recipient}\n"
-        f"{identity.reveal()}\n"
-    )
-    try:
-        write_secret(path, encrypt_identity(text, words) if passphrase else text.encode())
-    except FileExistsError:
-        raise _exists(path) from None
+    write_identity(path, identity, words if passphrase else None)
     typer.echo(str(identity.recipient))
     note(f"the identity is in {path}")
     if recovery:
@@ -98,6 +90,20 @@ def new(
     note(f'  recipients = ["{identity.recipient}"]')
     note("and on machines that read, to which you copy the identity:")
     note(f'  identity_file = "{path.name if out is None else path.absolute()}"')
+
+
+def write_identity(path: Path, identity: Identity, passphrase: str | None = None) -> None:
+    """Write a new identity file of mode 600. Raises UsageError if the path exists."""
+    text = (
+        f"# created: {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n"
+        f"# public key: {identity.recipient}\n"
+        f"{identity.reveal()}\n"
+    )
+    secret = text.encode() if passphrase is None else encrypt_identity(text, passphrase)
+    try:
+        write_secret(path, secret)
+    except FileExistsError:
+        raise _exists(path) from None
 
 
 def _exists(path: Path) -> UsageError:

@@ -26,6 +26,7 @@ COMMANDS = {
     "cotar list": ("cotar", "list", "made.tar.co"),
     "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
     "cotar verify": ("cotar", "verify", "made.tar.co"),
+    "init": ("init", "--bucket", "b", "--store", "directory"),
     "version": ("version",),
     "help": ("help", "keys", "new"),
     "completion": ("completion", "fish"),
@@ -75,10 +76,18 @@ COMMANDS = {
 }
 """Each command finds what earlier ones made."""
 
-STATUS = {"keys check": 3, "unpark": 11, "withdraw": 11, "remove": 6, "safe-to-delete": 1}
+STATUS = {
+    "init": 2,
+    "keys check": 3,
+    "unpark": 11,
+    "withdraw": 11,
+    "remove": 6,
+    "safe-to-delete": 1,
+}
 """Exit statuses other than 0.
 
-There is no identity, no such chunk, an archived source, and nothing proven in two windows.
+There is a caf.toml, no identity, no such chunk, an archived source, and nothing proven in two
+windows.
 """
 
 SAID = {

@@ -1,0 +1,124 @@
+"""`caf init`: the first caf.toml."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from caf_pipeline.cli.keys import write_identity
+from caf_pipeline.cli.terminal import note
+from caf_pipeline.errors import UsageError
+from caf_pipeline.formats import age
+from caf_pipeline.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, load_settings
+from caf_pipeline.settings_file import first_settings, source_name
+from caf_pipeline.system.atomic_files import sync_file, sync_folder
+
+_IDENTITY_FILE: Final = "identity.txt"
+_STORE_FOLDER: Final = ".caf/store"
+
+Store = Literal["directory", "jackal"]
+
+
+def init(
+    *,
+    bucket: Annotated[str, typer.Option("--bucket", metavar="NAME", help="The bucket.")] = "",
+    prefix: Annotated[
+        str,
+        typer.Option("--prefix", metavar="PREFIX", help="Archive only its keys."),
+    ] = "",
+    endpoint_url: Annotated[
+        str, typer.Option("--endpoint-url", metavar="URL", help="The S3 server, if not AWS.")
+    ] = "",
+    source: Annotated[
+        str, typer.Option("--source", metavar="NAME", help="Default: from the bucket's name.")
+    ] = "",
+    store: Annotated[
+        Store | None, typer.Option("--store", help="Where chunks are kept; by default asked.")
+    ] = None,
+    recipient: Annotated[
+        list[str] | None,
+        typer.Option("--recipient", metavar="KEY", help="Encrypt to this key. Can be repeated."),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Do not encrypt: anybody can read every object.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; needs --bucket.")] = False,
+) -> None:
+    r"""Write a caf.toml for a bucket into the working directory.
+
+    Asks for what the options leave open. Unless there is a --recipient or --public, it makes a key,
+    too: the identity goes to identity.txt, of mode 600. Nothing is overwritten, and no network is
+    used. `caf plan` shows afterwards what a run would do and cost.
+
+    \b
+    Example:
+      caf init --bucket my-photos --store directory --yes
+
+    \b
+    Exit status:
+      0  caf.toml is written.
+      2  There is a caf.toml or an identity.txt, a value is missing, or options exclude each other.
+      3  A value is wrong.
+      8  The disk is full.
+    """
+    path, identity_path = Path(DEFAULT_CONFIG), Path(_IDENTITY_FILE)
+    if public and recipient:
+        raise UsageError("--public and --recipient exclude each other.", hint="Give one of them.")
+    if os.path.lexists(path):
+        raise _exists(path)
+    asks = not yes and sys.stdin.isatty()
+    if not bucket:
+        if not asks:
+            raise UsageError("the bucket is missing.", hint="Give --bucket NAME.")
+        bucket = typer.prompt("Bucket", err=True)
+        prefix = prefix or typer.prompt("Prefix", default="", show_default=False, err=True)
+        source = source or typer.prompt("Source", default=source_name(bucket), err=True)
+    if store is None:
+        if not asks:
+            raise UsageError("the store is missing.", hint="Give --store directory or jackal.")
+        kept = typer.confirm("Keep chunks in a folder of this machine?", err=True)
+        store = "directory" if kept else "jackal"
+    identity = None if public or recipient else age.new_identity()
+    if identity and os.path.lexists(identity_path):
+        raise UsageError(f"{identity_path} exists.", hint="Give its recipient by --recipient.")
+    recipients = [str(identity.recipient)] if identity else recipient or []
+    text = first_settings(
+        source or source_name(bucket),
+        bucket,
+        prefix=prefix,
+        endpoint_url=endpoint_url,
+        store_folder=_STORE_FOLDER if store == "directory" else "",
+        recipients=recipients,
+        identity_file=_IDENTITY_FILE if identity else "",
+    )
+    unfinished = path.with_suffix(".toml.new")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        sync_file(unfinished)
+        load_settings(unfinished)
+        if identity:
+            write_identity(identity_path, identity)
+        os.link(unfinished, path)  # unlike a rename, it fails if there is one by now
+        sync_folder(path.parent)
+    except FileExistsError:
+        raise _exists(path) from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _say_what_is_next(source or source_name(bucket), store, has_identity=identity is not None)
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{path} exists.", hint="Add the source to it, or use another folder.")
+
+
+def _say_what_is_next(name: str, store: Store, *, has_identity: bool) -> None:
+    typer.echo(f"{DEFAULT_CONFIG} has the source '{name}'")
+    if has_identity:
+        note(f"{_IDENTITY_FILE} opens the archive: keep a copy of it elsewhere")
+    if os.environ.get(CONFIG_VARIABLE):
+        note(f"{CONFIG_VARIABLE} names another file, which commands read instead")
+    if store == "jackal":
+        note("next: docs/how-to/connect-jackal.md, for a wallet, nodes and space")
+    note(f"next: caf plan {name}, then caf run {name}")
