@@ -168,14 +168,10 @@ def test_age_opens_a_chunk_of_the_demo(kept_network, checkout, environment, age_
 
 
 def own_folder(page, folder, s3_server):
-    """Write the page's caf.toml, with its bucket on `s3_server`, and make its key.
+    """Run the page's `caf init`, with its bucket on `s3_server`.
 
     Returns the folder and the environment.
     """
-    (toml,) = blocks("toml", page)
-    text, count = re.subn(r"^# (endpoint_url = ).*$", rf'\1"{s3_server}"', toml, flags=re.MULTILINE)
-    assert count == 1
-    (folder / "caf.toml").write_text(text)
     names = {
         name: value
         for name, value in os.environ.items()
@@ -184,7 +180,8 @@ def own_folder(page, folder, s3_server):
     programs = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     environment = names | programs | credentials
-    sh(script_with("caf keys new", page), folder, environment)
+    init = script_with("caf init", page).strip()
+    sh(f"{init} --endpoint-url {s3_server}", folder, environment)
     return folder, environment
 
 
@@ -293,7 +290,7 @@ def shows(url, source):
     ]
     runs = shown["runsOrError"]["results"]
     assert {(run["jobName"], run["status"]) for run in runs} >= {
-        (f"{job}_{source}", "SUCCESS") for job in ("plan", "archive")
+        (f"caf_{job}_{source}", "SUCCESS") for job in ("plan", "archive")
     }
     origins = {
         run["repositoryOrigin"]["repositoryLocationName"] for run in runs if run["repositoryOrigin"]

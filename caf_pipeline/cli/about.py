@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 import typer.main
-from typer.completion import completion_init, shell_complete
+from typer.completion import completion_init, shell_complete  # type: ignore[attr-defined]
 
 from caf_pipeline.cli import COMPLETE_VARIABLE
 

@@ -52,6 +52,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "merkle": ("archives", "Print the Jackal Merkle root of any file, in hex."),
     "convert": ("convert", "Convert between CAF and tar archives."),
     "init": ("init", "Write a caf.toml for a bucket, and make a key."),
+    "policy": ("policy", "Print the least IAM policy for a source."),
     "setup": ("setup", "Prepare DAGSTER_HOME and the limits of Dagster's pools."),
     "run": ("run", "Take an inventory, plan what is new, and archive it."),
     "backfill": ("backfill", "Archive planned chunks with Dagster's daemon."),

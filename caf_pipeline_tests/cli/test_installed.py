@@ -27,6 +27,7 @@ COMMANDS = {
     "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
     "cotar verify": ("cotar", "verify", "made.tar.co"),
     "init": ("init", "--bucket", "b", "--store", "directory"),
+    "policy": ("policy", "src"),
     "version": ("version",),
     "help": ("help", "keys", "new"),
     "completion": ("completion", "fish"),
