@@ -78,12 +78,16 @@ def test_wrong_options_leave_nothing(caf, tmp_path, arguments, status):
 
 
 def test_a_terminal_is_asked(caf, tmp_path):
-    ours, theirs = pty.openpty()
-    with open(ours, "wb", buffering=0) as terminal:
+    terminal_end, process_end = pty.openpty()
+    with open(terminal_end, "wb", buffering=0) as terminal:
         process = subprocess.Popen(
-            [CAF, "init"], stdin=theirs, cwd=tmp_path, env=caf.variables({}), stderr=subprocess.PIPE
+            [CAF, "init"],
+            stdin=process_end,
+            cwd=tmp_path,
+            env=caf.variables({}),
+            stderr=subprocess.PIPE,
         )
-        os.close(theirs)
+        os.close(process_end)
         terminal.write(b"my.photos\n2024/\n\ny\n")
         assert process.communicate()[1]
     assert process.returncode == 0
