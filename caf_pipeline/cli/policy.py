@@ -17,7 +17,7 @@ from caf_pipeline.settings import SourceSettings, load_settings
 
 
 def policy(source: SourceArgument) -> None:
-    r"""Print the least IAM policy that lets a source be archived, as JSON.
+    r"""Print the least IAM policy for a source, as JSON.
 
     It allows reads of the source's prefix, inventory reports and queue, and nothing else. Objects
     that are encrypted with a key of KMS need kms:Decrypt of that key, too.
