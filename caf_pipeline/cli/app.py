@@ -54,6 +54,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "init": ("init", "Write a caf.toml for a bucket, and make a key."),
     "policy": ("policy", "Print the least IAM policy for a source, as JSON."),
     "setup": ("setup", "Prepare DAGSTER_HOME and the limits of Dagster's pools."),
+    "ui": ("ui", "Serve Dagster's UI and daemon until Ctrl-C."),
     "run": ("run", "Take an inventory, plan what is new, and archive it."),
     "backfill": ("backfill", "Archive planned chunks with Dagster's daemon."),
     "plan": ("plans", "Show what a plan of a source would do and cost."),
