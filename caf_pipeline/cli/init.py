@@ -49,7 +49,7 @@ def init(
     r"""Write a caf.toml for a bucket, and make a key.
 
     caf.toml is written into the working directory. On a terminal, missing values are asked for.
-    With --recipient or --public no key is made. Otherwise the identity goes to identity.txt, of
+    No key is made with --recipient or --public. Otherwise the identity goes to identity.txt, of
     mode 600. Nothing is overwritten, and no network is used.
 
     \b
