@@ -52,8 +52,9 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "merkle": ("archives", "Print the Jackal Merkle root of any file, in hex."),
     "convert": ("convert", "Convert between CAF and tar archives."),
     "init": ("init", "Write a caf.toml for a bucket, and make a key."),
-    "policy": ("policy", "Print the least IAM policy for a source."),
+    "policy": ("policy", "Print the least IAM policy for a source, as JSON."),
     "setup": ("setup", "Prepare DAGSTER_HOME and the limits of Dagster's pools."),
+    "ui": ("ui", "Serve Dagster's UI and daemon until Ctrl-C."),
     "run": ("run", "Take an inventory, plan what is new, and archive it."),
     "backfill": ("backfill", "Archive planned chunks with Dagster's daemon."),
     "plan": ("plans", "Show what a plan of a source would do and cost."),
@@ -85,9 +86,9 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "backup": ("backup", "Back up the ledger, or restore it."),
     "rebuild": ("rebuild", "Restore a lost ledger from the stored chunks."),
     "adopt": ("adopt", "Adopt CAF files that other programs posted."),
-    "version": ("about", "Print the version."),
-    "help": ("about:show_help", "Print the help of a command."),
-    "completion": ("about", "Print a shell's script for completion."),
+    "version": ("about", "Print the version, as --version does."),
+    "help": ("about:show_help", "Print the help of a command, as COMMAND --help does."),
+    "completion": ("about", "Print the script that lets a shell complete `caf`."),
 }
 """Module (and function, if named otherwise) and summary, in the order of help."""
 

@@ -46,11 +46,11 @@ def init(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; needs --bucket.")] = False,
 ) -> None:
-    r"""Write a caf.toml for a bucket into the working directory.
+    r"""Write a caf.toml for a bucket, and make a key.
 
-    Asks for what the options leave open. Unless there is a --recipient or --public, it makes a key,
-    too: the identity goes to identity.txt, of mode 600. Nothing is overwritten, and no network is
-    used. `caf plan` shows afterwards what a run would do and cost.
+    caf.toml is written into the working directory. On a terminal, missing values are asked for.
+    No key is made with --recipient or --public. Otherwise the identity goes to identity.txt, of
+    mode 600. Nothing is overwritten, and no network is used.
 
     \b
     Example:

@@ -5,6 +5,7 @@ reference.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from caf_pipeline.settings import SourceSettings, load_settings
 
 
 def policy(source: SourceArgument) -> None:
-    r"""Print the least IAM policy that lets a source be archived, as JSON.
+    r"""Print the least IAM policy for a source, as JSON.
 
     It allows reads of the source's prefix, inventory reports and queue, and nothing else. Objects
     that are encrypted with a key of KMS need kms:Decrypt of that key, too.
@@ -46,7 +47,7 @@ def least_policy(source: SourceSettings) -> dict[str, Any]:
     settings = ["s3:GetBucketVersioning"]
     statements = [
         _listing(bucket, source.prefix, ["s3:ListBucket", "s3:ListBucketVersions"]),
-        _allow(["s3:GetObject", "s3:GetObjectVersion"], f"{objects}/{source.prefix}*"),
+        _allow(["s3:GetObject", "s3:GetObjectVersion"], f"{objects}/{_literal(source.prefix)}*"),
     ]
     if source.inventory:
         folder = urlsplit(source.inventory)
@@ -54,7 +55,7 @@ def least_policy(source: SourceSettings) -> dict[str, Any]:
         settings.append("s3:GetInventoryConfiguration")
         statements += [
             _listing(reports, prefix, ["s3:ListBucket"]),
-            _allow(["s3:GetObject"], f"{reports}/{prefix}*"),
+            _allow(["s3:GetObject"], f"{reports}/{_literal(prefix)}*"),
         ]
     if source.queue:
         queue = _queue_arn(source, partition)
@@ -69,8 +70,13 @@ def _allow(actions: Sequence[str], resource: str) -> dict[str, Any]:
 def _listing(bucket: str, prefix: str, actions: Sequence[str]) -> dict[str, Any]:
     statement = _allow(actions, bucket)
     if prefix:
-        statement["Condition"] = {"StringLike": {"s3:prefix": f"{prefix}*"}}
+        statement["Condition"] = {"StringLike": {"s3:prefix": f"{_literal(prefix)}*"}}
     return statement
+
+
+def _literal(prefix: str) -> str:
+    """Escape wildcards and variables, as in "Specifying special characters" of IAM's user guide."""
+    return re.sub(r"[*?$]", r"${\g<0>}", prefix)
 
 
 def _partition(region: str) -> str:

@@ -4,7 +4,6 @@ Source: "Concurrency pools" in Dagster's documentation; docs/how-to/sizing.md.
 """
 
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -18,13 +17,7 @@ from typing import Final
 import psutil
 from dagster import DagsterInstance
 
-from caf_pipeline.dagster_host.home import (
-    HOME_VARIABLE,
-    INSTANCE_FILE,
-    WORKSPACE_FILE,
-    dagster_home,
-    is_own,
-)
+from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home, is_own
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.errors import SettingsError
@@ -198,8 +191,4 @@ def _report(home: Path, change: str, pools: Sequence[PoolLimit], *, dry_run: boo
             yield f"left pool {pool.pool} at {pool.limit} ({pool.reason})"
         else:
             yield f"{would}set pool {pool.pool} to {pool.limit} ({pool.reason})"
-    command = (
-        f"{HOME_VARIABLE}={shlex.quote(str(home))} dg dev -w "
-        f"{shlex.quote(str(home / WORKSPACE_FILE))}"
-    )
-    yield f"open the UI with: {command}"
+    yield "open the UI with: caf ui"

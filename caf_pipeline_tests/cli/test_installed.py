@@ -36,6 +36,7 @@ COMMANDS = {
     "keys worker": ("keys", "worker"),
     "plan": ("plan", "src", "--dry-run"),
     "setup": ("setup",),
+    "ui": ("ui", "--port", "0"),
     "run": ("run",),
     "backfill": ("backfill", "src", "--dry-run"),
     "plans": ("plans", "src"),
@@ -79,6 +80,7 @@ COMMANDS = {
 
 STATUS = {
     "init": 2,
+    "ui": 2,
     "keys check": 3,
     "unpark": 11,
     "withdraw": 11,
@@ -87,8 +89,8 @@ STATUS = {
 }
 """Exit statuses other than 0.
 
-There is a caf.toml, no identity, no such chunk, an archived source, and nothing proven in two
-windows.
+There is a caf.toml, no such port, no identity, no such chunk, an archived source, and nothing
+proven in two windows.
 """
 
 SAID = {

@@ -133,3 +133,10 @@ def test_a_policy_names_prefix_reports_and_queue():
         "2024/*",
         "daily/photos/all/*",
     ]
+
+
+def test_a_prefix_is_no_pattern():
+    policy = least_policy(settings_for("https://s3.amazonaws.com", "photos", prefix="a*?$/"))
+    _, listing, objects = policy["Statement"]
+    assert listing["Condition"] == {"StringLike": {"s3:prefix": "a${*}${?}${$}/*"}}
+    assert objects["Resource"] == "arn:aws:s3:::photos/a${*}${?}${$}/*"

@@ -1,0 +1,45 @@
+"""`caf ui`: what it refuses. The tests of the tutorial open a UI with it."""
+
+import socket
+
+import pytest
+
+from caf_pipeline.dagster_host.ui import HOST, other_project
+from caf_pipeline_tests.support.command_line import CommandLine, expect_error
+
+PROJECT = '[tool.dg.project]\nroot_module = "{}"\n'
+
+
+@pytest.fixture
+def caf(tmp_path):
+    command_line = CommandLine(tmp_path, {})
+    command_line.settings('[sources.src]\nbucket = "b"\npublic = true\n')
+    return command_line
+
+
+def test_a_project_has_its_own_ui(caf, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(PROJECT.format("team"))
+    expect_error(caf("ui"), 2, str(tmp_path), "dg dev")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_other"),
+    [
+        (PROJECT.format("team"), True),
+        (PROJECT.format("caf_pipeline"), False),
+        ("[tool.ruff]\n", False),
+        ("[", False),
+    ],
+    ids=["another", "ours", "no project", "not TOML"],
+)
+def test_nearest_project_counts(tmp_path, text, is_other):
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "archive").mkdir()
+    assert other_project(tmp_path / "archive") == (tmp_path if is_other else None)
+
+
+def test_a_port_in_use_is_refused(caf, tmp_path):
+    with socket.create_server((HOST, 0)) as server:
+        port = str(server.getsockname()[1])
+        expect_error(caf("ui", "--port", port), 2, port, "--port")
+    assert not (tmp_path / ".caf").exists()
