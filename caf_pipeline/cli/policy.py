@@ -21,8 +21,9 @@ def policy(source: SourceArgument) -> None:
     r"""Print the least IAM policy for a source, as JSON.
 
     It allows reads of the source's prefix, inventory reports and queue, and nothing else. Objects
-    that are encrypted with a key of KMS need kms:Decrypt of that key, too. If the source has a prefix,
-    S3 may answer 403 instead of 404 for an object that is gone; it is then skipped as access denied.
+    that are encrypted with a key of KMS need kms:Decrypt of that key, too. If the source has a
+    prefix, S3 may answer 403 instead of 404 for an object that is gone. It is then skipped as
+    access denied.
 
     \b
     Example:
