@@ -58,7 +58,7 @@ def test_any_pieces_give_a_file_that_opens(size):
 
 @given(st.data())
 def test_any_range_reads_in_any_pieces(data):
-    size = data.draw(st.sampled_from(SIZES[1:]))
+    size = data.draw(st.sampled_from(SIZES[1:-1]))
     plaintext = bytes(number * 7 % 251 for number in range(size))
     start = data.draw(st.integers(0, size - 1))
     end = data.draw(st.integers(start + 1, size))
