@@ -253,7 +253,7 @@ def give_up_lost_retries(
     """End backfills that wait for retries which Dagster has lost.
 
     A daemon killed while it handles a failure leaves the run marked for a retry, and its backfill
-    unfinished. Without the mark, the sensor launches the chunk.
+    unfinished. Once the mark is gone, the sensor launches the chunk.
     """
     jobs = {job_name(source, "archive") for source in sources}
     assets = {keys.key(source, name) for source in sources for name in ASSETS[2:]}

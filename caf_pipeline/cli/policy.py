@@ -39,10 +39,7 @@ def policy(source: SourceArgument) -> None:
 
 
 def least_policy(source: SourceSettings) -> dict[str, Any]:
-    """Return the policy document: reads only, of this source's bucket, reports and queue.
-
-    Objects that are encrypted with a key of KMS need `kms:Decrypt` of that key, too.
-    """
+    """Return the policy document: reads only, of this source's bucket, reports and queue."""
     partition = _partition(source.region)
     bucket = _bucket_arn(source.bucket, partition)
     objects = f"{bucket}/object" if names_access_point(source.bucket) else bucket

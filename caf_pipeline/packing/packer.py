@@ -154,7 +154,7 @@ class Packer:
 
         `objects` are in plan order. `part` is new, or is resumed with its `journal`. After an
         error, it keeps what the journal holds. If there are recipients, `part` and `journal` are
-        new, and `earlier` is sealed again into them. Without a worker key there is no journal.
+        new, and `earlier` is sealed again into them. The journal then needs a worker key.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
