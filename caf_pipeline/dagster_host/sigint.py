@@ -50,17 +50,18 @@ class InterruptWatch:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._before)
             signal.signal(signal.SIGTERM, self._terminate)
-        self._has_signal()
+        self.has_signal()
         sys.unraisablehook = self._hook
         os.close(self._read)
         os.close(self._write)
 
     def raise_seen(self) -> None:
         """Raise KeyboardInterrupt if a signal arrived since the last call."""
-        if self._has_signal():
+        if self.has_signal():
             raise KeyboardInterrupt
 
-    def _has_signal(self) -> bool:
+    def has_signal(self) -> bool:
+        """Return whether a signal arrived since the last call."""
         # The first signal determines the exit status.
         try:
             numbers = os.read(self._read, 4096)

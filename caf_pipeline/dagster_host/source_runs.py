@@ -1,5 +1,6 @@
 """Executes runs of one source's jobs in this process."""
 
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,13 +184,21 @@ class SourceRuns:
         On Ctrl-C, the run is marked as canceled.
         """
         job = job_name(self._source, what)
+
+        def on_each(event: DagsterEvent) -> None:
+            # Dagster retries a step that a second interrupt stops while it handles the first.
+            # Interrupt that attempt, too.
+            if event.is_step_up_for_retry and self._watch.has_signal():
+                signal.raise_signal(signal.SIGINT)
+            on_event(event)
+
         self._errors.clear()
         result = execute_here(
             self._defs.resolve_job_def(job),
             self._instance,
             run_config={**_QUIET, **(config or {})},
             partition_key=partition_key,
-            on_event=on_event,
+            on_event=on_each,
         )
         # Dagster keeps an interrupt to itself if it is asked not to raise errors.
         run = self._instance.get_run_by_id(result.run_id)

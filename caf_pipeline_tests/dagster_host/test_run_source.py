@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from caf_pipeline.dagster_host.summary import (
     exit_status,
     sentence,
 )
-from caf_pipeline.defs import ops
+from caf_pipeline.defs import assets, failures, ops
 from caf_pipeline.defs.resources import attempt_step
 from caf_pipeline.errors import (
     BucketMissing,
@@ -575,3 +576,24 @@ def test_a_chunk_too_large_for_providers_is_cut_again(pipeline, network):
     assert mine.chunks(ChunkState.WITHDRAWN) == [large]
     assert len(mine.chunks(ChunkState.LOCATED)) > 1
     assert "target size" in printed.getvalue()
+
+
+def test_a_second_ctrl_c_during_the_first_ends_the_run(pipeline, run, monkeypatch):
+    pipeline.put(1)
+    attempts = []
+
+    def interrupted(*_, **__):
+        attempts.append(1)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(assets.inventories, "take_inventory", interrupted)
+    monkeypatch.setattr(
+        failures.instance_calls,
+        "report_run_canceling",
+        lambda *_: signal.raise_signal(signal.SIGINT),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert len(attempts) == 1
+    (ended,) = pipeline.instance.get_runs()
+    assert ended.is_finished
