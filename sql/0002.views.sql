@@ -170,18 +170,23 @@ BEGIN
             FROM objects_in_parts AS whole JOIN chunks USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
             WHERE whole.source_id = own AND file_path = ANY (keys);
     END IF;
-    RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
-            NULL::jsonb, NULL::bytea
-        FROM (
-            (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
-                FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
-            UNION ALL
-            SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, name, state, NULL
-                FROM claims JOIN chunks USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
-            UNION ALL
-            SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, NULL, reason, NULL
-                FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)
-                    AND (reason = 'waiting' OR retry_at > least(now(), coalesce((SELECT max(taken_at) FROM inventories
-                        WHERE inventories.source_id = own AND after_key = '' AND until_key IS NULL), '-infinity')))
-        ) AS known;
+    -- Most keys have neither. These checks take a tenth of the time in which the union's scans start.
+    IF EXISTS (SELECT FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys))
+        OR EXISTS (SELECT FROM claims WHERE source_id = own AND file_path = ANY (keys))
+        OR EXISTS (SELECT FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)) THEN
+        RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
+                NULL::jsonb, NULL::bytea
+            FROM (
+                (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
+                    FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
+                UNION ALL
+                SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, name, state, NULL
+                    FROM claims JOIN chunks USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
+                UNION ALL
+                SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, NULL, reason, NULL
+                    FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)
+                        AND (reason = 'waiting' OR retry_at > least(now(), coalesce((SELECT max(taken_at) FROM inventories
+                            WHERE inventories.source_id = own AND after_key = '' AND until_key IS NULL), '-infinity')))
+            ) AS known;
+    END IF;
 END $$;

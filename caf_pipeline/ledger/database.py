@@ -1,7 +1,8 @@
 """Connections to the ledger's Postgres, and the one place that translates its errors.
 
-A transaction-pooling pgbouncer may be in between: nothing uses prepared statements, session locks
-or settings. Source: "Error Codes" in the PostgreSQL 18 manual; pgbouncer's feature table.
+A transaction-pooling pgbouncer may be in between: nothing uses session locks or settings, and only
+`read_connections` prepares statements, without one. Source: "Error Codes" in the PostgreSQL 18
+manual; pgbouncer's feature table.
 """
 
 import contextlib

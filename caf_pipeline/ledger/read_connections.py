@@ -17,6 +17,8 @@ from caf_pipeline.ledger.database import Database
 KEPT_IDLE: Final = 2
 UNTESTED_SECONDS: Final = 1.0
 """Seconds for which an idle connection needs no test."""
+PREPARED_FROM: Final = 3
+"""Executions of a statement after which the server keeps its plan."""
 
 
 class ReadConnections:
@@ -27,6 +29,7 @@ class ReadConnections:
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self._has_pooler = False
         self._forget_connections()
 
     def _forget_connections(self) -> None:
@@ -61,11 +64,22 @@ class ReadConnections:
                 is_long_idle = time.monotonic() - idle_since > UNTESTED_SECONDS
                 if is_long_idle or _has_something_to_read(connection):
                     connection.execute("SELECT 1")
+                if connection.prepare_threshold is None and not self._has_pooler:
+                    self._prepare_statements(connection)
                 return connection
             except psycopg.Error:
                 connection.close()
                 self.close()
         return None
+
+    def _prepare_statements(self, connection: psycopg.Connection) -> None:
+        # A pooler may execute each transaction on another backend, which lacks the statement. A
+        # pooler states a process id that is not the backend's.
+        backend = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if backend == (connection.info.backend_pid,):
+            connection.prepare_threshold = PREPARED_FROM
+        else:
+            self._has_pooler = True
 
     def close(self) -> None:
         with contextlib.suppress(IndexError):

@@ -127,7 +127,11 @@ def test_an_interrupt_of_a_lookup_is_not_translated(connections, ask):
     assert ask("SELECT 1") == 1
 
 
-def test_no_statement_is_prepared(ask):
+def test_no_statement_of_a_transaction_is_prepared(engine):
+    def ask(statement):
+        with engine.begin() as connection:
+            return connection.exec_driver_sql(statement).scalar()
+
     for _ in range(20):
         ask("SELECT 1")
     assert ask("SELECT count(*) FROM pg_prepared_statements") == 0

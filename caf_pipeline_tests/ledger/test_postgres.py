@@ -30,6 +30,7 @@ from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.lookup import Lookup
+from caf_pipeline.ledger.read_connections import PREPARED_FROM, ReadConnections
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.run_wiring import open_ledger
@@ -407,6 +408,8 @@ def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch
     archive(ledger, ["a", "b"])
     monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNTESTED_SECONDS", math.inf)
     lookup = Lookup(Database(database_url))
+    for _ in range(2):  # the second query of a connection detects a pooler
+        lookup.sources()
     sent = tmp_path / "sent"
     with sent.open("w") as file, lookup._connections.connection() as connection:
         connection.pgconn.trace(os.dup(file.fileno()))
@@ -459,6 +462,22 @@ def test_a_lookup_planned_on_empty_tables_uses_indexes(ledger, database):
     assert read_from_the_beginning() == before
 
 
+def prepared_statements(database):
+    """Repeat a query; return how many statements the server has prepared."""
+    connections = ReadConnections(database)
+    for _ in range(2 * PREPARED_FROM):
+        with connections.connection() as connection:
+            connection.execute("SELECT 1")
+    with connections.connection() as connection:
+        (count,) = connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
+    connections.close()
+    return count
+
+
+def test_repeated_queries_of_readers_are_prepared(database):
+    assert prepared_statements(database) >= 1
+
+
 @pytest.fixture
 def pooler(database_url):
     """A pooler with two connections to the server."""
@@ -480,6 +499,10 @@ def test_restarts_behind_a_pooler_are_invisible(pooled_ledger, pooler, postgres_
     assert pooled_ledger.lookup.locate(SOURCE, "a").chunk == chunk
     end_connections(database, postgres_url)
     assert pooled_ledger.lookup.locate(SOURCE, "a").chunk == chunk
+
+
+def test_nothing_is_prepared_behind_a_pooler(pooler):
+    assert prepared_statements(Database(pooler.url)) == 0
 
 
 def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):
