@@ -42,6 +42,12 @@ _IDENTITY: Final = """\
 identity_file = {identity_file}  # the secret that decrypts; only machines that read need it
 """
 
+_WALLET: Final = """
+# The wallet pays and signs. `lcd` and `chain_id` name the network.
+[jackal]
+mnemonic_file = {mnemonic_file}  # the wallet's words; only the machine that archives needs them
+"""
+
 
 def source_name(bucket: str) -> str:
     """Return a name for the source of a bucket."""
@@ -100,6 +106,7 @@ def first_settings(
     store_folder: str = "",
     recipients: Sequence[str] = (),
     identity_file: str = "",
+    mnemonic_file: str = "",
 ) -> str:
     """Return the text of a caf.toml with one source, which is public if it has no recipients."""
     source = _SOURCE.format(name=name, bucket=_quoted(bucket))
@@ -114,7 +121,8 @@ def first_settings(
             encryption += _IDENTITY.format(identity_file=_quoted(identity_file))
     else:
         source += "public = true  # chunks are not encrypted: anybody can read every object\n"
-    return _HEAD + _store(store_folder) + source + encryption
+    wallet = _WALLET.format(mnemonic_file=_quoted(mnemonic_file)) if mnemonic_file else ""
+    return _HEAD + _store(store_folder) + source + encryption + wallet
 
 
 def _store(folder: str) -> str:

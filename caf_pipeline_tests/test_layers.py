@@ -31,6 +31,7 @@ BESIDE_WIRING = {
     *(
         "store.jackal.LEAST_BYTES",
         "store.jackal.LEAST_DAYS",
+        "store.jackal.wallet.Wallet",
         "store.jackal.wallet.mnemonic_sources",
     ),
     *(

@@ -51,7 +51,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "verify": ("archives", "Check a CAF file's structure and read every byte of it."),
     "merkle": ("archives", "Print the Jackal Merkle root of any file, in hex."),
     "convert": ("convert", "Convert between CAF and tar archives."),
-    "init": ("init", "Write a caf.toml for a bucket, and make a key."),
+    "init": ("init", "Write a caf.toml for a bucket, and make its keys."),
     "policy": ("policy", "Print the least IAM policy for a source, as JSON."),
     "setup": ("setup", "Prepare DAGSTER_HOME and the limits of Dagster's pools."),
     "ui": ("ui", "Serve Dagster's UI and daemon until Ctrl-C."),
@@ -120,6 +120,11 @@ _GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ),
 }
 
+_SUBCOMMANDS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
+    ("jackal", "wallet"): {"new": "wallet"},
+}
+"""Commands below a command of a group."""
+
 
 def build(command: str | None = None) -> typer.Typer:
     """Return `caf` with all commands, or with the named command or group alone.
@@ -148,13 +153,22 @@ def build(command: str | None = None) -> typer.Typer:
         group.callback(help=description)(_show_help)
         if command in (None, name):
             for subcommand, place in commands.items():
-                _add(group, subcommand, place)
+                _add(group, subcommand, place, _SUBCOMMANDS.get((name, subcommand), {}))
         app.add_typer(group, name=name)
     return app
 
 
-def _add(app: typer.Typer, name: str, place: str) -> None:
+def _add(
+    app: typer.Typer, name: str, place: str, subcommands: Mapping[str, str] | None = None
+) -> None:
     module, _, function = place.partition(":")
     loaded = import_module(f"caf_pipeline.cli.{module}")
     command = getattr(loaded, function or name.replace("-", "_"))
-    app.command(name, help=help_of(command))(command)
+    if not subcommands:
+        app.command(name, help=help_of(command))(command)
+        return
+    group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+    group.callback(help=help_of(command))(command)
+    for subcommand, subplace in subcommands.items():
+        _add(group, subcommand, subplace)
+    app.add_typer(group, name=name)

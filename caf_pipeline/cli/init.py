@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -9,6 +10,8 @@ import typer
 
 from caf_pipeline.cli.keys import write_identity
 from caf_pipeline.cli.terminal import note
+from caf_pipeline.cli.wallet import WALLET_FILE, write_wallet
+from caf_pipeline.encryption.identities import Identity
 from caf_pipeline.errors import UsageError
 from caf_pipeline.formats import age
 from caf_pipeline.settings import CONFIG_VARIABLE, DEFAULT_CONFIG, load_settings
@@ -44,13 +47,22 @@ def init(
     public: Annotated[
         bool, typer.Option("--public", help="Do not encrypt: anybody can read every object.")
     ] = False,
+    mnemonic_file: Annotated[
+        str,
+        typer.Option(
+            "--mnemonic-file",
+            metavar="FILE",
+            help="The words of your wallet, for Jackal. By default a wallet is made.",
+        ),
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; needs --bucket.")] = False,
 ) -> None:
-    r"""Write a caf.toml for a bucket, and make a key.
+    r"""Write a caf.toml for a bucket, and make its keys.
 
     caf.toml is written into the working directory. On a terminal, missing values are asked for.
-    No key is made with --recipient or --public. Otherwise the identity goes to identity.txt, of
-    mode 600. Nothing is overwritten, and no network is used.
+    No key is made with --recipient or --public. Otherwise the identity goes to identity.txt. For
+    Jackal, the words of a new wallet go to jackal-wallet. Both have mode 600. Nothing is
+    overwritten or bought, and no network is used.
 
     \b
     Example:
@@ -59,7 +71,7 @@ def init(
     \b
     Exit status:
       0  caf.toml is written.
-      2  There is a caf.toml or an identity.txt, a value is missing, or options exclude each other.
+      2  One of the files exists, a value is missing, or options exclude each other.
       3  A value is wrong.
       8  The disk is full.
     """
@@ -80,6 +92,9 @@ def init(
             raise UsageError("the store is missing.", hint="Give --store directory or jackal.")
         kept = typer.confirm("Keep chunks in a folder of this machine?", err=True)
         store = "directory" if kept else "jackal"
+    makes_wallet = store == "jackal" and not mnemonic_file
+    if makes_wallet and os.path.lexists(WALLET_FILE):
+        raise UsageError(f"{WALLET_FILE} exists.", hint="Give it by --mnemonic-file.")
     identity = None if public or recipient else age.new_identity()
     if identity and os.path.lexists(identity_path):
         raise UsageError(f"{identity_path} exists.", hint="Give its recipient by --recipient.")
@@ -92,33 +107,54 @@ def init(
         store_folder=_STORE_FOLDER if store == "directory" else "",
         recipients=recipients,
         identity_file=_IDENTITY_FILE if identity else "",
+        mnemonic_file=WALLET_FILE if makes_wallet else mnemonic_file,
     )
+    made, address = _write(path, text, identity, makes_wallet=makes_wallet)
+    _say_what_is_next(source or source_name(bucket), store, made, address)
+
+
+def _write(
+    path: Path, text: str, identity: Identity | None, *, makes_wallet: bool
+) -> tuple[Sequence[Path], str]:
+    # Returns the files with secrets, and the wallet's address.
+    address = ""
+    made: list[Path] = []
     unfinished = path.with_suffix(".toml.new")
     try:
         unfinished.write_text(text, encoding="utf-8")
         sync_file(unfinished)
         load_settings(unfinished)
         if identity:
-            write_identity(identity_path, identity)
+            write_identity(Path(_IDENTITY_FILE), identity)
+            made.append(Path(_IDENTITY_FILE))
+        if makes_wallet:
+            address = write_wallet(Path(WALLET_FILE))
+            made.append(Path(WALLET_FILE))
         os.link(unfinished, path)  # unlike a rename, it fails if there is one by now
-        sync_folder(path.parent)
-    except FileExistsError:
-        raise _exists(path) from None
+    except Exception as error:
+        for secret in made:  # no caf.toml names it
+            secret.unlink()
+        if isinstance(error, FileExistsError):
+            raise _exists(path) from None
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
-    _say_what_is_next(source or source_name(bucket), store, has_identity=identity is not None)
+    sync_folder(path.parent)
+    return made, address
 
 
 def _exists(path: Path) -> UsageError:
     return UsageError(f"{path} exists.", hint="Add the source to it, or use another folder.")
 
 
-def _say_what_is_next(name: str, store: Store, *, has_identity: bool) -> None:
+def _say_what_is_next(name: str, store: Store, made: Sequence[Path], address: str) -> None:
     typer.echo(f"{DEFAULT_CONFIG} has the source '{name}'")
-    if has_identity:
-        note(f"{_IDENTITY_FILE} opens the archive: keep a copy of it elsewhere")
+    if made:
+        note(f"keep a copy elsewhere of {' and '.join(map(str, made))}: they cannot be made again")
     if os.environ.get(CONFIG_VARIABLE):
         note(f"{CONFIG_VARIABLE} names another file, which commands read instead")
+    if address:
+        note(f"the wallet's address is {address}")
     if store == "jackal":
-        note("next: docs/how-to/connect-jackal.md, for a wallet, nodes and space")
-    note(f"next: caf plan {name}, then caf run {name}")
+        note("first: docs/how-to/connect-jackal.md, for nodes, coins and space")
+    note(f"next: caf plan {name}, then caf run {name}; caf ui shows runs in a browser")

@@ -76,7 +76,7 @@ def opened_network(settings: Settings) -> Iterator[Network]:
         yield Network(ledger, store, ledger.transactions(holder), account)
 
 
-def wallet(json: JsonOption = False) -> None:
+def wallet(context: typer.Context, json: JsonOption = False) -> None:
     r"""Show the wallet's coins, space and spending.
 
     Spending is the sum of this ledger's transactions; other programs may use the wallet, too. A
@@ -94,6 +94,8 @@ def wallet(json: JsonOption = False) -> None:
       6  The database failed.
       7  The chain failed.
     """
+    if context.invoked_subcommand:
+        return
     settings = load_settings()
     with opened_network(settings) as network:
         chain, address = network.store.chain, network.store.wallet.address

@@ -43,7 +43,17 @@ def test_options_become_settings(caf, tmp_path):
     source = settings.source("pics")
     assert (source.prefix, source.endpoint_url) == ('a"b/', "http://s3.example:9000")
     assert (source.public, settings.store.kind) == (True, "jackal")
-    assert files(tmp_path) == ["caf.toml"]
+    assert files(tmp_path) == ["caf.toml", "jackal-wallet"]
+    assert settings.jackal.mnemonic_file == tmp_path / "jackal-wallet"
+
+
+def test_given_wallet_is_kept(caf, tmp_path):
+    caf("jackal", "wallet", "new", "-o", "mine")
+    words = (tmp_path / "mine").read_text()
+    store = ("--store", "jackal", "--mnemonic-file", "mine", "--public")
+    assert caf("init", *BUCKET, *store).status == 0
+    assert files(tmp_path) == ["caf.toml", "mine"]
+    assert (tmp_path / "mine").read_text() == words
 
 
 def test_given_recipients_need_no_new_key(caf, tmp_path):
@@ -53,10 +63,10 @@ def test_given_recipients_need_no_new_key(caf, tmp_path):
     assert files(tmp_path) == ["caf.toml", "key.txt"]
 
 
-@pytest.mark.parametrize("name", ["caf.toml", "identity.txt"])
+@pytest.mark.parametrize("name", ["caf.toml", "identity.txt", "jackal-wallet"])
 def test_nothing_is_overwritten(caf, tmp_path, name):
     (tmp_path / name).write_text("mine")
-    assert caf("init", *BUCKET, "--store", "directory").status == 2
+    assert caf("init", *BUCKET, "--store", "jackal").status == 2
     assert files(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "mine"
 

@@ -67,6 +67,7 @@ COMMANDS = {
     "chunkio verify": ("chunkio", "verify", "folder/log"),
     "chunkio salvage": ("chunkio", "salvage", "folder/log", "-o", "saved.log"),
     "jackal wallet": ("jackal", "wallet"),
+    "jackal wallet new": ("jackal", "wallet", "new"),
     "jackal price": ("jackal", "price", "1TB"),
     "jackal buy": ("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes"),
     "jackal files": ("jackal", "files"),
