@@ -193,8 +193,8 @@ def dead_runs_sensor() -> SensorDefinition:
         default_status=DefaultSensorStatus.RUNNING,
         description=(
             "Marks archive runs as failed if their process on this machine was killed, and frees "
-            "their pool slots. Runs of other code are not touched, nor are those of other machines. Skips "
-            "if Dagster's run monitoring checks the processes of runs."
+            "their pool slots. Runs of other code are not touched, nor are those of other "
+            "machines. Skips if Dagster's run monitoring checks the processes of runs."
         ),
     )
     def end_dead_runs(context: SensorEvaluationContext) -> SkipReason:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, job, op
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter, job, op
 
 from caf_pipeline.automation import dead_runs, instance_calls, launching
 from caf_pipeline.automation.dead_runs import process_lives, process_tags, reap_dead_runs
@@ -80,25 +80,28 @@ public = true
     return pipeline
 
 
+def environment(pipeline, tmp_path, executor: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    return kept | {
+        HOME_VARIABLE: os.environ[HOME_VARIABLE],
+        "TEAM_EXECUTOR": executor,
+        "CAF_TEST_BEGUN": str(tmp_path / "begun"),
+        "CAF_CONFIG": str(tmp_path / "caf.toml"),
+        "CAF_DATABASE_URL": pipeline.settings.database_url.get_secret_value(),
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+
+
 @contextmanager
 def materializing(pipeline, tmp_path, executor: str, *selection: str):
     """A run of `dagster asset materialize`, in a process group of its own that is killed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "dagster", "asset", "materialize"),
             *("-m", "caf_pipeline_tests.support.team_definitions", "--select", *selection),
         ],
-        env=kept
-        | {
-            HOME_VARIABLE: os.environ[HOME_VARIABLE],
-            "TEAM_EXECUTOR": executor,
-            "CAF_TEST_BEGUN": str(tmp_path / "begun"),
-            "CAF_CONFIG": str(tmp_path / "caf.toml"),
-            "CAF_DATABASE_URL": pipeline.settings.database_url.get_secret_value(),
-            "AWS_ACCESS_KEY_ID": KEY_ID,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-        },
+        env=environment(pipeline, tmp_path, executor),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -244,3 +247,45 @@ def test_missing_method_that_ends_a_run_is_an_error(call):
     with pytest.raises(SettingsError) as caught:
         call(SimpleNamespace())
     assert caught.value.hint
+
+
+def status_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+@contextmanager
+def daemon(pipeline, tmp_path):
+    process = subprocess.Popen(
+        [
+            *(str(Path(sys.executable).with_name("dagster-daemon")), "run"),
+            *("-m", "caf_pipeline_tests.support.team_definitions"),
+        ],
+        env=environment(pipeline, tmp_path, "default"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+@pytest.mark.thorough
+def test_restarted_daemon_archives_the_chunk_of_a_killed_run(planned, unruly_s3, tmp_path):
+    settings = tmp_path / "caf.toml"
+    settings.write_text(f"{settings.read_text()}automatic = true\nwatch_interval_seconds = 0\n")
+    (chunk,) = planned.chunks()
+    unruly_s3.hang(20)
+    with daemon(planned, tmp_path) as process:
+        wait_for(lambda: unruly_s3.struck, process)
+        (run,) = planned.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        worker = json.loads(run.tags[PROCESS_TAG])[2]
+        code_server = int(status_of(worker)[1])
+        for pid in (code_server, worker):
+            os.kill(pid, signal.SIGKILL)
+        kill(process)
+    unruly_s3.well_behaved()
+    with daemon(planned, tmp_path) as process:
+        wait_for(lambda: planned.ledger.chunks.get(chunk).state is ChunkState.LOCATED, process)
+    assert planned.instance.get_run_by_id(run.run_id).status is DagsterRunStatus.FAILURE
