@@ -16,6 +16,7 @@ BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
     *(
         "ledger.processes.is_alive",
+        "ledger.processes.parent_process",
         "ledger.processes.this_process",
         "ledger.database.describe_database",
     ),

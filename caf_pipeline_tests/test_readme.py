@@ -327,7 +327,8 @@ def test_dg_dev_shows_runs_and_no_sensor_fails(demonstrated, checkout, environme
             )
         )
         assert {name for name, state in states().items() if state["status"] == "RUNNING"} == {
-            "caf_watch_sources"
+            "caf_watch_sources",
+            "caf_end_dead_runs",
         }
         assert not [
             tick

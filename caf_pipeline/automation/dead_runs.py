@@ -1,24 +1,30 @@
 """Marks runs as failed if their process on this machine is dead.
 
-`caf run` tags a run with its process at the start, other runs with their first step.
+`caf run` tags a run with its process at the start, other runs with their first step. A step that
+outlives the process keeps its chunk's lease; nothing starts the run's next step.
 """
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.automation import instance_calls
-from caf_pipeline.defs.naming import PROCESS_TAG
+from caf_pipeline.automation.launching import ENDED
+from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder
 
-_GOING_ON: Final = [
+GOING_ON: Final = [
     DagsterRunStatus.NOT_STARTED,
     DagsterRunStatus.STARTING,
     DagsterRunStatus.STARTED,
     DagsterRunStatus.CANCELING,
 ]
+
+FREE_SLOTS_SECONDS: Final = 60
+"""A run that has just ended frees its slots itself."""
 
 
 def process_tags(holder: Holder) -> dict[str, str]:
@@ -38,12 +44,14 @@ def process_lives(run: DagsterRun) -> bool | None:
 
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:
     """End all runs whose process is dead and free their pool slots; return their ids."""
-    dead = [
-        run
-        for run in instance_calls.get_runs(instance, RunsFilter(statuses=_GOING_ON))
-        if process_lives(run) is False
-    ]
-    for run in dead:
+    ended = []
+    for listed in instance_calls.get_runs(instance, RunsFilter(statuses=GOING_ON)):
+        if process_lives(listed) is not False:
+            continue
+        # Read the status after the process: the run may have ended since it was listed.
+        run = instance.get_run_by_id(listed.run_id)
+        if run is None or run.status not in GOING_ON or process_lives(run) is not False:
+            continue
         if run.status is DagsterRunStatus.CANCELING:
             message = "The run's process ended before it could report the cancellation."
             instance_calls.report_run_canceled(instance, run, message)
@@ -51,4 +59,15 @@ def reap_dead_runs(instance: DagsterInstance) -> list[str]:
             message = "The run's process is gone: it was killed, or the machine was restarted."
             instance_calls.report_run_failed(instance, run, message)
         instance_calls.free_pool_slots(instance, run.run_id)
-    return [run.run_id for run in dead]
+        ended.append(run.run_id)
+    return ended
+
+
+def free_slots_of_ended_runs(instance: DagsterInstance) -> None:
+    """Free slots of our pools that an ended run still holds, e.g. one that a code server ended."""
+    runs = instance_calls.runs_with_slots(instance, (S3_POOL, UPLOAD_POOL))
+    if runs:
+        long_ago = datetime.now(UTC) - timedelta(seconds=FREE_SLOTS_SECONDS)
+        ended = RunsFilter(run_ids=[*runs], statuses=ENDED, updated_before=long_ago)
+        for run in instance_calls.get_runs(instance, ended):
+            instance_calls.free_pool_slots(instance, run.run_id)

@@ -1,12 +1,15 @@
 """Calls methods of an instance that Dagster does not mark as public.
 
-A method that another version of Dagster lacks has no effect and no result.
+A method that another version of Dagster lacks has no result; if it ends a run or frees slots, the
+call raises a SettingsError.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dagster import AssetCheckKey, DagsterInstance, DagsterRun, RunsFilter
+
+from caf_pipeline.errors import SettingsError
 
 
 def get_runs(
@@ -37,14 +40,12 @@ def add_run_tags(instance: DagsterInstance, run_id: str, tags: Mapping[str, str]
 
 def report_run_failed(instance: DagsterInstance, run: DagsterRun, message: str) -> None:
     """End a run as failed."""
-    if method := _method(instance, "report_run_failed"):
-        method(run, message=message)
+    _required(instance, "report_run_failed")(run, message=message)
 
 
 def report_run_canceled(instance: DagsterInstance, run: DagsterRun, message: str) -> None:
     """End a run as canceled."""
-    if method := _method(instance, "report_run_canceled"):
-        method(run, message=message)
+    _required(instance, "report_run_canceled")(run, message=message)
 
 
 def report_run_canceling(instance: DagsterInstance, run: DagsterRun) -> None:
@@ -55,8 +56,14 @@ def report_run_canceling(instance: DagsterInstance, run: DagsterRun) -> None:
 
 def free_pool_slots(instance: DagsterInstance, run_id: str) -> None:
     """Free a run's pool slots."""
-    if method := _method(_event_log(instance), "free_concurrency_slots_for_run"):
-        method(run_id)
+    _required(_event_log(instance), "free_concurrency_slots_for_run")(run_id)
+
+
+def runs_with_slots(instance: DagsterInstance, pools: Collection[str]) -> set[str]:
+    """Return the ids of runs that hold a slot of these pools, or wait for one."""
+    method = _method(_event_log(instance), "get_concurrency_info")
+    infos = [method(pool) for pool in pools] if method else []
+    return {slot.run_id for info in infos for slot in (*info.claimed_slots, *info.pending_steps)}
 
 
 def latest_checks(
@@ -84,9 +91,30 @@ def run_launcher_class(instance: DagsterInstance) -> str:
     return launcher.class_name if launcher else ""
 
 
+def ends_dead_runs(instance: DagsterInstance) -> bool:
+    """Return whether run monitoring is on, with a launcher that knows whether a run is alive."""
+    launcher = _method(instance, "run_launcher")
+    return bool(
+        _method(instance, "run_monitoring_enabled")
+        and _method(launcher, "supports_check_run_worker_health")
+    )
+
+
 def _event_log(instance: DagsterInstance) -> Any:  # noqa: ANN401
     return getattr(instance, "event_log_storage", None)
 
 
 def _method(owner: Any, name: str) -> Any:  # noqa: ANN401 - of types that Dagster does not export
     return getattr(owner, name, None)
+
+
+def _required(owner: Any, name: str) -> Any:  # noqa: ANN401
+    method = _method(owner, name)
+    if method is None:
+        raise SettingsError(
+            f"this version of Dagster has no {type(owner).__name__}.{name}, which ends runs and "
+            "frees their pool slots",
+            hint="install a version of Dagster that caf-pipeline supports, and end the run in the "
+            "UI until then",
+        )
+    return method

@@ -52,7 +52,8 @@ def doctor(
     Finds leases of dead runs, unneeded files and reservations in staging, unsettled transactions,
     and leftovers of killed inventories and plans. It also finds unknown chunks on Jackal, rows
     without a chunk, located chunks that the chain no longer lists, chunks that no run continues,
-    and stray partitions in Dagster.
+    and stray partitions in Dagster. In your own Dagster project it also names settings of the
+    instance that would help.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
     Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf
@@ -84,7 +85,8 @@ def doctor(
         with opened_store(settings, ledger) as store:
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
-                examination.examine_partitions(settings, ledger, name)
+                examination.examine_dagster(settings, ledger, "stray_partitions", name)
+            examination.examine_dagster(settings, ledger, "instance_findings")
     examination.close()
 
 
@@ -117,13 +119,15 @@ class _Examination:
                 self._handled.add((finding.kind, finding.name))
                 self._handle(finding)
 
-    def examine_partitions(self, settings: Settings, ledger: Ledger, source: str) -> None:
+    def examine_dagster(
+        self, settings: Settings, ledger: Ledger, command: str, *source: str
+    ) -> None:
         try:
-            stray_partitions = dagster_command("stray_partitions")
+            examine_state = dagster_command(command)
         except CafError as error:
-            self._handle(not_checked(f"partitions of {source}", error))
+            self._handle(not_checked(" of ".join((command.replace("_", " "), *source)), error))
             return
-        for finding in stray_partitions(source, settings=settings, ledger=ledger):
+        for finding in examine_state(*source, settings=settings, ledger=ledger):
             self._handle(finding)
 
     def close(self) -> None:

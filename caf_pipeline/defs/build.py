@@ -23,6 +23,7 @@ from caf_pipeline.defs.schedules import ScheduledJob, prune_schedule, source_sch
 from caf_pipeline.defs.sensors import (
     TICK_SECONDS,
     alert_sensor,
+    dead_runs_sensor,
     launching_sensor,
     new_objects_sensor,
 )
@@ -72,6 +73,7 @@ def build_defs(
     if settings.sources:
         sensors.append(launching_sensor(settings, archive_jobs, keys, tick_seconds))
         sensors.append(alert_sensor(settings, keys, tick_seconds))
+        sensors.append(dead_runs_sensor())
     return Definitions(
         assets=assets,
         asset_checks=[

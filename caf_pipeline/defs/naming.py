@@ -54,6 +54,7 @@ RUN: Final = "caf_run"
 JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
 
 ALERT_SENSOR: Final = "caf_watch_sources"
+DEAD_RUNS_SENSOR: Final = "caf_end_dead_runs"
 
 PRUNE_JOB: Final = "caf_prune_events"
 RESTORE_JOB: Final = "caf_restore"

@@ -9,6 +9,7 @@ from dagster import (
     InitResourceContext,
     ResourceDependency,
     SensorEvaluationContext,
+    multi_or_in_process_executor,
 )
 from pydantic import PrivateAttr
 
@@ -23,6 +24,7 @@ from caf_pipeline.defs.run_log import RunLog
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.processes import parent_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import open_ledger
@@ -35,6 +37,9 @@ T = TypeVar("T")
 
 _IN_PROCESS: Final = {"in_process", "execute_in_process_executor"}
 """Executors, by name, whose steps are in the run's process."""
+
+_MULTIPROCESS: Final = "multiprocess"
+"""The executor whose steps are children of the run's process."""
 
 EVERY_STEP: Final = {LEDGER, STORE, RUN}
 """Steps that list or read the bucket add `s3_key(source)`."""
@@ -160,11 +165,10 @@ class RunResource(ConfigurableResource["RunResource"]):
                 waiting=report_waits,
             )
             if not isinstance(context, SensorEvaluationContext):
-                # Runs of the UI lack the source's tag. The process identifies a dead run, unless
-                # the executor starts a process for each step.
+                # Runs of the UI lack the source's tag.
                 tags = {SOURCE_TAG: source}
-                if context.job_def.executor_def.name in _IN_PROCESS:
-                    tags |= process_tags(self._contexts[source].holder)
+                if worker := _run_process(context, self._contexts[source].holder):
+                    tags |= process_tags(worker)
                 instance_calls.add_run_tags(context.instance, run, tags)
         run_context = self._contexts[source]
         s3 = getattr(context.resources, s3_key(source), None)
@@ -177,6 +181,20 @@ class RunResource(ConfigurableResource["RunResource"]):
                 lambda: run_wiring.open_source(settings, source, waits, s3.get_client())
             ),
         )
+
+
+def _run_process(context: Context, step: Holder) -> Holder | None:
+    # The process whose end ends the run; None for executors that are not Dagster's own, or that
+    # start steps elsewhere. The parent of an in-process run is the code server, which proves
+    # nothing.
+    executor = context.job_def.executor_def
+    name = executor.name
+    if executor is multi_or_in_process_executor:  # the run's config chooses
+        execution: Any = context.run.run_config.get("execution") or {}
+        name = "in_process" if "in_process" in (execution.get("config") or {}) else _MULTIPROCESS
+    if name in _IN_PROCESS:
+        return step
+    return parent_process(step.run) if name == _MULTIPROCESS else None
 
 
 def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:

@@ -1,4 +1,4 @@
-"""Sensors: plan new objects, launch chunks, send alerts.
+"""Sensors: plan new objects, launch chunks, end dead runs, send alerts.
 
 A `run_key` would deduplicate for ever. A lost cursor loses nothing. Requests have a deadline,
 because Dagster's daemon ends a tick after 60 s without reporting what it waited for.
@@ -16,14 +16,17 @@ from dagster import (
     sensor,
 )
 
+from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.alerting import AlertTick
 from caf_pipeline.automation.asset_keys import AssetKeys
+from caf_pipeline.automation.dead_runs import free_slots_of_ended_runs, reap_dead_runs
 from caf_pipeline.automation.launch_tick import LaunchTick
 from caf_pipeline.automation.new_objects_tick import PART_PAGES, NewObjectsTick, pages_of_events
 from caf_pipeline.automation.tick import TickResult
 from caf_pipeline.defs.evaluations import due_observations, observe, report_conditions
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
+    DEAD_RUNS_SENSOR,
     LAUNCH_SENSOR,
     LEDGER,
     STORE,
@@ -45,6 +48,9 @@ NEW_OBJECTS_SECONDS: Final = 30
 
 ALERT_SECONDS: Final = 300
 """Each tick reads the rows of all chunks, and problems last for hours."""
+
+DEAD_RUNS_SECONDS: Final = 60
+"""A tick reads the unfinished runs of the whole instance."""
 
 TICK_SECONDS: Final = 15.0
 """Deadline for a tick's requests to servers. The whole tick takes less than 20 s."""
@@ -176,3 +182,28 @@ def alert_sensor(
         return tick.result(state)
 
     return watch_sources
+
+
+def dead_runs_sensor() -> SensorDefinition:
+    """Return the sensor that ends dead runs, in an instance that does not."""
+
+    @sensor(
+        name=DEAD_RUNS_SENSOR,
+        minimum_interval_seconds=DEAD_RUNS_SECONDS,
+        default_status=DefaultSensorStatus.RUNNING,
+        description=(
+            "Marks archive runs as failed if their process on this machine was killed, and frees "
+            "their pool slots. Runs of other code are not touched, nor are those of other "
+            "machines. Skips if Dagster's run monitoring checks the processes of runs."
+        ),
+    )
+    def end_dead_runs(context: SensorEvaluationContext) -> SkipReason:
+        if instance_calls.ends_dead_runs(context.instance):
+            return SkipReason("Dagster's run monitoring ends dead runs.")
+        ended = reap_dead_runs(context.instance)
+        for run in ended:
+            context.log.warning(f"Run {run} was killed.")
+        free_slots_of_ended_runs(context.instance)
+        return SkipReason(f"{counted(len(ended), 'dead run')} ended.")
+
+    return end_dead_runs

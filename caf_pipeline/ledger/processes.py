@@ -3,6 +3,7 @@
 Source: proc(5), proc_pid_stat(5), namespaces(7).
 """
 
+import multiprocessing
 import os
 import sys
 from functools import cache
@@ -33,6 +34,16 @@ def this_process(run: str) -> Holder:
     return Holder(run=run, boot_id=boot_id(), pid=pid, process_started=started)
 
 
+def parent_process(run: str) -> Holder | None:
+    """Return the process that started this one by `multiprocessing`, as a holder."""
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return None
+    # A parent that has ended gets a start that no process has.
+    started = _started(parent.pid) or 0.0
+    return Holder(run=run, boot_id=boot_id(), pid=parent.pid, process_started=started)
+
+
 def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
     """Return whether a process runs, paused or not; None if it is not visible from here.
 
@@ -40,7 +51,20 @@ def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
     """
     if boot != boot_id():
         return None
-    return _started(pid) == process_started
+    started = _started(pid)
+    if started is None and _is_of_another_user(pid):
+        return None  # /proc may be mounted with `hidepid`
+    return started == process_started
+
+
+def _is_of_another_user(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        pass
+    return False
 
 
 def _started(pid: int) -> float | None:

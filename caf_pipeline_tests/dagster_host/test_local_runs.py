@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
+from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.dead_runs import process_tags, reap_dead_runs
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL
 from caf_pipeline.ledger.records import Holder
@@ -112,3 +113,7 @@ def test_a_run_with_an_inherited_process_tag_is_left_alone(instance, sleeping):
         sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id
     )
     assert reap_dead_runs(instance) == [run.run_id]
+
+
+def test_run_monitoring_ends_dead_runs_in_our_own_instance(instance):
+    assert instance_calls.ends_dead_runs(instance)

@@ -357,6 +357,7 @@ def started(kind: str = "jackal", **its) -> dict[str, bool]:
 
 READ_ONLY = {
     "caf_watch_sources": True,
+    "caf_end_dead_runs": True,
     "caf_prove_a_hourly": True,
     "caf_storage_plan_a_hourly": True,
     "caf_prune_events_daily": False,

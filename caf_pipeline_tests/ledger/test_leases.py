@@ -247,3 +247,16 @@ def test_leases_have_the_names_that_earlier_versions_gave_them():
     ]
     assert names == ["chunk/c", "plan/s", "deletion/s", "account/i/a"]
     assert [records.chunk_of_lease(name) for name in names] == ["c", None, None, None]
+
+
+def test_hidden_process_of_another_user_is_unknown(monkeypatch):
+    me = this_process("run")
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+
+    def refuse(pid, number):
+        raise PermissionError
+
+    assert is_alive(me.boot_id, process.pid, 1.0) is False
+    monkeypatch.setattr("os.kill", refuse)
+    assert is_alive(me.boot_id, process.pid, 1.0) is None

@@ -19,6 +19,7 @@ LONGEST_FIRST: Final = (
     "test_benchmarks.py",
     "dagster_host/test_daemon.py",
     "faults/test_kills_pairs.py",
+    "automation/test_dead_runs.py",
     "dagster_host/test_workers.py",
     "steps/test_current_content.py",
     "dagster_host/test_run_source.py",

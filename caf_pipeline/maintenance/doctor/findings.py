@@ -30,6 +30,8 @@ class Kind(StrEnum):
     LEFTOVER = "leftover"
     CHUNK = "chunk"
     PARTITION = "partition"
+    INSTANCE = "instance"
+    RUN = "run"
     UNSEEN = "not looked at"
 
 
