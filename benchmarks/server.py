@@ -120,6 +120,7 @@ def running() -> Iterator[S3Server]:
             KEY,
             "--port",
             f"127.0.0.1:{port}",
+            "--keep-alive",
             "posix",
             str(folder / "objects"),
         ]
