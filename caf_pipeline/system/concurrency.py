@@ -17,6 +17,12 @@ MIN_GAIN: Final = 1.1
 MIN_KEPT: Final = 0.97
 """Factor of throughput from which half the requests are kept."""
 
+TRIES: Final = 2
+"""Measurements without a gain that end a trial: a busy machine spoils single ones."""
+
+NEW_SHARE: Final = 0.3
+"""Weight of a new measurement in the average throughput of the kept limit."""
+
 MAX_HOLD: Final = 64
 """Measurements between two trials. Each trial without a gain doubles them up to this number."""
 
@@ -51,6 +57,7 @@ class ConcurrencyLimit:
         self._doubles = True  # the next trial; otherwise it halves
         self._hold = 1
         self._held = 0
+        self._tries = 0
         self._bad = 0
         self._settling = self.requests
         self._measure_from(0.0)
@@ -91,16 +98,20 @@ class ConcurrencyLimit:
 
     def _judge(self, rate: float) -> None:
         if self.requests == self._kept:
-            self._kept_rate = rate
+            share = NEW_SHARE if self._kept_rate else 1.0
+            self._kept_rate += share * (rate - self._kept_rate)
             self._held += 1
             if self._held < self._hold:
                 return
         elif rate < self._kept_rate * (MIN_GAIN if self._doubles else MIN_KEPT):
-            self.requests = self._kept
-            self._pause()
+            self._tries += 1
+            if self._tries == TRIES:
+                self.requests = self._kept
+                self._pause()
             return
         else:
             self._kept, self._kept_rate = self.requests, rate
+        self._tries = 0
         twice, half = min(2 * self._kept, self._maximum), max(self._kept // 2, self._minimum)
         self.requests = twice if self._doubles else half
         if self.requests == self._kept:
