@@ -39,7 +39,7 @@ class Line:
 
 @dataclass
 class End(asyncio.Protocol):
-    """One end of a connection. What it receives is sent by `other` when it is due."""
+    """One end of a connection. Received bytes leave by `other` when they are due."""
 
     line: Line
     other: "End | None" = None

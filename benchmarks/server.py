@@ -32,10 +32,10 @@ SOURCE_KEYS = {
 COPY = 'rclone copy --transfers 16 "$1" "$2"'
 """Script of the peer: copies `bench:bench/PREFIX` to a folder.
 
-It needs the environment of `S3Server.rclone`. Without latency, more transfers are slower.
+It needs the environment of `S3Server.rclone`. More transfers are slower without latency.
 """
 TRANSFERS = (16, 64, 128)
-"""Numbers for rclone's `--transfers`, of which the peer has the best on a network with latency."""
+"""Numbers of rclone's transfers. On a network with latency, the peer uses the best of them."""
 START_SECONDS = 60
 FILLERS = 8
 
