@@ -2,8 +2,11 @@
 
 from typing import Final
 
-START: Final = 16
-"""Requests at the beginning. More are slower on a network without latency."""
+START: Final = 64
+"""Requests at the beginning. Without latency, 16 took more CPU time, and 256 more time."""
+
+MINIMUM: Final = 16
+"""Requests of a server that refuses more. Only refusals lead below `START`."""
 
 MIN_SECONDS: Final = 0.2
 """Seconds of one measurement. A flush of the disk would distort a shorter one."""
@@ -12,10 +15,7 @@ MIN_TURNS: Final = 2
 """Turns of all requests in one measurement. On a slow network, 0.2 s would have only one."""
 
 MIN_GAIN: Final = 1.1
-"""Factor of throughput from which twice the requests are kept."""
-
-MIN_KEPT: Final = 0.97
-"""Factor of throughput from which half the requests are kept."""
+"""Factor of throughput from which twice the requests are kept. Half of them need a factor of 1."""
 
 TRIES: Final = 2
 """Measurements without a gain that end a trial: a busy machine spoils single ones."""
@@ -51,7 +51,7 @@ class ConcurrencyLimit:
 
     def __init__(self, maximum: int) -> None:
         self.requests = min(START, maximum)
-        self._minimum, self._maximum = self.requests, maximum
+        self._minimum, self._maximum = min(MINIMUM, maximum), maximum
         self._kept = self.requests
         self._kept_rate = 0.0
         self._doubles = True  # the next trial; otherwise it halves
@@ -103,7 +103,7 @@ class ConcurrencyLimit:
             self._held += 1
             if self._held < self._hold:
                 return
-        elif rate < self._kept_rate * (MIN_GAIN if self._doubles else MIN_KEPT):
+        elif rate < self._kept_rate * (MIN_GAIN if self._doubles else 1):
             self._tries += 1
             if self._tries == TRIES:
                 self.requests = self._kept
@@ -112,7 +112,8 @@ class ConcurrencyLimit:
         else:
             self._kept, self._kept_rate = self.requests, rate
         self._tries = 0
-        twice, half = min(2 * self._kept, self._maximum), max(self._kept // 2, self._minimum)
+        twice = min(2 * self._kept, self._maximum)
+        half = max(self._kept // 2, min(self._kept, START))
         self.requests = twice if self._doubles else half
         if self.requests == self._kept:
             self._pause()

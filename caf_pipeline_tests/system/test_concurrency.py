@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caf_pipeline.system.concurrency import BAD_IN_A_ROW, MAX_HOLD, START, TRIES, ConcurrencyLimit
+from caf_pipeline.system.concurrency import (
+    BAD_IN_A_ROW,
+    MAX_HOLD,
+    MINIMUM,
+    START,
+    TRIES,
+    ConcurrencyLimit,
+)
 
 KIB = 1 << 10
 
@@ -44,7 +51,7 @@ class Server:
 
 @pytest.mark.parametrize(
     ("latency", "capacity", "expected"),
-    [(0.001, 2000, 16), (0.03, 1600, 64), (0.03, 100_000, 256), (0.1, 1600, 256)],
+    [(0.001, 2000, 64), (0.03, 1600, 64), (0.03, 100_000, 256), (0.1, 1600, 256)],
 )
 def test_requests_suit_the_latency_after_three_seconds(latency, capacity, expected):
     server = Server(latency=latency, capacity=capacity)
@@ -63,8 +70,7 @@ def test_requests_that_gain_nothing_are_given_up():
     server = Server(latency=0.1)
     server.serve(10)
     server.latency = 0.001
-    server.serve(120)
-    assert server.limit.requests == START
+    assert server.serve(120) == START
 
 
 def test_trials_become_rare():
@@ -84,7 +90,7 @@ def test_many_refusals_halve_the_requests():
     server.serve(10)
     server.refused = 60
     assert server.serve(0.4 * BAD_IN_A_ROW) == 128
-    assert server.serve(60) <= 2 * START
+    assert server.serve(60) <= 2 * MINIMUM
 
 
 def test_a_burst_of_refusals_is_survived():
@@ -102,12 +108,12 @@ def test_a_burst_of_refusals_is_survived():
         st.tuples(st.floats(0, 10), st.integers(0, 1 << 30), st.booleans()), max_size=300
     ),
 )
-def test_the_limit_stays_between_start_and_maximum(maximum, ends):
+def test_the_limit_stays_between_minimum_and_maximum(maximum, ends):
     limit, now = ConcurrencyLimit(maximum), 0.0
     for seconds, size_bytes, refused in ends:
         now += seconds
         limit.ended(now, size_bytes, refused=refused)
-        assert min(START, maximum) <= limit.requests <= maximum
+        assert min(MINIMUM, maximum) <= limit.requests <= maximum
 
 
 @given(ends=st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=300))
