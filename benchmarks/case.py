@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Bench:
         scale: One of `SCALES`.
         stack: Stops the servers at the end.
         share: Factor on the scale's numbers, to measure how costs grow.
+        round_trip_ms: Latency of the network before the S3 server.
         server: Name of the S3 server's program, "" if the case used no S3 server.
     """
 
@@ -36,8 +37,9 @@ class Bench:
     scale: str
     stack: contextlib.ExitStack
     share: float = 1.0
+    round_trip_ms: int = 0
     server: str = ""
-    _s3: S3Server | None = None
+    _s3: dict[int, S3Server] = field(default_factory=dict)
 
     def pick(self, full: int, quick: int, tiny: int) -> int:
         """Return the number for this run's scale, multiplied by its share."""
@@ -46,10 +48,14 @@ class Bench:
         )
 
     def s3(self) -> S3Server:
-        """Return the S3 server. The first call starts it."""
-        self._s3 = self._s3 or self.stack.enter_context(running())
-        self.server = self._s3.name
-        return self._s3
+        """Return the S3 server behind this network. The first call starts it."""
+        servers, latency = self._s3, self.round_trip_ms
+        if not servers:
+            servers[0] = self.stack.enter_context(running())
+        if latency not in servers:
+            servers[latency] = self.stack.enter_context(servers[0].behind_network(latency))
+        self.server = servers[latency].name
+        return servers[latency]
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Case:
         sides: Prepares the inputs, yields the two commands once (caf's first), and cleans up.
         cpu_goal: Upper limit for the ratio of CPU seconds.
         peak_goal: Upper limit for the ratio of peak memory.
+        round_trip_ms: Latency of the network that the case crosses.
     """
 
     name: str
@@ -73,6 +80,12 @@ class Case:
     sides: Callable[[Bench], Iterator[tuple[Command, Command]]]
     cpu_goal: float | None = None
     peak_goal: float | None = None
+    round_trip_ms: int = 0
+
+    def over_network(self, round_trip_ms: int) -> "Case":
+        """Return the case behind a network with latency, with `-NUMBERms` after its name."""
+        name, work = f"{self.name}-{round_trip_ms}ms", f"{self.work}; {round_trip_ms} ms round trip"
+        return replace(self, name=name, work=work, round_trip_ms=round_trip_ms)
 
 
 def ours(function: str, *arguments: object, **options: Any) -> Command:

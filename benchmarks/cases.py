@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 from zipfile import ZIP_STORED, ZipFile
 
 from benchmarks import inputs, inventories
@@ -12,11 +13,11 @@ from benchmarks.encryption import open_file, packing_encrypted, seal_file
 from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
 from benchmarks.ledgers import claim, list_pages, load, look_up
-from benchmarks.pairs import Command, run
+from benchmarks.pairs import Command, best, run
 from benchmarks.pipeline import whole_pipeline
 from benchmarks.reports import FILES, listing, listing_serially, report
 from benchmarks.retrieval import read_encrypted, read_large, read_one, restore_small
-from benchmarks.server import COPY
+from benchmarks.server import COPY, TRANSFERS
 from caf_pipeline_tests.support.inventory_reports import FORMATS
 
 KIB = 1 << 10
@@ -147,15 +148,21 @@ def _pack(bench: Bench, prefix: str, sizes: list[int], script: str) -> Sides:
     server = bench.s3()
     server.fill(prefix, sizes)
     our_output, their_output = bench.folder / "packed", bench.folder / "copied"
-    yield (
-        ours("pack", server.endpoint, f"{prefix}/", our_output, removed=[our_output, their_output]),
-        shell(
-            script,
+    removed = [our_output, their_output]
+
+    def copied(transfers: int) -> Command:
+        return shell(
+            script.replace("--transfers 16", f"--transfers {transfers}"),
             f"bench:bench/{prefix}",
             their_output,
             environment=server.rclone(),
-            removed=[our_output, their_output],
-        ),
+            removed=removed,
+        )
+
+    peers = [copied(number) for number in (TRANSFERS if bench.round_trip_ms else TRANSFERS[:1])]
+    yield (
+        ours("pack", server.endpoint, f"{prefix}/", our_output, removed=removed),
+        best(peers),
     )
 
 
@@ -164,9 +171,9 @@ xargs sha256sum < ../names > ../sums; xargs cat < ../names > ../whole
 rm ../names ../sums ../whole"""
 
 
-def packing_small(bench: Bench) -> Sides:
-    """Pack 20,000 objects of 16 KiB."""
-    count = bench.pick(20_000, 2_000, 20)
+def packing_small(bench: Bench, count: int = 20_000) -> Sides:
+    """Pack objects of 16 KiB."""
+    count = bench.pick(count, 2_000, 20)
     return _pack(bench, f"small-{count}", inputs.fixed(count, 16 * KIB), COPY)
 
 
@@ -255,6 +262,38 @@ def planning_again(bench: Bench) -> Sides:
     )
 
 
+ROUND_TRIPS: Final = (30, 100)
+"""Milliseconds: to S3 in another region of a continent, and on another continent."""
+
+BEST_COPY: Final = "rclone copies the same objects, with the best of 16, 64 and 128 transfers"
+
+OVER_NETWORK: Final = (
+    Case(
+        "packing-small",
+        "packs 10,000 objects of 16 KiB",
+        BEST_COPY,
+        0.95,
+        partial(packing_small, count=10_000),
+    ),
+    Case(
+        "packing-mix", "packs 4 GiB of objects with log-normal sizes", BEST_COPY, 0.9, packing_mix
+    ),
+    Case(
+        "packing-large",
+        "packs 8 objects of 256 MiB",
+        f"{BEST_COPY}, sha256sum hashes each, cat writes one file",
+        0.45,
+        packing_large,
+    ),
+    Case(
+        "listing",
+        "lists, plans and prices 100,000 objects by `caf plan --dry-run`",
+        "rclone lsf -R lists them, with or without --fast-list, whichever is faster",
+        0.5,
+        partial(listing, count=100_000),
+    ),
+)
+
 CASES = {
     case.name: case
     for case in (
@@ -331,6 +370,7 @@ CASES = {
             0.4,
             packing_large,
         ),
+        *(case.over_network(latency) for case in OVER_NETWORK for latency in ROUND_TRIPS),
         Case(
             "packing-encrypted",
             "packs 8 objects of 256 MiB, encrypted to a hybrid recipient",

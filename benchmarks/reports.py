@@ -14,7 +14,7 @@ from benchmarks import inputs
 from benchmarks.case import CAF, Bench, ours, shell
 from benchmarks.inputs import SEED
 from benchmarks.inventories import key
-from benchmarks.pairs import Command, run
+from benchmarks.pairs import Command, best, run
 from benchmarks.server import BUCKET, SOURCE_KEYS
 from caf_pipeline_tests.support.inventory_reports import (
     SCHEMA,
@@ -112,15 +112,17 @@ folder = "{folder}/store"
 LIST = 'rclone lsf -R --files-only --use-server-modtime --format pst "$1" > "$2"'
 
 
-def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """List 30,000 objects, 1,000 in each folder.
+def listing(bench: Bench, count: int = 30_000) -> Iterator[tuple[Command, Command]]:
+    """List objects, 1,000 in each folder.
 
     Putting the objects takes longer than listing them.
     """
-    listed, names = _put_objects(bench), bench.folder / "names"
+    listed, names = _put_objects(bench, count), bench.folder / "names"
+    scripts = [LIST] if not bench.round_trip_ms else [LIST, LIST.replace("-R", "-R --fast-list")]
+    address, environment = f"bench:{BUCKET}/{listed.prefix}", bench.s3().rclone()
     yield (
         listed.plan_command(threads=8),
-        shell(LIST, f"bench:{BUCKET}/{listed.prefix}", names, environment=bench.s3().rclone()),
+        best([shell(script, address, names, environment=environment) for script in scripts]),
     )
 
 
@@ -139,8 +141,9 @@ class ListedPrefix:
 
     def plan_command(self, *, threads: int) -> Command:
         """Return the command that lists the prefix by `threads` threads, in its own home."""
-        home = self.bench.folder / f"listed-by-{threads}"
-        settings = self.bench.folder / f"listing-by-{threads}.toml"
+        name = f"by-{threads}-at-{self.bench.round_trip_ms}ms"
+        home = self.bench.folder / f"listed-{name}"
+        settings = self.bench.folder / f"listing-{name}.toml"
         endpoint = self.bench.s3().endpoint
         text = SETTINGS.format(
             bucket=BUCKET, prefix=self.prefix, endpoint=endpoint, folder=home, threads=threads
@@ -152,7 +155,7 @@ class ListedPrefix:
         return command
 
 
-def _put_objects(bench: Bench) -> ListedPrefix:
-    count = bench.pick(30_000, 2_000, 20)
+def _put_objects(bench: Bench, count: int = 30_000) -> ListedPrefix:
+    count = bench.pick(count, 2_000, 20)
     bench.s3().fill(prefix := f"listed-{count}", inputs.fixed(count, 16))
     return ListedPrefix(bench, prefix)

@@ -19,7 +19,7 @@ KIB, MIB, GIB, TIB = (1 << shift for shift in (10, 20, 30, 40))
 
 CORES: Final = 8
 NETWORK: Final = 1.25e9  # bytes a second each way: 10 Gbit/s
-GETS: Final = 64  # packing.fetch_threads
+GETS: Final = 256  # packing.max_requests
 GET_SECONDS: Final = 0.03  # until S3 sends the first byte
 PREFIXES: Final = 16
 PREFIX_GETS: Final = 5_500

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import boto3
 
 from benchmarks.inputs import KEPT, bodies
+from benchmarks.network import delayed
 
 TOOLS = Path(".caf/tools")
 KEY = "bench"
@@ -31,8 +32,10 @@ SOURCE_KEYS = {
 COPY = 'rclone copy --transfers 16 "$1" "$2"'
 """Script of the peer: copies `bench:bench/PREFIX` to a folder.
 
-It needs the environment of `S3Server.rclone`.
+It needs the environment of `S3Server.rclone`. More transfers are slower without latency.
 """
+TRANSFERS = (16, 64, 128)
+"""Numbers of rclone's transfers. On a network with latency, the peer uses the best of them."""
 START_SECONDS = 60
 FILLERS = 8
 
@@ -42,12 +45,15 @@ class S3Server:
     """An S3 server with one bucket.
 
     Attributes:
+        endpoint: Address for the measured commands, perhaps of a proxy.
+        direct: Address without a proxy.
         name: Name of the program.
         folder: Folder of the server's objects, with a note for each filled prefix. None
             if the objects do not outlive the server.
     """
 
     endpoint: str
+    direct: str
     name: str
     folder: Path | None
 
@@ -73,11 +79,17 @@ class S3Server:
         if done:
             done.write_text(description)
 
+    @contextmanager
+    def behind_network(self, milliseconds: int) -> Iterator["S3Server"]:
+        """Put a network with this round trip before the server while the context lasts."""
+        with delayed(int(self.direct.rpartition(":")[2]), milliseconds) as port:
+            yield replace(self, endpoint=f"http://127.0.0.1:{port}")
+
     def client(self) -> Any:
         """Return a boto3 client. It is not used in measurements."""
         return boto3.client(
             "s3",
-            endpoint_url=self.endpoint,
+            endpoint_url=self.direct,
             region_name="us-east-1",
             aws_access_key_id=KEY,
             aws_secret_access_key=KEY,
@@ -120,6 +132,7 @@ def running() -> Iterator[S3Server]:
             KEY,
             "--port",
             f"127.0.0.1:{port}",
+            "--keep-alive",
             "posix",
             str(folder / "objects"),
         ]
@@ -135,7 +148,8 @@ def running() -> Iterator[S3Server]:
             if time.monotonic() > deadline or process.poll() is not None:
                 raise SystemExit(f"{command[0]} did not start")
             time.sleep(0.05)
-        server = S3Server(f"http://127.0.0.1:{port}", "versitygw" if program else "moto", folder)
+        endpoint = f"http://127.0.0.1:{port}"
+        server = S3Server(endpoint, endpoint, "versitygw" if program else "moto", folder)
         if not program:
             server.client().create_bucket(Bucket=BUCKET)
         yield server

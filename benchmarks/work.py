@@ -69,7 +69,8 @@ def pack(
             "secret_access_key": KEY,
         }
     )
-    source = open_s3_source("bench", settings, attempts=3, connections=16)
+    connections = PackingSettings().max_requests
+    source = open_s3_source("bench", settings, attempts=3, connections=connections)
     with SnapshotWriter(
         work_folder / "snapshot.parquet", source="bench", listed_at=MOMENT
     ) as writer:

@@ -184,7 +184,7 @@ def open_source(settings: Settings, source: str, waits: Waits, client: Any = Non
         source,
         settings.source(source),
         attempts=packing.request_attempts,
-        connections=packing.fetch_threads,
+        connections=packing.max_requests,
         client=client,
         waits=waits,
     )

@@ -243,7 +243,7 @@ class PackingSettings(_Section):
 
     Attributes:
         window_size: Bytes that are fetched ahead of the writer. 64 MiB was faster than 256 MiB.
-        fetch_threads: Concurrent GETs.
+        max_requests: Limit on concurrent GETs. Fewer are sent if more gain nothing.
         part_size: Bytes of each ranged GET of a large object.
         request_attempts: Attempts of one request.
         compare_checksums: Whether to compare with S3's checksum of the full object, if it has one.
@@ -252,7 +252,7 @@ class PackingSettings(_Section):
     """
 
     window_size: Size = Field(default=ByteSize(64 * MIB), ge=MIB, le=TIB)
-    fetch_threads: Whole = Field(default=16, ge=1, le=256)
+    max_requests: Whole = Field(default=256, ge=1, le=256)
     part_size: Size = Field(default=ByteSize(8 * MIB), ge=64 * 1024, le=TIB)
     request_attempts: Whole = Field(default=6, ge=1, le=1000)
     compare_checksums: bool = True

@@ -51,7 +51,7 @@ _WORDS_OF_A_WALLET: Final = 12
 _IDENTITY: Final = "AGE-SECRET-KEY"
 
 Place = tuple[str, ...]
-"""A setting's path: `("packing", "fetch_threads")`."""
+"""A setting's path: `("packing", "max_requests")`."""
 
 
 @dataclass(frozen=True, slots=True)

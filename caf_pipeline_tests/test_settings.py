@@ -50,10 +50,10 @@ def test_by_default_no_object_waits_for_a_larger_chunk():
 
 def test_the_environment_wins_over_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("CAF_SOURCES__ONE__BUCKET", "other")
-    monkeypatch.setenv("CAF_PACKING__FETCH_THREADS", "3")
+    monkeypatch.setenv("CAF_PACKING__MAX_REQUESTS", "3")
     settings = load_settings(a_file(tmp_path, '[sources.one]\nbucket = "b"\nprefix = "p/"\n'))
     assert (settings.source("one").bucket, settings.source("one").prefix) == ("other", "p/")
-    assert settings.packing.fetch_threads == 3
+    assert settings.packing.max_requests == 3
 
 
 def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
         ('[sources.one]\nbucket = "b"\npublic = "perhaps"', "sources.one.public"),
         ('[sources.One_1]\nbucket = "b"', "sources.One_1"),
         (f'[sources.{"a" * 31}]\nbucket = "b"', "a" * 31),
-        ("[packing]\nfetch_threads = 0", "packing.fetch_threads"),
+        ("[packing]\nmax_requests = 0", "packing.max_requests"),
         (
             '[packing]\nwindow_size = "1MiB"\npart_size = "2MiB"',
             "packing: part_size, 2,097,152 bytes, is larger than window_size",
@@ -104,11 +104,11 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
     ("text", "fragment"),
     [
         (
-            "[packing]\nfetch_threads = 0",
-            "fetch_threads is 0, but must be greater than or equal to 1",
+            "[packing]\nmax_requests = 0",
+            "max_requests is 0, but must be greater than or equal to 1",
         ),
-        ("[packing]\nfetch_threads = true", "fetch_threads is true, but must be a whole number"),
-        ("[packing]\nfetch_threads = 3.5", "fetch_threads is 3.5, but must be a whole number"),
+        ("[packing]\nmax_requests = true", "max_requests is true, but must be a whole number"),
+        ("[packing]\nmax_requests = 3.5", "max_requests is 3.5, but must be a whole number"),
         ("[packing]\nwindow_size = inf", "window_size is inf, but must be a size such as"),
         (
             '[packing]\nwindow_size = "64 MoB"',
@@ -277,18 +277,18 @@ def test_owners_are_valid_if_dagster_accepts_them(owner):
     ("variables", "fragment"),
     [
         (
-            {"CAF_PACKING__FETCH_THREADS": "x"},
-            "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is 'x', but must be",
+            {"CAF_PACKING__MAX_REQUESTS": "x"},
+            "CAF_PACKING__MAX_REQUESTS: packing.max_requests is 'x', but must be",
         ),
         (
-            {"caf_packing__fetch_threads": "0"},
-            "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is '0'",
+            {"caf_packing__max_requests": "0"},
+            "CAF_PACKING__MAX_REQUESTS: packing.max_requests is '0'",
         ),
-        ({"CAF_PACKING": '{"fetch_threads": 0}'}, "CAF_PACKING: packing.fetch_threads is 0"),
+        ({"CAF_PACKING": '{"max_requests": 0}'}, "CAF_PACKING: packing.max_requests is 0"),
         ({"CAF_PACKING": "x"}, "CAF_PACKING: packing must be a table, as JSON"),
         (
-            {"CAF_PACKING__FETCH_THREAD": "1"},
-            "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is not a setting: did you mean",
+            {"CAF_PACKING__MAX_REQUEST": "1"},
+            "CAF_PACKING__MAX_REQUEST: packing.max_request is not a setting: did you mean",
         ),
         (
             {"CAF_SOURCES__ONE__INCLUDE": "x/*"},

@@ -312,7 +312,7 @@ class Packer:
             objects,
             window_bytes=window_of(settings),
             part_bytes=part_of(settings),
-            threads=settings.fetch_threads,
+            max_requests=settings.max_requests,
             compare_checksums=settings.compare_checksums,
             begin_at=begin_at,
         )

@@ -4,10 +4,14 @@ A window of bytes limits pending GETs, and so the memory.
 """
 
 import hashlib
+import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -18,6 +22,7 @@ from caf_pipeline.inventory.checksums import new_crc64nvme, new_digest
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource, PendingRead
+from caf_pipeline.system.concurrency import ConcurrencyLimit
 
 MIN_UNIT_BYTES: Final = 4096
 """Bytes that an empty object counts in the window, for headers, futures and buffers."""
@@ -25,15 +30,14 @@ MIN_UNIT_BYTES: Final = 4096
 CHECKSUM_ATTEMPTS: Final = 3
 """GETs of a body with a wrong checksum before it counts as unreadable."""
 
-
 SMALL_OBJECT_BYTES: Final = 64 << 10
-"""The writer itself starts GETs of objects up to this size.
+"""Size up to which the writer itself hashes bodies.
 
 Hashing so many bytes takes 0.1 ms. Larger bodies are hashed in threads.
 """
 
-SMALL_GETS_PER_THREAD: Final = 4
-"""Small GETs started per thread, which continue while the writer is busy."""
+THREADS: Final = 16
+"""Threads that hash bodies and retry failed GETs."""
 
 
 class BodySums(NamedTuple):
@@ -47,23 +51,39 @@ Fetched = tuple[ObjectPart, BodySums | None]
 """A part, with the object's checksums if it is the whole object."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Unit:
-    """A pending GET. `weight` counts in the window."""
+    """A range of an object. `weight` counts in the window.
+
+    A unit has a GET that is under way or ended, a future of a thread, or both one after the other.
+    """
 
     planned: PlannedObject
+    start_byte: int
+    end_byte: int
     weight: int
-    future: "Future[Fetched] | None"
     begun: PendingRead | None = None
+    is_under_way: bool = False
+    future: "Future[Fetched] | None" = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end_byte - self.start_byte
 
     def cancel(self) -> None:
         for request in (self.future, self.begun):
             if request:
                 request.cancel()
+        # Their callbacks refer to the unit, and a body must not wait for the garbage collector.
+        self.begun = self.future = None
 
 
 class OrderedFetch:
-    """Fetches objects in order. Call `next_object`, then iterate over its `parts`."""
+    """Fetches objects in order. Call `next_object`, then iterate over its `parts`.
+
+    awscrt runs the GETs. Only the caller's thread changes the state, after it has taken the ended
+    units out of a queue.
+    """
 
     def __init__(
         self,
@@ -72,7 +92,7 @@ class OrderedFetch:
         *,
         window_bytes: int,
         part_bytes: int,
-        threads: int,
+        max_requests: int,
         compare_checksums: bool = True,
         begin_at: int = 0,
     ) -> None:
@@ -84,9 +104,10 @@ class OrderedFetch:
         self._pending: deque[_Unit] = deque()
         self._weight = 0
         self._next: tuple[PlannedObject, int, int] | None = None
-        self._begun = 0
-        self._max_begun = SMALL_GETS_PER_THREAD * threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
+        self._limit = ConcurrencyLimit(max_requests)
+        self._under_way = 0
+        self._ended: SimpleQueue[_Unit] = SimpleQueue()
+        self._pool = ThreadPoolExecutor(min(THREADS, max_requests), thread_name_prefix="fetch")
         self.fetched_bytes = 0
 
     def __enter__(self) -> Self:
@@ -133,44 +154,83 @@ class OrderedFetch:
         return self._next
 
     def _fill(self) -> None:
-        while unit := self._peek():
-            planned, start_byte, end_byte = unit
+        while not self._ended.empty():
+            self._end(self._ended.get())
+        while following := self._peek():
+            planned, start_byte, end_byte = following
             weight = max(end_byte - start_byte, MIN_UNIT_BYTES)
-            if self._pending and self._weight + weight > self._window_bytes:
+            if self._pending and (
+                self._weight + weight > self._window_bytes
+                or self._under_way >= self._limit.requests
+            ):
                 return
-            is_small = end_byte - start_byte == planned.object.size_bytes <= SMALL_OBJECT_BYTES
-            if is_small and self._begun >= self._max_begun:
-                return
-            begun = self._source.begin(planned.object) if is_small else None
-            future = (
-                self._pool.submit(self._read, planned.object, start_byte, end_byte)
-                if begun is None
-                else None
-            )
-            self._pending.append(_Unit(planned, weight, future, begun))
-            self._begun += begun is not None
+            unit = _Unit(planned, start_byte, end_byte, weight)
+            ended = partial(self._ended.put, unit)
+            unit.begun = self._source.begin(planned.object, start_byte, end_byte, ended)
+            if unit.begun:
+                unit.is_under_way = True
+                self._under_way += 1
+            else:
+                self._submit(unit, self._read)
+            self._pending.append(unit)
             self._weight += weight
             self._next = None
 
     def _next_unit(self) -> _Unit:
         unit = self._pending.popleft()
         self._weight -= unit.weight
-        self._begun -= unit.begun is not None
         return unit
 
+    def _submit(self, unit: _Unit, work: "Callable[[_Unit], Fetched]") -> None:
+        unit.future = self._pool.submit(work, unit)
+        unit.future.add_done_callback(lambda _: self._ended.put(unit))
+
+    def _end(self, unit: _Unit) -> None:
+        if not unit.is_under_way:  # a thread ended
+            return
+        unit.is_under_way = False
+        self._under_way -= 1
+        if not unit.begun:  # cancelled
+            return
+        refused = unit.begun.was_refused()
+        self._limit.ended(time.monotonic(), unit.size_bytes, refused=refused)
+        if unit.begun.has_failed():
+            unit.begun = None
+            self._submit(unit, self._read)
+        elif SMALL_OBJECT_BYTES < unit.size_bytes == unit.planned.object.size_bytes:
+            self._submit(unit, self._take_part)
+
     def _result(self, unit: _Unit) -> Fetched:
-        part = unit.begun.part() if unit.begun else None
-        if part and not (self._compare_checksums and _differing(part)):
-            return part, _sums_of(part.body)
-        if unit.begun:  # it failed: retry in threads, with others that have failed
-            failed = [other for other in self._pending if other.begun and other.begun.has_failed()]
-            self._begun -= len(failed)
-            for other in (unit, *failed):
-                obj = other.planned.object
-                other.future = self._pool.submit(self._read, obj, 0, obj.size_bytes)
-                other.begun = None
-        assert unit.future
-        return unit.future.result()
+        with unit.begun.waiting() if unit.is_under_way and unit.begun else nullcontext():
+            while unit.is_under_way:
+                self._end_next()
+        if not unit.future:
+            if fetched := self._part_of(unit):
+                return fetched
+            self._submit(unit, self._read)
+        future, unit.future = unit.future, None
+        assert future
+        while not future.done():
+            self._end_next()
+        return future.result()
+
+    def _end_next(self) -> None:
+        """Wait until a unit ends, and begin others in its place."""
+        self._end(self._ended.get())
+        self._fill()
+
+    def _part_of(self, unit: _Unit) -> Fetched | None:
+        """Return None if the GET failed, or has a wrong checksum."""
+        begun, unit.begun = unit.begun, None
+        part = begun.part() if begun else None
+        if not part or unit.size_bytes < unit.planned.object.size_bytes:
+            return (part, None) if part else None
+        if self._compare_checksums and _differing(part):
+            return None
+        return part, _sums_of(part.body)
+
+    def _take_part(self, unit: _Unit) -> Fetched:
+        return self._part_of(unit) or self._read(unit)
 
     def s3_checksum(self, planned: PlannedObject) -> Checksum | None:
         return self._source.full_object_checksum(planned.object)
@@ -179,9 +239,10 @@ class OrderedFetch:
         """S3's checksum never covers a part."""
         return self._compare_checksums and not planned.part
 
-    def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
-        if end_byte - start_byte < obj.size_bytes:
-            return self._source.read(obj, start_byte, end_byte), None
+    def _read(self, unit: _Unit) -> Fetched:
+        obj = unit.planned.object
+        if unit.size_bytes < obj.size_bytes:
+            return self._source.read(obj, unit.start_byte, unit.end_byte), None
         algorithm = ""
         for _ in range(CHECKSUM_ATTEMPTS):
             part = self._source.read(obj, 0, obj.size_bytes)

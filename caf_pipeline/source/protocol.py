@@ -6,6 +6,7 @@ Keys are bytes, range ends are exclusive, times are aware and in UTC. Every `Obj
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -91,12 +92,20 @@ class LastPage(list[S3Object]):
 
 
 class PendingRead(Protocol):
-    """A GET of a whole object that is under way. No thread waits for it."""
+    """A GET that is under way. No thread waits for it."""
+
+    def waiting(self) -> AbstractContextManager[object]:
+        """Return a context in which to wait. It reports a GET that stalls."""
+        ...
 
     def has_failed(self) -> bool: ...
 
+    def was_refused(self) -> bool:
+        """Return whether the server asked for fewer requests."""
+        ...
+
     def part(self) -> ObjectPart | None:
-        """Wait for the whole object; None if the GET failed.
+        """Wait for the answer; None if the GET failed.
 
         `ObjectSource.read` then retries it or raises the error.
         """
@@ -169,8 +178,13 @@ class ObjectSource(Protocol):
         """
         ...
 
-    def begin(self, obj: S3Object) -> PendingRead | None:
-        """Start a GET of the whole object; None if only `read` can read it. Never raises."""
+    def begin(
+        self, obj: S3Object, start_byte: int, end_byte: int, ended: Callable[[], None]
+    ) -> PendingRead | None:
+        """Start a GET of a range as in `read`; None if only `read` can read it. Never raises.
+
+        `ended` is called from any thread when the GET has ended, perhaps before this returns.
+        """
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:

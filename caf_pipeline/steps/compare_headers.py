@@ -29,6 +29,9 @@ from caf_pipeline.system.parquet import write_whole
 OBJECTS_AT_ONCE: Final = 10_000
 """Objects in memory, with their headers: about 20 MB."""
 
+HEADS: Final = 16
+"""Concurrent HEADs, each with a thread."""
+
 WITHOUT_CHECKSUM: Final = "S3 has no full-object checksum of an algorithm that the archive recorded"
 OTHER_BYTES: Final = "S3's checksum of the full object differs from the archived one"
 
@@ -83,7 +86,7 @@ def compare_headers(
 
     def compared() -> Iterator[pa.RecordBatch]:
         objects = read_objects(to_compare)
-        with ThreadPoolExecutor(context.settings.packing.fetch_threads, "compare") as pool:
+        with ThreadPoolExecutor(min(HEADS, context.settings.packing.max_requests)) as pool:
             while some := list(islice(objects, OBJECTS_AT_ONCE)):
                 context.wait_while_paused(lease.check)
                 heads = list(pool.map(read_headers, some))

@@ -44,7 +44,10 @@ MAX_RESUMED_AGE: Final = timedelta(days=1)
 """Older listings are not resumed, since they lack later objects."""
 
 PAGES_BEFORE_A_SPLIT: Final = 2
-"""Pages of a range before it is split, plus one for each useless split."""
+"""Pages of a range before it is split, plus one for every four useless splits.
+
+The first useful split of 100,000 keys in folders of 1,000 is the fifth.
+"""
 
 SAMPLE_EVERY: Final = 10
 """One of so many keys shows which characters occur."""
@@ -456,8 +459,8 @@ class ParallelListing:
         return [
             key_range
             for key_range in self._active
-            if key_range.pages >= PAGES_BEFORE_A_SPLIT + key_range.useless_splits
-            and not key_range.ended
+            if not key_range.ended
+            and key_range.pages >= PAGES_BEFORE_A_SPLIT + key_range.useless_splits // 4
         ]
 
     def _split(self) -> _Range | None:

@@ -5,6 +5,7 @@ A test class of an implementation inherits it and defines the fixture `bucket`. 
 source.
 """
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -14,6 +15,7 @@ import pytest
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.source.protocol import LastPage
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.tiers import sampled
 
 # Clients and servers change some of them. moto cannot store a key with a line feed.
@@ -37,8 +39,10 @@ def listed(source, **bounds) -> list[S3Object]:
 
 def whole(source, obj: S3Object) -> bytes:
     """Return an object's bytes, after comparing `read` with `begin`."""
-    pending, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
-    assert pending is None or pending.part() == part
+    ended = threading.Event()
+    pending = source.begin(obj, 0, obj.size_bytes, ended.set)
+    part = source.read(obj, 0, obj.size_bytes)
+    assert pending is None or (pending.part() == part and ended.wait(PATIENCE_SECONDS))
     return bytes(part.body)
 
 
@@ -51,6 +55,13 @@ def body_or_reason(source, obj: S3Object, start_byte: int, end_byte: int) -> byt
 
 class ObjectSourceContract:
     """The contract: see `ObjectSource`."""
+
+    def test_a_begun_range_equals_a_read(self, bucket):
+        bucket.put("a", b"0123456789")
+        source = bucket.source()
+        [obj] = listed(source)
+        pending = source.begin(obj, 2, 5, lambda: None)
+        assert pending is None or pending.part() == source.read(obj, 2, 5)
 
     def test_an_empty_bucket_lists_nothing(self, bucket):
         assert listed(bucket.source()) == []

@@ -43,7 +43,7 @@ def small_world(new_world, unruly_s3, new_bucket):
     """One chunk of few objects; one GET at a time."""
     world = new_world(
         bucket=unruly_s3.in_front_of(new_bucket),
-        packing={"fetch_threads": 1, "request_attempts": 1},
+        packing={"max_requests": 1, "request_attempts": 1},
     )
     world.fill(small=6, large=1)
     return world

@@ -38,9 +38,7 @@ embedded_url(Settings(home=Path(sys.argv[1])))
 """
 """Every run first starts the server, if needed."""
 
-ONE_THREAD = {
-    "fetch_threads": 1
-}  # so that "while the n-th object is read" is the same in every run
+ONE_THREAD = {"max_requests": 1}  # so that "while the n-th object is read" is the same in every run
 
 
 @pytest.fixture

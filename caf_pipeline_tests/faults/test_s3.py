@@ -37,7 +37,7 @@ def small_world(new_world, unruly_s3, new_bucket):
     def make(*, large=1, **packing):
         packing = {
             "request_attempts": 2,
-            "fetch_threads": 1,
+            "max_requests": 1,
             "part_size": "64KiB",
             "window_size": "1MiB",
         } | packing
@@ -144,7 +144,7 @@ def test_changed_bytes_are_found_by_the_checksum_that_s3_keeps(
 
 
 def test_a_storm_of_slow_downs_is_waited_out(fault, small_world, unruly_s3):
-    world = small_world(request_attempts=6, fetch_threads=4)
+    world = small_world(request_attempts=6, max_requests=4)
     with fault(GROUP, "503 SlowDown in bursts, for objects and listings") as case:
         unruly_s3.slow_down(3, 8, kind="object")
         unruly_s3.slow_down(2, 5, kind="listing")
@@ -458,7 +458,7 @@ def skew_database(url, by):
 
 def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
     """Random faults of all kinds, run after run, then none; many seeds in the long form."""
-    world = small_world(request_attempts=3, fetch_threads=4)
+    world = small_world(request_attempts=3, max_requests=4)
     seeds = range(100 if soak else 3)
     with fault(GROUP, "faults of all kinds at random") as case:
         case.tried = len(seeds)

@@ -35,7 +35,6 @@ kind = "jackal"
 [packing]
 part_size = "64KiB"
 window_size = "1MiB"
-fetch_threads = 4
 [jackal]
 lcd = {lcd}
 chain_id = "{chain_id}"
@@ -150,7 +149,7 @@ def small_world(new_world, unruly_s3, new_bucket):
     world = new_world(
         bucket=unruly_s3.in_front_of(new_bucket),
         source={"target_size": 70_000},
-        packing={"fetch_threads": 1, "request_attempts": 1},
+        packing={"max_requests": 1, "request_attempts": 1},
     )
     for number in range(2):
         for part in range(3):

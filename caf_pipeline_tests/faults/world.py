@@ -182,7 +182,7 @@ class World:
             self.network, copies=COPIES, keep_staged_windows=0, proof_seconds=60
         )
         jackal = settings.model_dump(mode="json") | {"mnemonic": self._words}
-        packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4}
+        packing = {"part_size": "64KiB", "window_size": "1MiB", "max_requests": 4}
         sections = {"jackal": jackal, "packing": packing, "store": {"kind": "jackal"}}
         changes = dict(self._sections)
         source = bucket | keys | changes.pop("source", {})

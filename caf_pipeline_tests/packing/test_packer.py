@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -23,7 +24,7 @@ from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer
-from caf_pipeline.packing.prefetch import SMALL_GETS_PER_THREAD, SMALL_OBJECT_BYTES, OrderedFetch
+from caf_pipeline.packing.prefetch import SMALL_OBJECT_BYTES, OrderedFetch
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectPart
@@ -33,7 +34,7 @@ from caf_pipeline_tests.support.plans import MOMENT, plan_of
 
 PART = 64 * 1024
 SETTINGS = PackingSettings.model_validate(
-    {"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4}
+    {"part_size": PART, "window_size": 1 << 20, "max_requests": 4}
 )
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
 
@@ -326,7 +327,7 @@ class SlowWriter:
     def full_object_checksum(self, obj):
         return None
 
-    def begin(self, obj):
+    def begin(self, obj, start_byte, end_byte, ended):
         return None
 
     def read(self, obj, start_byte, end_byte):
@@ -342,7 +343,9 @@ def test_the_window_bounds_the_bytes_ahead_of_the_writer(tmp_path):
     plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
     window = 4 * PART
     objects = read_chunk_objects(plan.folder, 1)
-    with OrderedFetch(counting, objects, window_bytes=window, part_bytes=PART, threads=8) as fetch:
+    with OrderedFetch(
+        counting, objects, window_bytes=window, part_bytes=PART, max_requests=8
+    ) as fetch:
         while planned := fetch.next_object():
             for part, _ in fetch.parts(planned):
                 time.sleep(0.001)  # lets the readers run ahead
@@ -355,40 +358,58 @@ SMALL_WINDOW = {"window_bytes": 1 << 20, "part_bytes": PART}
 
 
 class BeginningSource(MemorySource):
-    """Starts all reads but some keys. `begun` has the pending ones; those in `broken` fail."""
+    """Starts all reads but some keys, and ends them in another thread. Keys in `broken` fail."""
 
     def __init__(self, bodies, broken=(), unable=()):
         super().__init__(bodies)
         self.broken, self.unable = set(broken), set(unable)
-        self.begun, self.cancelled, self.most = [], [], 0
+        self.begun, self.cancelled, self.under_way, self.most = [], [], set(), 0
+        self.enders = ThreadPoolExecutor(1)
+        self.gate = threading.Event()
+        self.gate.set()
 
-    def begin(self, obj):
+    def begin(self, obj, start_byte, end_byte, ended):
         if obj.key.decode() in self.unable:
             return None
-        self.begun.append(obj.key.decode())
-        self.most = max(
-            self.most, sum(key not in self.broken for key in self.begun)
-        )  # failed reads are not pending
-        return Begun(self, obj)
+        begun = Begun(self, obj, start_byte, end_byte)
+        self.begun.append(begun)
+        self.under_way.add(id(begun))
+        self.most = max(self.most, len(self.under_way))
+        self.enders.submit(self._end, begun, ended)
+        return begun
+
+    def _end(self, begun, ended):
+        self.gate.wait(PATIENCE_SECONDS)
+        self.under_way.remove(id(begun))
+        ended()
 
 
-@dataclass
+@dataclass(eq=False)
 class Begun:
     source: BeginningSource
     obj: S3Object
+    start_byte: int
+    end_byte: int
+
+    def waiting(self):
+        return contextlib.nullcontext()
 
     def has_failed(self):
         return self.obj.key.decode() in self.source.broken
 
+    def was_refused(self):
+        return self.has_failed()
+
     def cancel(self):
-        self.source.cancelled.append(self.obj.key.decode())
+        self.source.cancelled.append(self)
 
     def part(self):
-        self.source.begun.remove(self.obj.key.decode())
+        self.source.begun.remove(self)
         if self.has_failed():
             return None
         key = self.obj.key.decode()
-        return ObjectPart(self.source.bodies[key], ObjectHeaders(), self.source.checksums.get(key))
+        body = self.source.bodies[key][self.start_byte : self.end_byte]
+        return ObjectPart(body, ObjectHeaders(), self.source.checksums.get(key))
 
 
 @settings(max_examples=30)
@@ -399,16 +420,16 @@ class Begun:
         max_size=30,
     ),
 )
-def test_small_failed_and_threaded_reads_come_in_order(tmp_path_factory, data, sizes):
+def test_begun_failed_and_threaded_reads_come_in_order(tmp_path_factory, data, sizes):
     made = {f"key-{number:04d}": os.urandom(size) for number, size in enumerate(sizes)}
     some = st.sets(st.sampled_from(sorted(made))) if made else st.just(set())
     source = BeginningSource(made, broken=data.draw(some), unable=data.draw(some))
     plan = plan_of(tmp_path_factory.mktemp("plan"), source.objects(), target_size_bytes=8 << 20)
-    threads = data.draw(st.integers(1, 4))
+    max_requests = data.draw(st.integers(1, 4))
     objects = read_chunk_objects(plan.folder, 1) if made else []
     fetched = {}
     with OrderedFetch(
-        source, objects, window_bytes=1 << 20, part_bytes=2 * PART, threads=threads
+        source, objects, window_bytes=1 << 20, part_bytes=2 * PART, max_requests=max_requests
     ) as fetch:
         while planned := fetch.next_object():
             parts = list(fetch.parts(planned))
@@ -420,24 +441,39 @@ def test_small_failed_and_threaded_reads_come_in_order(tmp_path_factory, data, s
                     crc64nvme(body).to_bytes(8, "big"),
                 )
     assert list(fetched.items()) == list(made.items())
-    assert source.most <= SMALL_GETS_PER_THREAD * threads
-    small = {key for key, body in made.items() if len(body) <= SMALL_OBJECT_BYTES}
-    assert sorted(key for key, *_ in source.reads if key in small) == sorted(
-        small & (source.broken | source.unable)
-    )
+    assert source.most <= max_requests
+    assert {key for key, *_ in source.reads} == source.broken | source.unable
 
 
-def test_failed_small_reads_are_retried_concurrently(tmp_path):
+def test_failed_reads_are_retried_concurrently(tmp_path):
     source = BeginningSource(bodies(12), broken=[f"key-{number:04d}" for number in (2, 5, 7)])
     gate = threading.Barrier(3)
     read = source.read
     source.read = lambda *wanted: (gate.wait(PATIENCE_SECONDS), read(*wanted))[1]
     plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
     objects = read_chunk_objects(plan.folder, 1)
-    with OrderedFetch(source, objects, **SMALL_WINDOW, threads=3) as fetch:
+    with OrderedFetch(source, objects, **SMALL_WINDOW, max_requests=3) as fetch:
         while planned := fetch.next_object():
             [(part, _)] = fetch.parts(planned)
             assert part.body == source.bodies[planned.object.key.decode()]
+
+
+def test_a_slow_first_read_delays_no_other(tmp_path):
+    source = BeginningSource(bodies(12))
+    began, begin = threading.Event(), source.begin
+
+    def begin_slowly(obj, start_byte, end_byte, ended):
+        if obj.key == b"key-0000":  # ends when the last read begins
+            threading.Thread(target=lambda: (began.wait(PATIENCE_SECONDS), ended())).start()
+            return begin(obj, start_byte, end_byte, lambda: None)
+        if obj.key == b"key-0011":
+            began.set()
+        return begin(obj, start_byte, end_byte, ended)
+
+    source.begin = begin_slowly
+    packing = Packing(tmp_path, source, settings=SETTINGS.model_copy(update={"max_requests": 2}))
+    assert packing.packed.member_count == 12
+    assert began.is_set()
 
 
 def test_a_begun_body_whose_checksum_differs_is_read_again(tmp_path):
@@ -459,9 +495,9 @@ def test_packing_that_ends_early_cancels_all_started_reads(tmp_path):
     objects = read_chunk_objects(plan.folder, 1)
     with (
         contextlib.suppress(ZeroDivisionError),
-        OrderedFetch(source, objects, **SMALL_WINDOW, threads=2) as fetch,
+        OrderedFetch(source, objects, **SMALL_WINDOW, max_requests=2) as fetch,
     ):
         list(fetch.parts(fetch.next_object()))
         raise ZeroDivisionError
     assert source.begun
-    assert sorted(source.cancelled) == sorted(source.begun)
+    assert source.cancelled == source.begun

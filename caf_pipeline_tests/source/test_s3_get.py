@@ -69,6 +69,11 @@ def partial(body: bytes, content_range: str) -> ScriptedAnswer:
     return ScriptedAnswer(206, body, GET_OK | {"Content-Range": content_range})
 
 
+def begin(source, obj=None):
+    obj = obj or object_of()
+    return source.begin(obj, 0, obj.size_bytes, lambda: None)
+
+
 def answers(server, *script: ScriptedAnswer):
     """Send the answers in turn, and repeat the last."""
     remaining = list(script)
@@ -258,7 +263,7 @@ def test_a_pending_read_costs_one_request_and_equals_read(scripted_s3):
     answer = head(x_amz_checksum_crc32=CRC)
     source = answers(scripted_s3, replace(answer, body=b"bytes"))
     obj = object_of(checksum="CRC32/FULL_OBJECT")
-    part = source.begin(obj).part()
+    part = begin(source, obj).part()
     assert len(scripted_s3.requests) == 1
     assert part == source.read(obj, 0, 5)
     begun, read = scripted_s3.requests
@@ -285,18 +290,46 @@ def test_a_pending_read_costs_one_request_and_equals_read(scripted_s3):
     ],
 )
 def test_a_failed_pending_read_returns_no_part(scripted_s3, answer):
-    begun = answers(scripted_s3, answer).begin(object_of())
+    begun = begin(answers(scripted_s3, answer))
     assert begun.part() is None
     assert len(scripted_s3.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "refused"),
+    [
+        (s3_error(503, "SlowDown"), True),
+        (ScriptedAnswer(503), True),
+        (ScriptedAnswer(429), True),
+        (s3_error(500, "InternalError"), False),
+        (s3_error(404, "NoSuchKey"), False),
+        (ok(), False),
+    ],
+)
+def test_a_pending_read_knows_if_it_was_refused(scripted_s3, answer, refused):
+    ended = threading.Event()
+    pending = answers(scripted_s3, answer).begin(object_of(), 0, 5, ended.set)
+    assert ended.wait(PATIENCE_SECONDS)
+    assert pending.was_refused() == refused
+
+
+@pytest.mark.parametrize("connections", [40, 3])
+def test_all_connections_are_opened_that_are_allowed(scripted_s3, connections):
+    together = threading.Barrier(connections)
+    scripted_s3.answer = lambda request: (together.wait(PATIENCE_SECONDS), ok())[-1]
+    settings = settings_for(scripted_s3.endpoint, "bucket-of-script")
+    source = open_s3_source("demo", settings, connections=connections)
+    pending = [begin(source) for _ in range(2 * connections)]
+    assert all(read.part() for read in pending)
 
 
 def test_begin_returns_none_without_credentials_or_text_key(
     scripted_s3,
 ):
     source = answers(scripted_s3, ok())
-    assert source.begin(replace(object_of(), key=b"\xff")) is None
+    assert begin(source, replace(object_of(), key=b"\xff")) is None
     source._reading.gets._credentials = None
-    assert source.begin(object_of()) is None
+    assert begin(source) is None
     assert scripted_s3.requests == []
 
 
@@ -304,7 +337,7 @@ def test_a_pending_read_can_be_cancelled(scripted_s3):
     arrived, gate = threading.Event(), threading.Event()
     scripted_s3.answer = lambda request: (arrived.set(), gate.wait(PATIENCE_SECONDS), ok())[-1]
     try:
-        begun = scripted_s3.source().begin(object_of())
+        begun = begin(scripted_s3.source())
         assert not begun.has_failed()
         assert arrived.wait(PATIENCE_SECONDS)
         begun.cancel()
@@ -327,7 +360,7 @@ def test_a_pending_read_may_be_dropped_during_an_error(scripted_s3, answer):
 
     for _ in range(40):
         with pytest.raises(ZeroDivisionError):
-            fail(source.begin(object_of()))
+            fail(begin(source))
     assert not wait(finished, timeout=60).not_done
 
 
@@ -414,7 +447,7 @@ def test_get_requests_any_checksum_if_the_source_has_reports(scripted_s3, header
     scripted_s3.answer = lambda request: answer
     source = scripted_s3.source(inventory="s3://dest/p/bucket-of-script/daily/")
     assert source.full_object_checksum(object_of()) is None
-    checksum = source.begin(object_of()).part().checksum
+    checksum = begin(source).part().checksum
     assert (checksum.digest if checksum else None) == digest
     assert [
         (request.method, request.headers["x-amz-checksum-mode"]) for request in scripted_s3.requests

@@ -323,7 +323,7 @@ def test_pause_stops_packing_in_middle_of_large_object(tmp_path, ledger, store):
 
     source = Ordered({"large": os.urandom(40 * 65_536)})
     pausing = Pausing(lambda: str(ledger.chunks.get(name).state))
-    packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 1}
+    packing = {"part_size": "64KiB", "window_size": "1MiB", "max_requests": 1}
     context = a_run_context(
         tmp_path,
         source,

@@ -257,7 +257,7 @@ def test_requests_cost_per_thousand_and_egress_per_gib(tmp_path, source, ledger)
 def test_capped_part_size_raises_number_of_requests(tmp_path, source, ledger, monkeypatch):
     monkeypatch.setattr(writer, "MAX_PART_BYTES", 65_536)
     source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
-    packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
+    packing = {"part_size": "128KiB", "window_size": "1MiB", "max_requests": 4}
     context = a_run_context(tmp_path, source, ledger, packing=packing)
     result = previewed(context)
     archive_everything(context)

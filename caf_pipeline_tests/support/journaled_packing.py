@@ -16,7 +16,7 @@ from caf_pipeline_tests.support.plans import MOMENT, plan_of
 
 PART = 64 * 1024
 SETTINGS = PackingSettings.model_validate(
-    {"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4}
+    {"part_size": PART, "window_size": 1 << 20, "max_requests": 4}
 )
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
 EACH = CheckpointPace(due_bytes=1, due_outcomes=1, ahead_bytes=-1)

@@ -77,7 +77,7 @@ class MemorySource:
             self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()), checksum
         )
 
-    def begin(self, obj):
+    def begin(self, obj, start_byte, end_byte, ended):
         return None
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:

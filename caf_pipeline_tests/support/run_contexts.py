@@ -50,7 +50,7 @@ def a_run_context(
         "home": folder / "home",
         "store": {"kind": "directory", "folder": folder / "store"},
         "sources": {"src": {"bucket": "b", "target_size": target, "public": public}},
-        "packing": {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4},
+        "packing": {"part_size": "64KiB", "window_size": "1MiB", "max_requests": 4},
     }
     described = Settings.model_validate(values | settings)
     holder = this_process(run)

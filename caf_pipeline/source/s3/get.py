@@ -6,8 +6,8 @@ parts costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API
 
 import base64
 import binascii
-from collections.abc import Collection, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -65,11 +65,15 @@ class S3ObjectReader:
             wait.moved()
             return part
 
-    def begin(self, obj: S3Object) -> "PendingPart | None":
+    def begin(
+        self, obj: S3Object, start_byte: int, end_byte: int, ended: Callable[[], None]
+    ) -> "PendingPart | None":
         try:
-            return PendingPart(self, obj, self._begin_get(obj, 0, obj.size_bytes))
+            get = self._begin_get(obj, start_byte, end_byte)
         except REQUEST_ERRORS:
             return None
+        get.finished.add_done_callback(lambda _: ended())
+        return PendingPart(self, obj, start_byte, end_byte, get)
 
     def _read_once(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         try:
@@ -181,18 +185,27 @@ class PendingPart:
 
     reader: S3ObjectReader
     obj: S3Object
+    start_byte: int
+    end_byte: int
     get: PendingGet
+
+    def waiting(self) -> AbstractContextManager[object]:
+        return self.reader.policy.waiting(STALLED_SECONDS)
 
     def has_failed(self) -> bool:
         return self.get.has_failed()
+
+    def was_refused(self) -> bool:
+        return self.get.was_refused()
 
     def cancel(self) -> None:
         self.get.cancel()
 
     def part(self) -> ObjectPart | None:
         try:
-            with nullcontext() if self.get.is_done else self.reader.policy.waiting(STALLED_SECONDS):
-                return self.reader.checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
+            with nullcontext() if self.get.is_done else self.waiting():
+                answer = self.get.answer()
+            return self.reader.checked(self.obj, self.start_byte, self.end_byte, answer)
         except (*REQUEST_ERRORS, UnreadableHeader):
             return None
 

@@ -40,10 +40,20 @@ from caf_pipeline.source.s3.clients import CA_BUNDLE, CONNECT_TIMEOUT, is_aws
 MEMORY_LIMIT_BYTES: Final = 2 << 30
 """awscrt refuses less than 1 GiB, and defaults to up to 24. GETs use near 200 MB."""
 
+CONNECTION_GBPS: Final = 0.4
+"""awscrt opens a connection per 0.4 Gbit/s of its target, and 25 by default.
+
+`max_active_connections_override` only lowers that number.
+"""
+
 _SAFE: Final = "/~"
 """Not encoded in keys: "URI-encoding" in Signature Version 4."""
 
 _CLOCK_WRONG: Final = "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED"
+_SLOW_DOWN: Final = "AWS_ERROR_S3_SLOW_DOWN"
+"""Any answer with status 503. awscrt drops the status and the body."""
+
+_TOO_MANY_REQUESTS: Final = 429
 _UNREADABLE_HEADER: Final = "AWS_ERROR_CRT_CALLBACK_EXCEPTION"
 
 
@@ -99,6 +109,7 @@ class GetClient:
             tls_mode=S3RequestTlsMode.ENABLED if is_tls else S3RequestTlsMode.DISABLED,
             tls_connection_options=_tls_options(ca_file) if is_tls else None,
             memory_limit=MEMORY_LIMIT_BYTES,
+            throughput_target_gbps=CONNECTION_GBPS * connections if connections else None,
             max_active_connections_override=connections,
             # `RequestPolicy` retries, by S3's error codes.
             retry_config=S3RetryConfig(retry_mode=S3RetryMode.NONE),
@@ -183,6 +194,13 @@ class PendingGet:
 
     def has_failed(self) -> bool:
         return self.is_done and self.finished.exception() is not None
+
+    def was_refused(self) -> bool:
+        """Return whether the server asked for fewer requests."""
+        error = self.finished.exception() if self.is_done else None
+        if isinstance(error, S3ResponseError):
+            return bool(error.status_code == _TOO_MANY_REQUESTS)
+        return isinstance(error, AwsCrtError) and error.name == _SLOW_DOWN
 
     def cancel(self) -> None:
         """`answer` then raises."""

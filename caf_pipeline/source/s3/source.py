@@ -1,6 +1,6 @@
 """`ObjectSource` on S3 and whatever speaks its API."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 from caf_pipeline.errors import ObjectUnavailable
@@ -93,8 +93,12 @@ class S3Source:
         self._require_text(obj)
         return self._reading.part(obj, start_byte, end_byte)
 
-    def begin(self, obj: S3Object) -> PendingRead | None:
-        return self._reading.begin(obj) if is_supported(obj.key) else None
+    def begin(
+        self, obj: S3Object, start_byte: int, end_byte: int, ended: Callable[[], None]
+    ) -> PendingRead | None:
+        if not is_supported(obj.key):
+            return None
+        return self._reading.begin(obj, start_byte, end_byte, ended)
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         self._require_text(obj)
