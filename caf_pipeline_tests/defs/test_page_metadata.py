@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterEventType, EventRecordsFilter
+from dagster import AssetKey, TableMetadataValue
 
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.formats import age
 from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
 from caf_pipeline_tests.support.ticks import evaluate_tick
@@ -45,33 +46,22 @@ def archived(pipeline):
     return pipeline, chunk
 
 
-def entries_of(instance):
-    """Return the metadata of each materialization, check result and observation."""
-    kinds = {
-        DagsterEventType.ASSET_MATERIALIZATION: lambda data: data.materialization.metadata,
-        DagsterEventType.ASSET_OBSERVATION: lambda data: data.asset_observation.metadata,
-        DagsterEventType.ASSET_CHECK_EVALUATION: lambda data: data.metadata,
-    }
-    for kind, metadata in kinds.items():
-        records = instance.get_event_records(EventRecordsFilter(kind))
-        assert records
-        for record in records:
-            yield metadata(record.event_log_entry.dagster_event.event_specific_data)
+def materialized(pipeline, name):
+    record = pipeline.instance.fetch_materializations(AssetKey([SOURCE, name]), limit=1).records[0]
+    return record.asset_materialization.metadata
 
 
 def test_no_size_is_shown_twice(archived):
     pipeline, _ = archived
     evaluate_tick(pipeline, "caf_watch_sources")
-    for shown in entries_of(pipeline.instance):
-        tables = [value for value in shown.values() if hasattr(value, "schema")]
+    observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=1)
+    (check,) = pipeline.execute("caf_audit_my_source").get_asset_check_evaluations()
+    pages = [materialized(pipeline, name) for name in ASSETS]
+    for shown in [*pages, observed.records[0].asset_observation.metadata, check.metadata]:
+        tables = [value for value in shown.values() if isinstance(value, TableMetadataValue)]
         columns = [column.name for value in tables for column in value.schema.columns]
-        names = [*shown, *columns]
-        assert [name for name in names if name.endswith("_bytes")] in ([], ["dagster/size_bytes"])
-
-
-def materialized(pipeline, name):
-    record = pipeline.instance.fetch_materializations(AssetKey([SOURCE, name]), limit=1).records[0]
-    return record.asset_materialization.metadata
+        in_bytes = [name for name in [*shown, *columns] if name.endswith("_bytes")]
+        assert in_bytes in ([], ["dagster/size_bytes"])
 
 
 def test_column_lineage_names_existing_columns(archived):
