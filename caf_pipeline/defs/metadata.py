@@ -469,19 +469,18 @@ def verify_metadata(
 
 def _fetching(chunk: Chunk, urls: Mapping[str, str]) -> Metadata:
     """Link to the chunk's file at one provider, and name the command that fetches it."""
-    for url in urls.values():
-        folder_file = url.removeprefix("file://") if url.startswith("file://") else ""
-        link = MetadataValue.path(folder_file) if folder_file else MetadataValue.url(url)
-        quoted_name, quoted_origin = quote(f"{chunk.name}.caf"), quote(folder_file or url)
-        if not chunk.encrypted:
-            fetch = f"cp {quoted_origin}" if folder_file else f"curl -f {quoted_origin} -o"
-            return {"download": link, "fetch": f"{fetch} {quoted_name}"}
-        read = f"cat {quoted_origin}" if folder_file else f"curl -f {quoted_origin}"
-        return {
-            "download_encrypted": link,
-            "fetch": f"{read} | age -d -i identity.txt -o {quoted_name}",
-        }
-    return {}
+    url = next(iter(urls.values()), "")
+    if not url:
+        return {}
+    path = url.removeprefix("file://") if url.startswith("file://") else ""
+    link = MetadataValue.path(path) if path else MetadataValue.url(url)
+    name, origin = quote(f"{chunk.name}.caf"), quote(path or url)
+    if chunk.encrypted:
+        read = f"cat {origin}" if path else f"curl -f {origin}"
+        fetch = f"{read} | age -d -i identity.txt -o {name}"
+        return {"download_encrypted": link, "fetch": fetch}
+    fetch = f"cp {origin} {name}" if path else f"curl -f -o {name} {origin}"
+    return {"download": link, "fetch": fetch}
 
 
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:

@@ -130,7 +130,7 @@ def test_the_ui_shows_graph_chunk_failed_check_and_plots(archived, network, tmp_
         ) == (3, 4, 1)
         window.picture(pictures / "asset-graph.png")
 
-        window.size(1500, 1170)
+        window.size(1700, 1220)
         sizes = show_size(first.stored_size_bytes), f"{first.member_count}"
         page = f"{assets}/stored_chunk?view=partitions&partition={first.name}"
         window.open(
