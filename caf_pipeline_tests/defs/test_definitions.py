@@ -74,6 +74,17 @@ def test_all_that_a_code_server_loads_is_loaded():
     build_defs(Settings(sources=sources)).get_repository_def().load_all_definitions()
 
 
+@pytest.mark.parametrize("store", ["jackal", "directory"])
+def test_lists_of_the_ui_show_no_raw_markdown(store):
+    settings = Settings(sources={"a": SourceSettings(bucket="b", inventory="s3://c/d/b/e/")})
+    kind = settings.store.model_copy(update={"kind": store})
+    defs = build_defs(settings.model_copy(update={"store": kind}))
+    checks = [spec for check in defs.asset_checks for spec in check.check_specs]
+    for item in [*checks, *defs.jobs, *defs.sensors, *defs.schedules]:
+        assert item.description
+        assert not {"`", "**"} & set(re.findall(r"`|\*\*", item.description))
+
+
 def test_the_locations_name_is_the_same_everywhere():
     root = Path(__file__).parents[2]
     (loaded,) = yaml.safe_load((root / "workspace.yaml").read_text())["load_from"]
@@ -101,9 +112,9 @@ def test_sources_by_prefix_have_their_own_partitions():
 def test_sources_by_prefix_plan_each_object_once(pipeline):
     for key in ("2025/a", "2026/b", "2027/c", "d"):
         pipeline.bucket.put(key, b"x")
-    own = pipeline.settings.sources["my-source"]
+    source_settings = pipeline.settings.sources["my-source"]
     names = ("bucket", "endpoint_url", "access_key_id", "secret_access_key", "public")
-    same = {name: getattr(own, name) for name in names}
+    same = {name: getattr(source_settings, name) for name in names}
     sources = {
         source: SourceSettings(**item | same) for source, item in sources_of_the_page().items()
     }
