@@ -21,6 +21,7 @@ BESIDE_WIRING = {
         "ledger.database.describe_database",
     ),
     "ledger.lookup.Lookup",  # as a type
+    "ledger.tables.FILE_LOCATIONS",  # its columns, which a page describes
     LEDGER,
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what
     # the store gave

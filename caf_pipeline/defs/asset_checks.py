@@ -60,22 +60,22 @@ CheckFunction = Callable[[RunContext, str], AssetCheckResult]
 
 CONDITION_DESCRIPTIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
-        "No chunk is marked as `damaged`. As long as a damaged chunk has intact copies, its "
-        f"objects are read from them. The sensor `{ALERT_SENSOR}` sends an alert."
+        "No chunk is marked as damaged. As long as a damaged chunk has intact copies, its "
+        f"objects are read from them. The sensor {ALERT_SENSOR} sends an alert."
     ),
     NO_CHUNK_IS_PARKED: (
         "No chunk failed so often that it waits for an operator. The sensor "
-        f"`{ALERT_SENSOR}` checks this every five minutes and sends alerts, also for "
-        f"`{SOURCE_KEEPS_UP}` and `{FEW_OBJECTS_ARE_SKIPPED}`."
+        f"{ALERT_SENSOR} checks this every five minutes and sends alerts, also for "
+        f"{SOURCE_KEEPS_UP} and {FEW_OBJECTS_ARE_SKIPPED}."
     ),
     SOURCE_KEEPS_UP: (
-        "Chunks under way make progress (`alerts.stalled_after`). No chunk has waited longer than "
-        "`max_wait` and `alerts.late_after` since it was planned. The last whole inventory is not "
-        "older than `alerts.late_after`; on Jackal, the same holds for the last check of a stored "
+        "Chunks under way make progress (alerts.stalled_after). No chunk has waited longer than "
+        "max_wait and alerts.late_after since it was planned. The last whole inventory is not "
+        "older than alerts.late_after; on Jackal, the same holds for the last check of a stored "
         "chunk. Warns if the source is late, and fails if nothing moves."
     ),
     FEW_OBJECTS_ARE_SKIPPED: (
-        "At most `alerts.skipped_share` of the source's objects are skipped. Warns otherwise."
+        "At most alerts.skipped_share of the source's objects are skipped. Warns otherwise."
     ),
 }
 
@@ -92,7 +92,7 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
             "each copy are correct."
         )
         unverified = (
-            " Warns with `unverified` if the samples are correct but the chain shows no verified "
+            " Warns with 'unverified' if the samples are correct but the chain shows no verified "
             "proof: its entry may only record that the provider joined. The next proof window may "
             "bring one."
         )
@@ -133,9 +133,9 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                 "stored_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
-                f"{proven} The job `{job_name(source, 'prove')}` repeats the check regularly. A "
-                "chunk that fails is marked as `damaged`; "
-                f"`{job_name(source, 'repair')}` or `caf repair` repairs it.{unverified}",
+                f"{proven} The job {job_name(source, 'prove')} repeats the check regularly. A "
+                "chunk that fails is marked as damaged; "
+                f"{job_name(source, 'repair')} or 'caf repair' repairs it.{unverified}",
                 partitioned=True,
                 after="file_locations",  # it needs a located chunk, and holds the lease
             ),
@@ -158,7 +158,7 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                 _source_is_complete,
                 "Every object of the latest whole inventory is located, except those that the "
                 "source's filters leave out. Their number is shown, and the number of older "
-                'versions, which count as objects only with `versions = "all"`. Warns while chunks '
+                'versions, which count as objects only with versions = "all". Warns while chunks '
                 "are under way or damaged, objects are skipped (the reasons are shown), or the "
                 "store's folder is missing. Delete only located objects from S3.",
                 after="chunk_plan",
@@ -184,8 +184,8 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                     STORAGE_PLAN_LASTS,
                     _storage_plan_lasts,
                     "The space bought on Jackal has room for all planned chunks. At the rate of "
-                    "the last week, it neither expires nor fills up within `jackal.warn_days`. All "
-                    "sources share this space; `caf jackal buy` buys more.",
+                    "the last week, it neither expires nor fills up within jackal.warn_days. All "
+                    "sources share this space; 'caf jackal buy' buys more.",
                 )
             )
         return checks

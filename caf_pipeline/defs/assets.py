@@ -17,6 +17,7 @@ from dagster import (
     AssetOut,
     AssetsDefinition,
     AssetSpec,
+    AutomationCondition,
     Config,
     DataVersion,
     FreshnessPolicy,
@@ -27,6 +28,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import (
@@ -128,7 +130,9 @@ class PlanConfig(Config):
     )
 
 
-def source_assets(source: str, settings: SourceSettings, recipients: int) -> list[AssetsDefinition]:
+def source_assets(
+    source: str, settings: SourceSettings, recipients: int, *, on_jackal: bool
+) -> list[AssetsDefinition]:
     """Return the assets of one source, in flow order.
 
     `recipients` is the number of recipients of the source's new chunks.
@@ -161,7 +165,7 @@ def source_assets(source: str, settings: SourceSettings, recipients: int) -> lis
                 "copies **and** samples read back from them match those taken when the chunk was "
                 f"sealed.\n\n{access}"
             ),
-            kinds={"jackal"},
+            kinds={"jackal" if on_jackal else "file"},
         ),
         _chunk_asset(
             source,
@@ -173,7 +177,7 @@ def source_assets(source: str, settings: SourceSettings, recipients: int) -> lis
                 "One row in Postgres for each object of the chunk: its chunk and its byte range. "
                 f"From here on, `caf get {source} KEY` needs one look-up and one ranged read."
             ),
-            kinds={"postgres"},
+            kinds={"postgres", "table"},
             shown=metadata.locations_definition(),
         ),
     ]
@@ -292,6 +296,8 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
         freshness_policy=DAILY_FRESHNESS if settings.automatic else None,
+        # Plans an inventory that was taken alone. The job of the sensor takes and plans it.
+        automation_condition=AutomationCondition.eager() if settings.automatic else None,
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
 
@@ -322,6 +328,8 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
 
         shown = attempt_step(context, source, cut)
         if shown is not None:
+            keys: AssetKeys = context.resources.caf_run.asset_keys
+            shown |= metadata.plan_lineage(keys.key(source, "s3_inventory"))
             yield MaterializeResult(metadata=shown, data_version=PLAN_VERSION)
 
     return chunk_plan

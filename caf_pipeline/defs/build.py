@@ -57,7 +57,7 @@ def build_defs(
     for name, source in settings.sources.items():
         recipients = len(set(settings.recipients_of(name)))
         source_defs, source_keys = translate_assets(
-            name, source_assets(name, source, recipients), translate
+            name, source_assets(name, source, recipients, on_jackal=on_jackal), translate
         )
         assets += source_defs
         translated |= source_keys

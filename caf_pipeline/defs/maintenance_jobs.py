@@ -86,14 +86,14 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
             _prove_op(source),
             "Check stored chunks again: the store's proofs, and samples read back from each copy. "
             "Chunks that look wrong in the store's listings come first, then those checked longest "
-            f"ago. Runs hourly on Jackal. The check `{CHUNK_IS_PROVEN}` of each partition shows "
+            f"ago. Runs hourly on Jackal. The check {CHUNK_IS_PROVEN} of each partition shows "
             "the results.",
         ),
         job(
             "repair",
             _repair_op(source),
             "Store damaged chunks again: from staging, from another provider, or packed again from "
-            "S3. A run repairs at most `limit` chunks; the next run continues.",
+            "S3. A run repairs at most 'limit' chunks; the next run continues.",
         ),
         job(
             "repair_chunk",
@@ -308,6 +308,6 @@ def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
         tags=BEFORE_BACKFILLS,
         executor_def=in_process_executor,
         description="Remove events and output of old runs from Dagster's storage. Runs, "
-        "partitions, materializations, checks and failures stay. `runs.keep_events_days` sets the "
+        "partitions, materializations, checks and failures stay. runs.keep_events_days sets the "
         "age; if it is 0, nothing is removed.",
     )

@@ -1,21 +1,33 @@
 """Metadata for the pages of assets: numbers and small tables, never an entry per object."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import pyarrow as pa
-from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
+from dagster import (
+    AssetKey,
+    MetadataValue,
+    TableColumn,
+    TableColumnConstraints,
+    TableColumnDep,
+    TableColumnLineage,
+    TableRecord,
+    TableSchema,
+)
+from sqlalchemy.dialects import postgresql
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
 from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
-from caf_pipeline.inventory.snapshot import Snapshot
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot
 from caf_pipeline.ledger.records import Chunk, SourceAccount, SourceProgress
+from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import FetchedMembers
@@ -28,12 +40,13 @@ from caf_pipeline.store.jackal.storage_forecast import StorageForecast
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline.system.quantities import show_size
 
-Metadata = dict[str, MetadataValue | TableSchema | str | int | float]
+Metadata = dict[str, MetadataValue | TableSchema | TableColumnLineage | str | int | float]
 
 MAX_ROWS: Final = 20
 """Rows of any table, since Dagster keeps metadata for ever."""
 
 MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 _ADDRESS_END: Final = 10
 """All addresses share the first four characters."""
@@ -46,61 +59,81 @@ WARNING: Final = "warning"
 
 _HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
-_LOCATION_COLUMNS: Final = {
-    "caf_file_id": "bigint",
-    "start_byte": "bigint",
-    "end_byte": "bigint",
-    "size_bytes": "bigint",
-    "last_modified": "timestamp with time zone",
-    "rewritten_at": "timestamp with time zone",
-    "source_id": "integer",
-    "part": "integer",
-    "file_path": "text",
-    "version_id": "text",
-    "etag": "text",
-    "sha256": "bytea",
-    "crc64nvme": "bytea",
-    "s3_checksum": "text",
-    "header_set": "bytea",
+_OBJECT_COLUMNS: Final = {
+    "key": "key of the object, as S3 has it",
+    "version_id": "version id; null: the bucket has no versions",
+    "etag": "ETag as S3 gave it, without quotes",
+    "size_bytes": "size of the whole object",
+    "last_modified": "LastModified of the object",
+    "storage_class": "storage class, as S3 names it",
+    "checksum": "kind of S3's own checksum, such as CRC64NVME/FULL_OBJECT; empty: none is listed",
+    "object_version": "the same text in two inventories: the same content",
+    "is_latest": "the version is the current one of its key",
+    "is_delete_marker": "the version is a delete marker, without content",
+    "chunk_number": "number of the chunk in the plan, from 1",
+    "member": "name of the object in the chunk's CAF file",
 }
-"""Types are those of Postgres."""
+"""Descriptions of the columns of an inventory and of a plan."""
 
-_NULLABLE: Final = {"crc64nvme", "s3_checksum", "header_set"}
+_LOCATED_COLUMNS: Final = {
+    "file_path": "key",
+    "version_id": "version_id",
+    "etag": "etag",
+    "size_bytes": "size_bytes",
+}
+"""Columns of `file_locations` that are copied from a plan, whose names follow."""
 
 
 def file_definition(schema: pa.Schema) -> Metadata:
     """Describe a Parquet file's columns."""
-    return {
-        "dagster/column_schema": _columns(
-            (field.name, str(field.type), field.nullable) for field in schema
+    columns = [
+        TableColumn(
+            field.name,
+            str(field.type),
+            description=_OBJECT_COLUMNS[field.name],
+            constraints=TableColumnConstraints(nullable=field.nullable),
         )
-    }
+        for field in schema
+    ]
+    return {"dagster/column_schema": TableSchema(columns)}
 
 
 def locations_definition() -> Metadata:
-    """Name the table of locations and its columns."""
-    columns = _columns((name, type, name in _NULLABLE) for name, type in _LOCATION_COLUMNS.items())
-    return {"dagster/table_name": "public.file_locations", "dagster/column_schema": columns}
-
-
-def _columns(columns: Iterable[tuple[str, str, bool]]) -> TableSchema:
-    constraints = {
-        nullable: TableColumnConstraints(nullable=nullable) for nullable in (True, False)
+    """Name the table of locations and its columns, with their types in Postgres."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    columns = [
+        TableColumn(
+            column.name,
+            column.type.compile(dialect).partition(" COLLATE")[0].lower(),
+            description=column.comment,
+            constraints=TableColumnConstraints(nullable=bool(column.nullable)),
+        )
+        for column in FILE_LOCATIONS.columns
+    ]
+    return {
+        "dagster/table_name": "public.file_locations",
+        "dagster/column_schema": TableSchema(columns),
     }
-    return TableSchema(
-        [
-            TableColumn(name, type, constraints=constraints[nullable])
-            for name, type, nullable in columns
-        ]
-    )
 
 
-def sizes(**sizes_bytes: int) -> Metadata:
-    """Return sizes as numbers (`stored_size_bytes`) and as text (`stored_size`)."""
-    shown: Metadata = {}
-    for name, size_bytes in sizes_bytes.items():
-        shown |= {name.removesuffix("_bytes"): show_size(size_bytes), name: size_bytes}
-    return shown
+def plan_lineage(inventory: AssetKey) -> Metadata:
+    """Return the columns of a plan that come from its inventory."""
+    return _lineage(inventory, {name: name for name in SNAPSHOT_SCHEMA.names})
+
+
+def locations_lineage(plan: AssetKey) -> Metadata:
+    """Return the columns of `file_locations` that come from a plan."""
+    return _lineage(plan, _LOCATED_COLUMNS)
+
+
+def _lineage(upstream: AssetKey, columns: Mapping[str, str]) -> Metadata:
+    deps = {name: [TableColumnDep(upstream, origin)] for name, origin in columns.items()}
+    return {"dagster/column_lineage": TableColumnLineage(deps)}
+
+
+def _gib(size_bytes: float) -> float:
+    """Return a size that the UI plots, and that a person can read."""
+    return round(size_bytes / GIB, 3)
 
 
 def _uri(path: Path) -> str:
@@ -108,6 +141,9 @@ def _uri(path: Path) -> str:
 
 
 SNAPSHOT: Final = "snapshot"
+
+SIZE: Final = "dagster/size_bytes"
+"""Dagster (1.13.27) formats it on the asset's page, unlike any other number of bytes."""
 
 REPORT: Final = "inventory_report"
 REPORT_AGE: Final = "inventory_report_age"
@@ -149,10 +185,10 @@ def snapshot_metadata(
         report, counts = taken.report, taken.counts
         report_metadata = {
             REPORT: report.url,
-            "inventory_report_time": f"{report.taken_at:%Y-%m-%d %H:%M:%S} UTC",
+            "inventory_report_time": MetadataValue.timestamp(report.taken_at),
             REPORT_AGE: str(timedelta(seconds=int(taken.age.total_seconds()))),
             "inventory_report_files": report.file_count,
-            **sizes(inventory_report_size_bytes=report.size_bytes),
+            "inventory_report_size": show_size(report.size_bytes),
             "outside_prefix": counts.outside_prefix,
             "multipart_objects": counts.multipart,
             "storage_classes": table(
@@ -168,7 +204,7 @@ def snapshot_metadata(
         "dagster/uri": _uri(snapshot.path),
         "dagster/row_count": snapshot.row_count,
         "objects": snapshot.object_count,
-        **sizes(size_bytes=snapshot.object_bytes),
+        SIZE: snapshot.object_bytes,
         "unsupported_keys": snapshot.unsupported_count,
         "whole_source": snapshot.complete,
         **versions_beside(snapshot),
@@ -224,9 +260,9 @@ def plan_metadata(
     if report.waiting:
         shown |= {
             "waiting_objects": report.waiting.objects,
-            **sizes(waiting_bytes=report.waiting.size_bytes),
+            "waiting_size": show_size(report.waiting.size_bytes),
+            "waiting_until": MetadataValue.timestamp(report.waiting.until),
         }
-        shown["waiting_until"] = MetadataValue.timestamp(report.waiting.until)
     if report.plan is None:
         return shown | {
             "plan": "nothing new" if report.waiting is None else "new objects wait for more"
@@ -237,23 +273,19 @@ def plan_metadata(
         comparison_with_last_plan = {
             "last_plan": f"{change.plan} of {change.planned_at:%Y-%m-%d %H:%M:%S} UTC",
             "objects_more_than_last": change.objects,
-            "bytes_more_than_last": change.size_bytes,
+            "gib_more_than_last": _gib(change.size_bytes),
             "chunks_more_than_last": change.chunks,
         }
-    objects = sum(plan.object_count for plan in report.plans)
     return shown | {
         "plan": ", ".join(plan.name for plan in report.plans),
         "dagster/uri": _uri(Path(report.plan.folder, OBJECTS_FILE)),
-        "dagster/row_count": objects,
-        "objects": objects,
-        **sizes(
-            size_bytes=sum(plan.object_bytes for plan in report.plans),
-            **({"charged_bytes": charged} if charged else {}),
-        ),
+        "dagster/row_count": sum(plan.object_count for plan in report.plans),
+        SIZE: sum(plan.object_bytes for plan in report.plans),
+        **({"charged_size": show_size(charged)} if charged else {}),
         "chunk_list": table(
-            {"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"},
+            {"chunk": "string", "objects": "int", "size": "string"},
             [
-                (chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes)
+                (chunk.name, chunk.object_count, show_size(chunk.object_bytes))
                 for chunk in chunks[:MAX_ROWS]
             ],
         ),
@@ -265,23 +297,20 @@ def plan_metadata(
 def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
     # Unknown estimates are left out, except for the time and the price of storage.
     statistics, storage = estimate.statistics, estimate.storage
-    columns = {"key": "string", "size": "string", "size_bytes": "int"}
+    columns = {"key": "string", "size": "string"}
     classes = [
-        (name, count, show_size(size), size)
-        for name, (count, size) in statistics.storage_classes.items()
+        (name, count, show_size(size)) for name, (count, size) in statistics.storage_classes.items()
     ]
     shown: Metadata = {
         "fill": round(estimate.fill, 4),
         "object_sizes": histogram_metadata(statistics.sizes),
         "largest_objects": table(
-            columns, [(key, show_size(size), size) for key, size in statistics.largest]
+            columns, [(key, show_size(size)) for key, size in statistics.largest]
         ),
         "smallest_objects": table(
-            columns, [(key, show_size(size), size) for key, size in statistics.smallest]
+            columns, [(key, show_size(size)) for key, size in statistics.smallest]
         ),
-        "storage_classes": table(
-            {"class": "string", "objects": "int", "size": "string", "size_bytes": "int"}, classes
-        ),
+        "storage_classes": table({"class": "string", "objects": "int", "size": "string"}, classes),
         **(
             {"split_objects": statistics.split_objects, "parts": statistics.parts}
             if statistics.split_objects
@@ -349,7 +378,8 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
         OF_PROGRESS: archived.objects,
         "pending_objects": pending.objects,
         "skipped_objects": progress.skipped_objects,
-        **sizes(archived_bytes=archived.size_bytes, pending_bytes=pending.size_bytes),
+        "archived_gib": _gib(archived.size_bytes),
+        "pending_gib": _gib(pending.size_bytes),
         "oldest_pending_hours": round(oldest, 1),
         "archived_mib_per_second": round((progress.bytes_per_second or 0.0) / MIB, 1),
         **{
@@ -367,15 +397,15 @@ def seal_metadata(report: SealReport, recipients: Sequence[str]) -> Metadata:
         "fill": round(report.fill, 3),
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),
-        **sizes(resumed_bytes=report.resumed_bytes),
+        "resumed_size": show_size(report.resumed_bytes),
         **({"not_resumed": report.not_resumed} if report.not_resumed else {}),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "skipped": chunk.skipped_count,
         "released": chunk.released_count,
         **skips(report.skipped),
         "largest_members": table(
-            {"key": "string", "size": "string", "size_bytes": "int"},
-            [(key, show_size(size), size) for key, size in report.largest],
+            {"key": "string", "size": "string"},
+            [(key, show_size(size)) for key, size in report.largest],
         ),
     }
 
@@ -390,7 +420,8 @@ def chunk_metadata(chunk: Chunk, recipients: Sequence[str]) -> Metadata:
     return shown | {
         "state": chunk.state.value,
         "objects": chunk.member_count,
-        **sizes(size_bytes=chunk.member_bytes, stored_size_bytes=chunk.stored_size_bytes),
+        "size": show_size(chunk.member_bytes),
+        "stored_size": show_size(chunk.stored_size_bytes),
         "attempts": chunk.attempts,
     }
 
@@ -403,11 +434,12 @@ def show_recipients(recipients: Sequence[str]) -> str:
 
 def locations_metadata(chunk: Chunk, recipients: Sequence[str], account: SourceAccount) -> Metadata:
     """Describe a located chunk, with row counts of it and its source."""
-    return {
-        **chunk_metadata(chunk, recipients),
+    shown = chunk_metadata(chunk, recipients) | {
         "dagster/partition_row_count": chunk.member_count,
         "dagster/row_count": account.located_objects,
     }
+    del shown["objects"]
+    return shown
 
 
 def upload_metadata(report: UploadReport) -> Metadata:
@@ -418,18 +450,37 @@ def upload_metadata(report: UploadReport) -> Metadata:
     }
 
 
-def verify_metadata(report: VerifyReport, recipients: Sequence[str]) -> Metadata:
-    """Describe a stored chunk."""
+def verify_metadata(
+    report: VerifyReport, recipients: Sequence[str], urls: Mapping[str, str]
+) -> Metadata:
+    """Describe a stored chunk, with a link to its file. The UI plots no text."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk, recipients),
+        **_fetching(chunk, urls),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "owner": chunk.owner or "none",
-        "start": chunk.start if chunk.start is not None else "none",
-        "copies": len(report.copies),
-        "samples_compared": report.samples,
+        "start": "none" if chunk.start is None else str(chunk.start),
+        "copies": str(len(report.copies)),
+        "samples_compared": str(report.samples),
         **providers(report.copies),
     }
+
+
+def _fetching(chunk: Chunk, urls: Mapping[str, str]) -> Metadata:
+    """Link to the chunk's file at one provider, and name the command that fetches it."""
+    url = next(iter(urls.values()), "")
+    if not url:
+        return {}
+    path = url.removeprefix("file://") if url.startswith("file://") else ""
+    link = MetadataValue.path(path) if path else MetadataValue.url(url)
+    name, origin = quote(f"{chunk.name}.caf"), quote(path or url)
+    if chunk.encrypted:
+        read = f"cat {origin}" if path else f"curl -f {origin}"
+        fetch = f"{read} | age -d -i identity.txt -o {name}"
+        return {"download_encrypted": link, "fetch": fetch}
+    fetch = f"cp {origin} {name}" if path else f"curl -f -o {name} {origin}"
+    return {"download": link, "fetch": fetch}
 
 
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
@@ -497,13 +548,11 @@ def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_byte
     `waiting_bytes` are of all copies of planned chunks that are not posted yet.
     """
     shown: Metadata = {
-        **sizes(
-            space_bytes=plan.space_bytes,
-            used_bytes=plan.used_bytes,
-            free_bytes=plan.free_bytes,
-            waiting_bytes=waiting_bytes,
-            charged_per_day_bytes=round(forecast.charged_per_day),
-        ),
+        "space_gib": _gib(plan.space_bytes),
+        "used_gib": _gib(plan.used_bytes),
+        "free_gib": _gib(plan.free_bytes),
+        "waiting_gib": _gib(waiting_bytes),
+        "charged_per_day_gib": _gib(forecast.charged_per_day),
         "ends_at": MetadataValue.timestamp(plan.ends_at),
         "days_left": round(forecast.days_left, 1),
         "first": forecast.first,

@@ -4,17 +4,19 @@ Each is idempotent: the ledger holds the chunk's state. If another live run hold
 yields no output: Dagster skips the later ops and the run succeeds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from dagster import In, Nothing, OpExecutionContext, Out, Output, op
 
+from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import PACK, S3_POOL, SEAL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, planning
 
@@ -44,7 +46,7 @@ def packing_ops(source: str) -> Sequence[Op]:
             SEAL,
             "Record the packed and skipped objects, and the chunk's Merkle root.",
             _seal,
-            dict,
+            lambda shown, _: shown,
         ),
     )
 
@@ -64,7 +66,7 @@ def storing_ops(source: str) -> Sequence[Op]:
             "caf_upload_chunk",
             "Send the staged file to one provider for each copy.",
             chunk_steps.upload_chunk,
-            metadata.upload_metadata,
+            lambda report, _: metadata.upload_metadata(report),
             pool=UPLOAD_POOL,
         ),
         _step(
@@ -73,7 +75,7 @@ def storing_ops(source: str) -> Sequence[Op]:
             "Check the store's proofs, and compare bytes read back with the samples taken at the "
             "seal.",
             _verify,
-            dict,
+            lambda shown, _: shown,
         ),
     )
 
@@ -94,7 +96,7 @@ def locating_ops(source: str) -> Sequence[Op]:
             "Remove the staged file and release its reservation. After the last chunk, count the "
             "inventory again if necessary.",
             _release,
-            dict,
+            lambda shown, keys: shown | metadata.locations_lineage(keys.key(source, "chunk_plan")),
         ),
     )
 
@@ -104,12 +106,13 @@ def _step(
     name: str,
     description: str,
     call: Callable[[RunContext, str], Any],
-    shown: Callable[[Any], metadata.Metadata] | None = None,
+    shown: Callable[[Any, AssetKeys], metadata.Metadata] | None = None,
     *,
     pool: str | None = None,
     resources: set[str] = EVERY_STEP,
 ) -> Op:
-    # `shown` converts the result of `call` to metadata. In its graph, the op is called `name`.
+    # `shown` converts the result of `call`, and the keys of the assets, to metadata. In its graph,
+    # the op is called `name`.
     @op(
         name=op_name(source, name),
         description=description,
@@ -132,7 +135,8 @@ def _step(
             raise as_failure(error) from error
         result = attempt_step(context, source, lambda run_context: call(run_context, chunk))
         if result is not None:
-            yield Output(None, metadata=shown(result) if shown else None)
+            keys = context.resources.caf_run.asset_keys
+            yield Output(None, metadata=shown(result, keys) if shown else None)
 
     return step.alias(name)
 
@@ -144,7 +148,10 @@ def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
 
 def _verify(run_context: RunContext, chunk: str) -> metadata.Metadata:
     report = chunk_steps.verify_stored(run_context, chunk)
-    return metadata.verify_metadata(report, run_context.ledger.chunks.recipients(chunk))
+    urls: Mapping[str, str] = {}
+    with suppress(CafError):  # the chunk is verified, and the link is only for people
+        urls = run_context.store.urls(posting_of(report.chunk))
+    return metadata.verify_metadata(report, run_context.ledger.chunks.recipients(chunk), urls)
 
 
 def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:

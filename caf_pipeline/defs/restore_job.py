@@ -26,9 +26,9 @@ def restore_job() -> JobDefinition:
     return GraphDefinition(name=RESTORE_JOB, node_defs=[restore_archived]).to_job(
         tags=BEFORE_BACKFILLS,
         executor_def=in_process_executor,
-        description="Write archived objects of a source into a folder or a bucket. Set `source` "
-        "and `destination`. Objects that are already there with the same content are skipped, so a "
-        "failed run can be repeated. Different content is replaced only with `force`.",
+        description="Write archived objects of a source into a folder or a bucket. Set 'source' "
+        "and 'destination'. Objects that are already there with the same content are skipped, so a "
+        "failed run can be repeated. Different content is replaced only with 'force'.",
     )
 
 

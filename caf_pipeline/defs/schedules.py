@@ -70,7 +70,7 @@ def source_schedules(
             _HOUR,
             "Takes a whole inventory, plans the objects that are not archived yet, and checks "
             f"whether the source is complete. On by default if [sources.{source}] says "
-            "`automatic = true`.",
+            "'automatic = true'.",
             running=automatic,
         ),
         schedule(
@@ -99,7 +99,7 @@ def source_schedules(
                 f"{job_name(source, 'storage_plan')}_hourly",
                 "storage_plan",
                 "*",
-                "Checks whether the bought space expires or fills up within `jackal.warn_days`.",
+                "Checks whether the bought space expires or fills up within jackal.warn_days.",
                 one_at_a_time=True,
             )
         )
@@ -114,5 +114,5 @@ def prune_schedule(days: int) -> ScheduleDefinition:
         cron_schedule="30 1 * * *",
         execution_timezone="UTC",
         default_status=DefaultScheduleStatus.RUNNING if days else DefaultScheduleStatus.STOPPED,
-        description="Removes old events from Dagster's storage if `runs.keep_events_days` is set.",
+        description="Removes old events from Dagster's storage if runs.keep_events_days is set.",
     )

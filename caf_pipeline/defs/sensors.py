@@ -134,7 +134,7 @@ def launching_sensor(
             "Launches chunks that have work to do, of every source, a few at a time. After a "
             "failure it waits, longer each time. A chunk that failed too often is parked until an "
             "operator acts. When no chunk of a source has work left, the sensor checks whether the "
-            "source is complete. It is on by default if any source has `automatic = true`, and "
+            "source is complete. It is on by default if any source has 'automatic = true', and "
             "then serves only automatic sources. If no source is automatic, you can switch it on "
             "here for all sources."
         ),
@@ -164,7 +164,7 @@ def alert_sensor(
             "skipped objects. Each problem fails a check of the source's plan, and is sent to the "
             "webhook and the mail addresses in [alerts]. If no recipient can be reached, the tick "
             "fails and the next tick sends the alert again. Every hour, the sensor also records "
-            "the progress of each source, if it changed; see the plots of its `s3_inventory`."
+            "the progress of each source, if it changed; see the plots of its s3_inventory."
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:

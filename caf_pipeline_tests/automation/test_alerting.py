@@ -579,7 +579,7 @@ def test_the_space_check_is_repeated_once_for_each_plan(
         AssetKey([SOURCE, "chunk_plan"]),
         AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "caf_storage_plan_lasts"),
     )
-    numbers = {"free_bytes": 5, "days_left": 3.0}
+    numbers = {"free_gib": 5.0, "days_left": 3.0}
     result = AssetCheckEvaluation(
         plan, key.name, False, numbers, severity=AssetCheckSeverity.WARN, description="It ends."
     )
@@ -622,11 +622,7 @@ def test_a_changed_source_is_observed_once_an_hour(pipeline, monkeypatch):
     chunks = pipeline.plan()
     evaluate_tick(pipeline, SENSOR)
     (before,) = observations(pipeline)
-    assert (before["archived_objects"], before["pending_objects"], before["pending_bytes"]) == (
-        0,
-        12,
-        36_000,
-    )
+    assert (before["archived_objects"], before["pending_objects"]) == (0, 12)
     for chunk in chunks:
         archive_chunk(pipeline.run_context(), chunk)
     age(pipeline, caf_files="located_at = located_at - interval '10 minutes'")
@@ -640,10 +636,8 @@ def test_a_changed_source_is_observed_once_an_hour(pipeline, monkeypatch):
             "archived_objects": 12,
             "pending_objects": 0,
             "skipped_objects": 0,
-            "archived": "35.2 KiB",
-            "archived_bytes": 36_000,
-            "pending": "0 B",
-            "pending_bytes": 0,
+            "archived_gib": 0.0,  # 35 KiB
+            "pending_gib": 0.0,
             "oldest_pending_hours": 0.0,
             "archived_mib_per_second": 0.0,  # 18 KB in ten minutes
             "copies_listed": 2,

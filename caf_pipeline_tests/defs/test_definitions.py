@@ -1,9 +1,13 @@
 """Dagster's tools load the definitions in a process of their own."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+import yaml
 from dagster import AssetKey
 
 from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
@@ -11,6 +15,8 @@ from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS, CHUNK_IS_PROVEN, LOCATION_NAME
 from caf_pipeline.settings import Settings, SourceSettings
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
 def load(tmp_path, toml: str, after: str = "") -> subprocess.CompletedProcess[str]:
@@ -68,12 +74,18 @@ def test_all_that_a_code_server_loads_is_loaded():
     build_defs(Settings(sources=sources)).get_repository_def().load_all_definitions()
 
 
+@pytest.mark.parametrize("store", ["jackal", "directory"])
+def test_lists_of_the_ui_show_no_raw_markdown(store):
+    settings = Settings(sources={"a": SourceSettings(bucket="b", inventory="s3://c/d/b/e/")})
+    kind = settings.store.model_copy(update={"kind": store})
+    defs = build_defs(settings.model_copy(update={"store": kind}))
+    checks = [spec for check in defs.asset_checks for spec in check.check_specs]
+    for item in [*checks, *defs.jobs, *defs.sensors, *defs.schedules]:
+        assert item.description
+        assert not {"`", "**"} & set(re.findall(r"`|\*\*", item.description))
+
+
 def test_the_locations_name_is_the_same_everywhere():
-    import tomllib
-    from pathlib import Path
-
-    import yaml
-
     root = Path(__file__).parents[2]
     (loaded,) = yaml.safe_load((root / "workspace.yaml").read_text())["load_from"]
     project = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["dg"]["project"]
@@ -82,3 +94,34 @@ def test_the_locations_name_is_the_same_everywhere():
         "location_name": LOCATION_NAME,
     }
     assert project["code_location_name"] == LOCATION_NAME
+
+
+def sources_of_the_page():
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "sizing.md"
+    (code,) = re.findall(r"```toml\n(.*?photos-rest.*?)```", page.read_text(), re.DOTALL)
+    return tomllib.loads(code)["sources"]
+
+
+def test_sources_by_prefix_have_their_own_partitions():
+    sources = {name: SourceSettings(**item) for name, item in sources_of_the_page().items()}
+    graph = build_defs(Settings(sources=sources)).resolve_asset_graph()
+    names = {graph.get(AssetKey([source, "caf_chunk"])).partitions_def.name for source in sources}
+    assert len(names) == 3
+
+
+def test_sources_by_prefix_plan_each_object_once(pipeline):
+    for key in ("2025/a", "2026/b", "2027/c", "d"):
+        pipeline.bucket.put(key, b"x")
+    source_settings = pipeline.settings.sources["my-source"]
+    names = ("bucket", "endpoint_url", "access_key_id", "secret_access_key", "public")
+    same = {name: getattr(source_settings, name) for name in names}
+    sources = {
+        source: SourceSettings(**item | same) for source, item in sources_of_the_page().items()
+    }
+    settings = pipeline.settings.model_copy(update={"sources": sources})
+    defs = build_defs(settings)
+    for source in sources:
+        job = defs.resolve_job_def(f"caf_plan_{source.replace('-', '_')}")
+        assert job.execute_in_process(instance=pipeline.instance).success
+    claimed = {name: pipeline.ledger.chunks.account(name).claimed_objects for name in sources}
+    assert claimed == {"photos-2025": 1, "photos-2026": 1, "photos-rest": 2}

@@ -238,7 +238,7 @@ def lasting(pipeline):
 def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
     check = lasting(on_jackal)
     assert (check.check_name, check.passed) == ("caf_storage_plan_lasts", True)
-    assert check.metadata["free_bytes"].value > 0
+    assert check.metadata["free_gib"].value > 0
     assert check.metadata["days_left"].value > 300
     assert (
         check.metadata["looked_at"].value > 0

@@ -21,13 +21,6 @@ def test_the_provider_table_shortens_addresses_and_lists_them_fully():
     assert shown["provider_addresses"].value == [ADDRESS]
 
 
-def test_a_size_for_people_stands_beside_the_exact_one():
-    assert metadata.sizes(stored_size_bytes=31_997_000_000) == {
-        "stored_size": "29.8 GiB",
-        "stored_size_bytes": 31_997_000_000,
-    }
-
-
 def test_the_largest_histogram_fits_the_limit_of_the_ui():
     # Empty objects, up to 1 KiB, and so on to 64 TiB; S3's largest object has 50 TB.
     edges = [0, 1, *(1 << bits for bits in range(10, 48, 2))]

@@ -142,7 +142,7 @@ def test_a_chunk_is_archived_under_a_translated_key(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     settings = pipeline.settings.sources[SOURCE]
-    assets = source_assets(SOURCE, settings, recipients=0)
+    assets = source_assets(SOURCE, settings, recipients=0, on_jackal=False)
     keys = {key: AssetKey(["lake", key.path[-1]]) for item in assets for key in item.keys}
     assets = [item.with_attributes(asset_key_replacements=keys) for item in assets]
     translated = Definitions(assets=assets, resources=build_resources(pipeline.settings))

@@ -16,6 +16,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import evaluations
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.settings import StoreSettings
+from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.browser import browser, needs_browser
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
 from caf_pipeline_tests.support.free_ports import free_port
@@ -129,11 +130,18 @@ def test_the_ui_shows_graph_chunk_failed_check_and_plots(archived, network, tmp_
         ) == (3, 4, 1)
         window.picture(pictures / "asset-graph.png")
 
-        window.size(1500, 1170)
-        sizes = str(first.stored_size_bytes), f"{first.member_count}"
+        window.size(1700, 1220)
+        sizes = show_size(first.stored_size_bytes), f"{first.member_count}"
         page = f"{assets}/stored_chunk?view=partitions&partition={first.name}"
         window.open(
-            page, *chunks, "Materialized", "verified", *sizes, first.merkle_root.hex(), first.owner
+            page,
+            *chunks,
+            "Materialized",
+            "verified",
+            *sizes,
+            first.merkle_root.hex(),
+            first.owner,
+            "curl -f",
         )
         window.picture(pictures / "chunk-page.png")
 
@@ -165,14 +173,14 @@ def test_the_ui_shows_graph_chunk_failed_check_and_plots(archived, network, tmp_
             f"{assets}/chunk_plan?view=checks&checkDetail=caf_storage_plan_lasts",
             "Plots",
             "days_left",
-            "free_bytes",
+            "free_gib",
         )
         assert (shown.count("Succeeded"), shown.count("Not Evaluated")) == (6, 0)
 
         window.open(f"{assets}/s3_inventory?view=overview", "whole_source")
         window.click(
             "Plots",
-            "archived_bytes",
+            "archived_gib",
             "pending_objects",
             "skipped_objects",
             "oldest_pending_hours",
