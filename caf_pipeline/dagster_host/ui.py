@@ -34,7 +34,7 @@ def ui_command(*, settings: Settings, port: int) -> None:
     if missing := [name for name in _PACKAGES if not find_spec(name)]:
         raise CafError(
             f"Dagster's UI needs {' and '.join(missing).replace('_', '-')}",
-            hint="install caf-pipeline with its extra `host`",
+            hint="run: pip install 'caf-pipeline[host]'",
         )
     # If the port is in use, Dagster's webserver ends and leaves the daemon running.
     with socket.socket() as probe:

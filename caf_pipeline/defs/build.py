@@ -64,7 +64,11 @@ def build_defs(
         other_jobs += source_maintenance_jobs(name)
         sensors.append(new_objects_sensor(settings, name, tick_seconds))
         schedules += source_schedules(
-            name, automatic=source.automatic, on_jackal=on_jackal, crons=crons or {}
+            name,
+            automatic=source.automatic,
+            on_jackal=on_jackal,
+            has_nodes=bool(settings.jackal.lcd),
+            crons=crons or {},
         )
     keys = AssetKeys(translated)
     archive_jobs = [

@@ -35,9 +35,17 @@ def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunReques
 
 
 def source_schedules(
-    source: str, *, automatic: bool, on_jackal: bool, crons: Mapping[ScheduledJob, str]
+    source: str,
+    *,
+    automatic: bool,
+    on_jackal: bool,
+    has_nodes: bool,
+    crons: Mapping[ScheduledJob, str],
 ) -> list[ScheduleDefinition]:
-    """Return a source's schedules, whose minute its name determines unless `crons` has the job."""
+    """Return a source's schedules, whose minute its name determines unless `crons` has the job.
+
+    Without the addresses of nodes, those that need the network are off.
+    """
     minute = zlib.crc32(source.encode()) % 60
 
     def schedule(
@@ -89,7 +97,7 @@ def source_schedules(
             "Checks the proofs of stored chunks and reads samples back, starting with the chunks "
             "checked longest ago.",
             # A folder has no proofs, but reading chunks back is useful there, too.
-            running=on_jackal,
+            running=on_jackal and has_nodes,
             one_at_a_time=True,
         ),
     ]
@@ -100,6 +108,7 @@ def source_schedules(
                 "storage_plan",
                 "*",
                 "Checks whether the bought space expires or fills up within jackal.warn_days.",
+                running=has_nodes,
                 one_at_a_time=True,
             )
         )

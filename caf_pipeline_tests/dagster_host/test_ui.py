@@ -43,3 +43,8 @@ def test_a_port_in_use_is_refused(caf, tmp_path):
         port = str(server.getsockname()[1])
         expect_error(caf("ui", "--port", port), 2, port, "--port")
     assert not (tmp_path / ".caf").exists()
+
+
+def test_missing_extra_is_named(caf, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.dagster_host.ui.find_spec", lambda _: None)
+    expect_error(caf("ui"), 1, "dagster-webserver", "pip install 'caf-pipeline[host]'")

@@ -17,7 +17,7 @@ from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
-from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
+from caf_pipeline.settings import JackalSettings, Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.dagster_private import AssetCheckExecutionRecordStatus
@@ -344,10 +344,14 @@ def test_a_paused_tick_launches_nothing_and_shows_the_reason(pipeline, name):
     assert tick.skip_message == "Paused: network maintenance. `caf resume` ends it."
 
 
-def started(kind: str = "jackal", **its) -> dict[str, bool]:
+def started(kind: str = "jackal", lcd=("https://lcd.example",), **its) -> dict[str, bool]:
     """Return which sensors and schedules are on by default."""
     defs = build_own_defs(
-        Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)})
+        Settings(
+            store=StoreSettings(kind=kind),
+            jackal=JackalSettings(lcd=lcd),
+            sources={"a": SourceSettings(bucket="b", **its)},
+        )
     )
     return {
         entry.name: entry.default_status.value == "RUNNING"
@@ -367,6 +371,12 @@ READ_ONLY = {
 def test_nothing_archives_or_pays_by_itself_by_default():
     off = dict.fromkeys(("caf_new_objects_a", "caf_launch_chunks", "caf_reconcile_a_daily"), False)
     assert started() == {**READ_ONLY, **off, "caf_audit_a_daily": True}
+
+
+def test_nothing_asks_a_network_without_nodes():
+    is_on = started(lcd=())
+    assert not is_on["caf_prove_a_hourly"]
+    assert not is_on["caf_storage_plan_a_hourly"]
 
 
 def test_an_automatic_source_is_planned_and_archived_by_itself():
