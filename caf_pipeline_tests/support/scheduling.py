@@ -55,6 +55,7 @@ LONGEST_FIRST: Final = (
     "store/test_jackal_posting.py",
     "faults/test_upgrade.py",
     "defs/test_pages.py",
+    "defs/test_page_metadata.py",
     "automation/test_alerting.py",
     "defs/test_resources.py",
     "source/test_s3_source.py",
