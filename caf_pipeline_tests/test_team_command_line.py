@@ -2,21 +2,20 @@
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import signal
+import time
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster import AssetKey, DagsterInstance, RunsFilter
 
-from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.dagster_host.backfill import DAEMON
 from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
-from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, job_name
-from caf_pipeline.settings import load_settings
+from caf_pipeline.defs.naming import ASSETS, job_name
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine, expect_error
-from caf_pipeline_tests.support.dagster_private import WorkspaceProcessContext
+from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat, WorkspaceProcessContext
 from caf_pipeline_tests.support.dagster_project import make_project
+from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.webserver import Webserver
 
 pytestmark = pytest.mark.thorough
@@ -48,7 +47,15 @@ class TeamArchive(S3ArchiveComponent):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def bucket(s3_server):
+    bucket = make_bucket(s3_server)
+    for name in ("a.txt", "b.txt"):
+        bucket.put(name, name.encode() * 200_000)
+    return bucket
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory, bucket, s3_server):
     """A project with a subclass of the component, translated keys, and a location name."""
     project = make_project(tmp_path_factory.mktemp("project"))
     pyproject = project.root / "pyproject.toml"
@@ -59,22 +66,29 @@ def project(tmp_path_factory):
     (project.defs.parent / "components" / "archive.py").write_text(SUBCLASS)
     (project.home / "dagster.yaml").write_text(INSTANCE)
     (project.root / ".env").write_text(f"TEAM_FILE={project.root / 'executed'}\n")
+    other = make_bucket(s3_server)
+    other.put("c.txt", b"c" * 5_000)
+    (project.root / "caf.toml").write_text(
+        '[store]\nkind = "directory"\nfolder = "kept"\n'
+        + "".join(
+            f'[sources.{name}]\nbucket = "{source.name}"\nendpoint_url = "{source.endpoint}"\n'
+            "public = true\ntarget_size = '1MiB'\n"
+            for name, source in (("first", other), ("second", bucket), ("third", bucket))
+        )
+    )
+    entry = {
+        "working_directory": str(project.root / "src"),
+        "module_name": "team.definitions",
+        "location_name": LOCATION,
+    }
+    workspace = {"load_from": [{"python_module": entry}]}
+    (project.root / "workspace.yaml").write_text(json.dumps(workspace))
     return project
 
 
 @pytest.fixture
-def caf(project, new_bucket):
-    """`caf` in a subfolder, with a new bucket as the source `second`."""
-    for name in ("a.txt", "b.txt"):
-        new_bucket.put(name, name.encode() * 200_000)
-    source = f'bucket = "{new_bucket.name}"\nendpoint_url = "{new_bucket.endpoint}"\n'
-    (project.root / "caf.toml").write_text(
-        '[store]\nkind = "directory"\nfolder = "kept"\n'
-        + "".join(
-            f"[sources.{name}]\n{source}public = true\ntarget_size = '1MiB'\n"
-            for name in ("first", "second", "third")
-        )
-    )
+def caf(project):
+    """`caf` in a subfolder."""
     environment = KEYS | {"PYTHONPATH": str(project.root / "src")}
     return CommandLine(project.defs, environment | {"DAGSTER_HOME": str(project.home)})
 
@@ -113,15 +127,8 @@ query Job($selector: PipelineSelector!) { pipelineOrError(params: $selector) { _
 
 def test_ui_finds_the_job_of_a_run(project, caf):
     assert caf.process("run", "second").status == 0
-    workspace = project.root / "workspace.yaml"
-    entry = {
-        "working_directory": str(project.root / "src"),
-        "module_name": "team.definitions",
-        "location_name": LOCATION,
-    }
-    workspace.write_text(json.dumps({"load_from": [{"python_module": entry}]}))
     with caf.surroundings(TEAM_FILE=str(project.root / "executed")), opened(project) as instance:
-        target = WorkspaceFileTarget([str(workspace)])
+        target = WorkspaceFileTarget([str(project.root / "workspace.yaml")])
         with WorkspaceProcessContext(instance, target) as context:
             ui = Webserver(context)
             (run, *_) = ui.ask(RUNS)["runsOrError"]["results"]
@@ -132,12 +139,30 @@ def test_ui_finds_the_job_of_a_run(project, caf):
     assert answer == {"__typename": "Pipeline"}
 
 
+def test_backfill_has_the_projects_keys(project, caf, bucket):
+    bucket.put("later.txt", b"later")
+    project.dg("launch", "--job", job_name("second", "plan"))
+    expect_error(caf.process("backfill", "second"), 16, str(project.home), "dg dev")
+    with opened(project) as instance:
+        instance.add_daemon_heartbeat(DaemonHeartbeat(time.time(), DAEMON, "a daemon"))
+        process = caf.start("backfill", "second")
+        try:
+            wait_for(instance.get_backfills)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+        (backfill,) = instance.get_backfills()
+    keys = {AssetKey(["lake", "second", name]) for name in ASSETS[2:]}
+    assert set(backfill.asset_selection) == keys
+    assert backfill.asset_backfill_data.target_subset.asset_keys == keys
+
+
 def test_failed_source_is_archived_later(project, caf):
-    key = KEYS["AWS_SECRET_ACCESS_KEY"]
-    failed = caf.process("run", "first", CAF_STORE__FOLDER=os.devnull)
-    assert failed.status != 0
-    assert key not in failed.err
+    assert caf.process("run", "first", CAF_PACKING__STAGING_LIMIT="1KiB").status == 12
     assert caf.process("run", "first").status == 0
+    with opened(project) as instance:
+        runs = instance.get_runs(RunsFilter(job_name=job_name("first", "archive")))
+    assert [run.status.value for run in runs] == ["SUCCESS", "FAILURE"]
 
 
 def test_home_may_come_from_the_env_file(project, caf):

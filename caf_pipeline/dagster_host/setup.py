@@ -68,7 +68,7 @@ def setup_command(
     """
     if project := team_project(settings.folder):
         raise UsageError(
-            f"{project.root} is a Dagster project of its own, whose instance stays as it is",
+            f"{project.root} is a Dagster project of its own, and `caf setup` leaves it alone",
             hint=f"limit the pools by `dagster instance concurrency set {S3_POOL} N`, and "
             f"{UPLOAD_POOL} likewise",
         )
