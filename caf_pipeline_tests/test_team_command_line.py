@@ -116,27 +116,32 @@ def test_run_is_recorded_in_the_projects_instance(project, caf):
 
 RUNS = """
 { runsOrError { ... on Runs { results {
-    runId jobName canTerminate
-    repositoryOrigin { repositoryLocationName repositoryName }
+    runId repositoryOrigin { repositoryLocationName }
 } } } }
 """
-JOB = """
-query Job($selector: PipelineSelector!) { pipelineOrError(params: $selector) { __typename } }
+REPEAT = """
+mutation Repeat($run: String!) {
+    launchRunReexecution(reexecutionParams: {parentRunId: $run, strategy: ALL_STEPS}) {
+        ... on LaunchRunSuccess { run { runId } }
+        ... on Error { message }
+    }
+}
 """
 
 
-def test_ui_finds_the_job_of_a_run(project, caf):
+def test_ui_shows_and_repeats_a_run(project, caf):
     assert caf.process("run", "second").status == 0
     with caf.surroundings(TEAM_FILE=str(project.root / "executed")), opened(project) as instance:
         target = WorkspaceFileTarget([str(project.root / "workspace.yaml")])
         with WorkspaceProcessContext(instance, target) as context:
             ui = Webserver(context)
             (run, *_) = ui.ask(RUNS)["runsOrError"]["results"]
-            selector = {**run["repositoryOrigin"], "pipelineName": run["jobName"]}
-            assert selector["repositoryLocationName"] == LOCATION
-            answer = ui.ask(JOB, selector=selector)["pipelineOrError"]
+            assert run["repositoryOrigin"]["repositoryLocationName"] == LOCATION
+            answer = ui.ask(REPEAT, run=run["runId"])["launchRunReexecution"]
+            assert "run" in answer, answer
         context._grpc_server_registry.wait_for_processes()
-    assert answer == {"__typename": "Pipeline"}
+        repeated = instance.get_run_by_id(answer["run"]["runId"])
+    assert repeated.status.value == "QUEUED"  # until a daemon starts it
 
 
 def test_backfill_has_the_projects_keys(project, caf, bucket):

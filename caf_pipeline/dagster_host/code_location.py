@@ -57,7 +57,7 @@ def code_location(settings: Settings, source: str) -> CodeLocation:
     if run is None or source not in run.settings.sources:
         raise SettingsError(
             f"the definitions of {project.root} do not have source '{source}'",
-            hint="add it to `sources` of the component in defs.yaml, or remove that line",
+            hint="check `sources` of the component in defs.yaml",
         )
     if _places(run.settings) != _places(settings):
         raise SettingsError(
@@ -81,8 +81,11 @@ def _load(project: TeamProject) -> Definitions:
         with chdir(project.root):
             return _definitions(importlib.import_module(project.module))
     except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__:
+            cause = cause.__cause__
         raise SettingsError(
-            f"the definitions of {project.root} cannot be loaded: {first_line(error)}",
+            f"the definitions of {project.root} cannot be loaded: {first_line(cause)}",
             hint="install caf-pipeline in the project's environment; `dg check defs` shows errors",
         ) from error
 
