@@ -46,9 +46,10 @@ def run(  # noqa: PLR0917 - the command line's options
 ) -> int:
     r"""Take an inventory, plan what is new, and archive it.
 
-    Runs Dagster jobs in this process; the UI shows them. Also finishes what earlier runs left
-    unfinished. If a chunk fails, the others continue; after the same permanent error on three
-    chunks, no more are tried. After Ctrl-C, repeat the command to continue.
+    Runs Dagster jobs in this process; the UI shows them. In your own Dagster project, these are the
+    project's jobs, in its DAGSTER_HOME. Also finishes what earlier runs left unfinished. If a chunk
+    fails, the others continue; after the same permanent error on three chunks, no more are tried.
+    After Ctrl-C, repeat the command to continue.
 
     If the ledger has nothing of a source, the store is searched first. If it may hold the source's
     objects, nothing is planned: `caf rebuild` restores them to the ledger. With --new-archive, all
@@ -79,7 +80,7 @@ def run(  # noqa: PLR0917 - the command line's options
     \b
     Before any chunk is tried, or if nothing can continue:
       1   An inventory or a plan failed.
-      3   Wrong settings or source.
+      3   Wrong settings or source, or the project has no DAGSTER_HOME.
       5   The source failed.
       6   The database failed.
       7   The store failed, or may have the source already.

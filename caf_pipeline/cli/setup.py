@@ -35,6 +35,7 @@ def setup(
     \b
     Exit status:
       0  Success.
+      2  Your own Dagster project has the folder; nothing is changed.
       3  Wrong settings, or Dagster's folder or storage cannot be used.
     """
     return int(

@@ -15,13 +15,14 @@ from datetime import timedelta
 from json import dumps as dump_json
 from typing import Any, Final
 
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
-from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
+from caf_pipeline.automation.asset_keys import DEFAULT_KEYS, AssetKeys
 from caf_pipeline.automation.launching import UNFINISHED, Backfills, failed_runs, runs_of
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
 from caf_pipeline.dagster_host.dagster_private import (
     BULK_ACTION_TERMINAL_STATUSES,
     PartitionBackfill,
@@ -29,8 +30,7 @@ from caf_pipeline.dagster_host.dagster_private import (
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
-from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG, asset_key
+from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.ledger import Ledger
@@ -118,13 +118,15 @@ def backfill_command(
             hint=_START_HINT.format(home=home),
         )
 
+    location = code_location(settings, source)
+
     def print_json(**summary: object) -> None:
         if json:
             sys.stdout.write(dump_json(summary) + "\n")
             sys.stdout.flush()
 
     with open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
-        selected = select(instance, ledger, source, Selection(**wanted))
+        selected = select(instance, ledger, source, Selection(**wanted), location.keys)
         _print_left_out(console, selected, source)
         names = [chunk.name for chunk in selected.chunks]
         backfills = list(selected.backfills)
@@ -138,7 +140,7 @@ def backfill_command(
         try:
             if names:
                 names = _unpark(settings, ledger, selected.chunks)
-                submit(settings, instance, ledger, source, names, backfill_id)
+                submit(settings, instance, ledger, source, names, backfill_id, location)
                 console.print(
                     f"backfill {backfill_id} has {counted(len(names), 'chunk')} of {source}; "
                     "Dagster's daemon runs them"
@@ -182,7 +184,11 @@ def backfill_command(
 
 
 def select(
-    instance: DagsterInstance, ledger: Ledger, source: str, selection: Selection
+    instance: DagsterInstance,
+    ledger: Ledger,
+    source: str,
+    selection: Selection,
+    keys: AssetKeys = DEFAULT_KEYS,
 ) -> SelectedChunks:
     """Select chunks with work to do.
 
@@ -229,7 +235,7 @@ def select(
         ),
         key=lambda chunk: chunk.caf_file_id,
     )
-    selected, backfills = SelectedChunks(), Backfills(instance, DEFAULT_KEYS)
+    selected, backfills = SelectedChunks(), Backfills(instance, keys)
     leased = {chunk_of_lease(lease.name) for lease in ledger.leases.list() if lease.live}
     for page in (chunks[start : start + PAGE] for start in range(0, len(chunks), PAGE)):
         runs = runs_of(instance, [chunk.name for chunk in page])
@@ -277,6 +283,7 @@ def submit(  # noqa: PLR0917
     source: str,
     names: Sequence[str],
     backfill_id: str,
+    location: CodeLocation,
 ) -> None:
     """Create a backfill, which Dagster's daemon executes."""
     register_chunks(instance, ledger, source)
@@ -288,9 +295,9 @@ def submit(  # noqa: PLR0917
         warnings.simplefilter("ignore")  # Dagster itself calls a function that it has deprecated
         backfill = PartitionBackfill.from_asset_partitions(
             backfill_id,
-            asset_graph=build_defs(settings).resolve_asset_graph(),
+            asset_graph=location.defs.resolve_asset_graph(),
             partition_names=list(names),
-            asset_selection=[AssetKey(asset_key(source, name)) for name in ASSETS[2:]],
+            asset_selection=[location.keys.key(source, name) for name in ASSETS[2:]],
             backfill_timestamp=time.time(),
             tags={
                 SOURCE_TAG: source,

@@ -6,7 +6,7 @@ again. Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from dagster import DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition
 
@@ -27,15 +27,12 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.ledger.processes import this_process
 
-_REPOSITORY: Final = RemoteRepositoryOrigin(
-    RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME
-)
-
 
 def execute_here(
     job: JobDefinition,
     instance: DagsterInstance,
     *,
+    location_name: str = LOCATION_NAME,
     run_config: Mapping[str, Any],
     partition_key: str | None = None,
     on_event: Callable[[DagsterEvent], None] = lambda _: None,
@@ -45,6 +42,9 @@ def execute_here(
     A step's error fails the run and is not raised.
     """
     run_id = str(uuid.uuid4())
+    repository = RemoteRepositoryOrigin(
+        RegisteredCodeLocationOrigin(location_name), REPOSITORY_NAME
+    )
     tags = {
         COMMAND_TAG: COMMAND,
         MAX_RETRIES_TAG: "0",  # the daemon must not retry a run that the user interrupted
@@ -55,7 +55,7 @@ def execute_here(
         run_id=run_id,
         run_config=run_config,
         tags=merge_run_tags(job, partition_key, tags, None, instance, run_config),
-        remote_job_origin=_REPOSITORY.get_job_origin(job.name),
+        remote_job_origin=repository.get_job_origin(job.name),
     )
     events = []
     for event in execute_run_iterator(InMemoryJob(job), run, instance):

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
 from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
 
 INSTANCE_FILE: Final = "dagster.yaml"
 WORKSPACE_FILE: Final = "workspace.yaml"
-HOME_VARIABLE: Final = "DAGSTER_HOME"
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
@@ -19,16 +19,25 @@ _FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
 
 
 def dagster_home(settings: Settings) -> Path:
-    """Return the path of DAGSTER_HOME, which need not exist."""
+    """Return the path of DAGSTER_HOME, which need not exist.
+
+    Raises a SettingsError in a team's project that does not set it.
+    """
+    if project := team_project(settings.folder):
+        return project.dagster_home
     return (settings.home / "dagster").absolute()
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
     """Create the folder, link our configuration, and set DAGSTER_HOME.
 
-    Leaves an operator's own file alone. Raises a SettingsError if the folder cannot be written.
+    Leaves an operator's own file alone, and that of a team's project. Raises a SettingsError if the
+    folder cannot be written.
     """
     folder = dagster_home(settings)
+    if team_project(settings.folder):
+        os.environ[HOME_VARIABLE] = str(folder)
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (INSTANCE_FILE, WORKSPACE_FILE):

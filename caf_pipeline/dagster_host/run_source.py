@@ -18,6 +18,8 @@ from rich.console import Console
 from caf_pipeline.automation.dead_runs import reap_dead_runs
 from caf_pipeline.automation.launching import chunks_with_work
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
+from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
+from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import ChunkOutcome, SourceRuns, open_instance
@@ -132,6 +134,8 @@ def run_source(
         raise UsageError("there is no source to archive", hint="add [sources.NAME] to caf.toml")
     for name in names:
         settings.source(name)
+    dagster_home(settings)  # in a team's project it must be set
+    locations = {name: code_location(settings, name) for name in names}
     console = console or Console(stderr=True)
     summaries = [] if done is None else done
     with InterruptWatch() as watch:
@@ -147,13 +151,14 @@ def run_source(
                         f"run {run} was killed earlier; it is marked as failed",
                         style="yellow",
                     )
-                for name in names:
+                for name, location in locations.items():
                     command = _Command(
                         settings,
                         instance,
                         ledger,
                         console=console,
                         source=name,
+                        location=location,
                         watch=watch,
                         new_archive=new_archive,
                         inventory=inventory or {},
@@ -208,6 +213,7 @@ class _Command:
         *,
         console: Console,
         source: str,
+        location: CodeLocation,
         watch: InterruptWatch,
         new_archive: bool,
         inventory: Mapping[str, object],
@@ -227,7 +233,13 @@ class _Command:
             wait for listener in self._listeners for wait in listener.waits
         ]
         self._runs = SourceRuns(
-            settings, instance, ledger, source, watch=watch, listener=self._new_listener()
+            settings,
+            instance,
+            ledger,
+            source,
+            location=location,
+            watch=watch,
+            listener=self._new_listener(),
         )
         self._summary = Summary(source)
         self._errors: Counter[str] = Counter()

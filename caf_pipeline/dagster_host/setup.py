@@ -19,8 +19,9 @@ from dagster import DagsterInstance
 
 from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home, is_own
 from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
-from caf_pipeline.errors import SettingsError
+from caf_pipeline.errors import SettingsError, UsageError
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.quantities import counted, show_size
 
@@ -63,8 +64,14 @@ def setup_command(
 ) -> int:
     """Prepare DAGSTER_HOME and the pools; return the exit status.
 
-    `reset` also replaces limits that an operator has set.
+    `reset` also replaces limits that an operator has set. Raises a UsageError in a team's project.
     """
+    if project := team_project(settings.folder):
+        raise UsageError(
+            f"{project.root} is a Dagster project of its own, and `caf setup` leaves it alone",
+            hint=f"limit the pools by `dagster instance concurrency set {S3_POOL} N`, and "
+            f"{UPLOAD_POOL} likewise",
+        )
     home = dagster_home(settings)
     file = home / INSTANCE_FILE
     change = "kept" if is_own(file) else "unchanged" if file.is_symlink() else "made"

@@ -19,8 +19,8 @@ from dagster import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from caf_pipeline.automation.asset_keys import DEFAULT_KEYS
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host.code_location import CodeLocation
 from caf_pipeline.dagster_host.dagster_private import (
     RUN_FAILURE_REASON_TAG,
     InstanceRef,
@@ -31,10 +31,10 @@ from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
-from caf_pipeline.defs.build import build_defs
+from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, PACK, RUN, SEAL, JobKind, job_name
-from caf_pipeline.defs.resources import RunResource, SharedLedger, run_step
+from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
@@ -59,12 +59,13 @@ def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[Da
     `waits` reports a slow database.
     """
     home = prepare_dagster_home(settings)
-    with (waits or Waits()).waiting(
-        "Dagster's database",
-        ends_by="its answer or the connection timeout ends it",
-        grace=UNANSWERED_SECONDS,
-    ):
-        require_database()
+    if team_project(settings.folder) is None:
+        with (waits or Waits()).waiting(
+            "Dagster's database",
+            ends_by="its answer or the connection timeout ends it",
+            grace=UNANSWERED_SECONDS,
+        ):
+            require_database()
     try:
         instance = DagsterInstance.from_ref(
             InstanceRef.from_dir(str(home), overrides=dict(_NO_COMPUTE_LOGS))
@@ -123,6 +124,7 @@ class SourceRuns:
         ledger: Ledger,
         source: str,
         *,
+        location: CodeLocation,
         watch: InterruptWatch,
         listener: RunListener,
     ) -> None:
@@ -143,12 +145,12 @@ class SourceRuns:
             ended=self._ended.append,
             on_error=self._note_error,
             waiting=listener.waiting,
-            asset_keys=DEFAULT_KEYS,
-            execute=run_step,
+            asset_keys=location.keys,
+            execute=location.execute,
         )
-        self._defs: Definitions = build_defs(
-            settings,
-            resource_overrides={LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run},
+        self._location_name = location.name
+        self._defs: Definitions = location.with_resources(
+            **{LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run}
         )
 
     def archive(self, chunk: str) -> ChunkOutcome:
@@ -196,6 +198,7 @@ class SourceRuns:
         result = execute_here(
             self._defs.resolve_job_def(job),
             self._instance,
+            location_name=self._location_name,
             run_config={**_QUIET, **(config or {})},
             partition_key=partition_key,
             on_event=on_each,

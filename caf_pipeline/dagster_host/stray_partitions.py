@@ -28,8 +28,6 @@ def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iter
     A ledger without any chunk of the source may be lost. Partitions named like chunks are then left
     alone. Creates no Dagster home.
     """
-    if not may_have_state(settings):
-        return
 
     def remove(instance: DagsterInstance, name: str) -> MendResult:
         if not instance.has_dynamic_partition(partitions_name(source), name):
@@ -38,6 +36,8 @@ def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iter
         return MendResult("removed from Dagster")
 
     try:
+        if not may_have_state(settings):
+            return
         with open_instance(settings) as instance:
             # Read partitions before chunks, since a plan writes the chunk first.
             names = instance.get_dynamic_partitions(partitions_name(source))

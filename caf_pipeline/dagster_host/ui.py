@@ -3,12 +3,11 @@
 import os
 import socket
 import sys
-import tomllib
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from caf_pipeline.dagster_host.home import WORKSPACE_FILE, prepare_dagster_home
+from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.settings import Settings
 
@@ -25,9 +24,9 @@ def ui_command(*, settings: Settings, port: int) -> None:
         UsageError: The port is in use, or the folder belongs to another Dagster project.
         CafError: The extra `host` is not installed.
     """
-    if project := other_project(settings.folder):
+    if project := team_project(settings.folder):
         raise UsageError(
-            f"{project} is a Dagster project of its own.",
+            f"{project.root} is a Dagster project of its own.",
             hint="Run `dg dev` in it. Its UI shows these sources if a component or `build_defs` "
             "loads them.",
         )
@@ -50,16 +49,3 @@ def ui_command(*, settings: Settings, port: int) -> None:
     print(f"http://{HOST}:{port}  (Ctrl-C ends it)", flush=True)
     command = [sys.executable, "-m", "dagster_dg_cli.cli", "dev", "--workspace", str(workspace)]
     os.execv(sys.executable, [*command, "--host", HOST, "--port", str(port)])
-
-
-def other_project(folder: Path) -> Path | None:
-    """Return the nearest Dagster project at or above a folder, unless it is this software's."""
-    for parent in (folder, *folder.parents):
-        try:
-            values = tomllib.loads((parent / "pyproject.toml").read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # none, or not TOML
-            continue
-        project = values.get("tool", {}).get("dg", {}).get("project", {})
-        if project:
-            return None if project.get("root_module") == "caf_pipeline" else parent
-    return None

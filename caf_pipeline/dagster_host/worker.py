@@ -120,6 +120,7 @@ def _archive(
 ) -> None:
     from dagster import DagsterExecutionInterruptedError  # noqa: PLC0415
 
+    from caf_pipeline.dagster_host.code_location import code_location  # noqa: PLC0415
     from caf_pipeline.dagster_host.sigint import InterruptWatch  # noqa: PLC0415
     from caf_pipeline.dagster_host.source_runs import SourceRuns, open_instance  # noqa: PLC0415
     from caf_pipeline.run_wiring import open_ledger  # noqa: PLC0415
@@ -132,7 +133,13 @@ def _archive(
                 closing(open_ledger(settings, waits)) as ledger,
             ):
                 runs = SourceRuns(
-                    settings, instance, ledger, source, watch=watch, listener=listener
+                    settings,
+                    instance,
+                    ledger,
+                    source,
+                    location=code_location(settings, source),
+                    watch=watch,
+                    listener=listener,
                 )
                 listener.send(READY)
                 while (chunk := connection.recv()) is not None:

@@ -18,6 +18,7 @@ from typing import Final, Self
 
 from caf_pipeline.dagster_host import worker
 from caf_pipeline.dagster_host.source_runs import ChunkOutcome, RunListener
+from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.errors import CafError, StagingError
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
@@ -50,6 +51,8 @@ class _Worker:
         # The check `caf_chunk_reads_back` of a private chunk may need the passphrase.
         is_public = settings.source(source).public
         needs = _NEEDS if is_public else _NEEDS | Need.IDENTITY
+        # A team's definitions may read any variable.
+        is_teams = team_project(settings.folder) is not None
         with child_end:
             # The process has its own group: a terminal sends Ctrl-C to the command's whole group,
             # and the command passes it on once.
@@ -62,7 +65,7 @@ class _Worker:
                     str(child_end.fileno()),
                     str(os.getpid()),
                 ],
-                env=child_environment(needs),
+                env=dict(os.environ) if is_teams else child_environment(needs),
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

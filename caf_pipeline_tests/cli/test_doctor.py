@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
-from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.formats import age
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.chunk_rows import set_state

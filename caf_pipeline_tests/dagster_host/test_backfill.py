@@ -15,6 +15,7 @@ from rich.console import Console
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.backfill import Selection, backfill_command, select
+from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
@@ -59,6 +60,7 @@ def submit(pipeline) -> str:
         SOURCE,
         pipeline.chunks(),
         backfill_id,
+        code_location(pipeline.settings, SOURCE),
     )
     return backfill_id
 

@@ -49,7 +49,8 @@ def test_our_instance_keeps_output_in_this_way(monkeypatch, tmp_path):
     from dagster import DagsterInstance
 
     from caf_pipeline.dagster_host.compute_logs import FollowedComputeLogs
-    from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
+    from caf_pipeline.dagster_host.home import prepare_dagster_home
+    from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
     from caf_pipeline.settings import Settings
 
     monkeypatch.setenv(HOME_VARIABLE, "")

@@ -18,7 +18,8 @@ from dagster import DagsterInstance
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import LaunchRunContext, WorkerStatus
-from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
+from caf_pipeline.dagster_host.home import dagster_home
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
 from caf_pipeline_tests.support.dagster_private import (

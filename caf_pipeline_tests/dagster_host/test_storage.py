@@ -12,7 +12,7 @@ from sqlalchemy import Pool, event
 
 from caf_pipeline.dagster_host import sqlite_storage
 from caf_pipeline.dagster_host.dagster_private import DagsterSqliteStorage
-from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
+from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import (
     URL_VARIABLE,
@@ -20,6 +20,7 @@ from caf_pipeline.dagster_host.storage import (
     require_database,
     with_driver,
 )
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import Settings
 

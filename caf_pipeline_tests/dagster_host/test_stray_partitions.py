@@ -2,10 +2,10 @@
 
 import pytest
 
-from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.dagster_host.stray_partitions import stray_partitions
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.settings import Settings
 
 

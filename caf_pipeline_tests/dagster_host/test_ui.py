@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from caf_pipeline.dagster_host.ui import HOST, other_project
+from caf_pipeline.dagster_host.team_project import team_project
+from caf_pipeline.dagster_host.ui import HOST
 from caf_pipeline_tests.support.command_line import CommandLine, expect_error
 
 PROJECT = '[tool.dg.project]\nroot_module = "{}"\n'
@@ -35,7 +36,8 @@ def test_a_project_has_its_own_ui(caf, tmp_path):
 def test_nearest_project_counts(tmp_path, text, is_other):
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "archive").mkdir()
-    assert other_project(tmp_path / "archive") == (tmp_path if is_other else None)
+    project = team_project(tmp_path / "archive")
+    assert (project and project.root) == (tmp_path if is_other else None)
 
 
 def test_a_port_in_use_is_refused(caf, tmp_path):

@@ -24,7 +24,7 @@ from caf_pipeline.automation.dead_runs import process_lives
 from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import BULK_ACTION_TERMINAL_STATUSES
-from caf_pipeline.dagster_host.home import HOME_VARIABLE
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill

@@ -12,8 +12,9 @@ from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
+from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
+from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.defs.build import build_own_defs
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.run_context import RunContext
