@@ -235,6 +235,8 @@ def serving(script: ScriptedS3, tls: ssl.SSLContext | None = None) -> Iterator[i
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # with 5, the kernel drops connections that come together
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: tests use clients that distrust the server or give up."""
 

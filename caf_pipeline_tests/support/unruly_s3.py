@@ -373,6 +373,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # with 5, the kernel drops connections that come together
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: tests use clients that give up."""
 
