@@ -6,20 +6,30 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.defs.naming import ASSETS, job_name
+from caf_pipeline.defs.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, job_name
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine
 from caf_pipeline_tests.support.dagster_project import make_project
+from caf_pipeline_tests.support.dagster_versions import install_dagster, oldest_dagster
 
 pytestmark = pytest.mark.thorough
 
 TYPE = "caf_pipeline.component.S3ArchiveComponent"
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A project with the component, scaffolded for the bucket of the source `photos`."""
-    project = make_project(tmp_path_factory.mktemp("project"))
+@pytest.fixture(scope="module", params=["installed", "oldest", "newest"])
+def project(tmp_path_factory, request):
+    """A project with the component, scaffolded for the bucket of the source `photos`.
+
+    Its Dagster is the installed version, the oldest that the package allows, and the newest that
+    the registry has.
+    """
+    packages = None
+    if request.param != "installed":
+        packages = tmp_path_factory.mktemp("packages")
+        requirement = oldest_dagster() if request.param == "oldest" else "dagster<2"
+        install_dagster(requirement, packages)
+    project = make_project(tmp_path_factory.mktemp("project"), packages)
     options = ("--bucket", "my-photos", "--source", "photos", "--store-folder", "kept")
     project.dg("scaffold", "defs", TYPE, "archive", *options)
     return project
@@ -28,7 +38,7 @@ def project(tmp_path_factory):
 def test_scaffolded_component_is_checked_and_listed(project):
     project.dg("check", "defs")
     listed = json.loads(project.dg("list", "defs", "--json").stdout)
-    names = {item["asset_key"] for item in listed["assets"]}
+    names = {item.get("asset_key") or item["key"] for item in listed["assets"]}  # "key" in 1.12
     assert names == {"numbers", *(f"photos/{name}" for name in ASSETS)}
     assert {"archive_photos", job_name("photos", "archive")} <= {
         item["name"] for item in listed["jobs"]
@@ -59,3 +69,8 @@ def test_bucket_is_archived_in_the_project(project, new_bucket):
     with caf.surroundings(), opened_ledger(load_settings()) as ledger:
         assert ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
     assert caf("get", "photos", "a.txt").out == b"an object"
+    new_bucket.put("b.txt", b"another object")
+    project.dg("launch", "--assets", "photos/s3_inventory,photos/chunk_plan")
+    for sensor in (LAUNCH_SENSOR, DEAD_RUNS_SENSOR):
+        shown = project.dg("sensor", "preview", sensor, "-m", "team.definitions", program="dagster")
+        assert "Exception" not in shown.stdout + shown.stderr

@@ -74,9 +74,10 @@ defs = dg.Definitions(
 
 @dataclass(frozen=True)
 class DagsterProject:
-    """The project's root; `dg` works in it."""
+    """The project's root; `dg` works in it, with the packages of a folder before others."""
 
     root: Path
+    packages: Path | None = None
 
     @property
     def defs(self) -> Path:
@@ -86,10 +87,10 @@ class DagsterProject:
     def home(self) -> Path:
         return self.root / "dagster_home"
 
-    def dg(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run `dg` with the test server's keys. It must succeed."""
+    def dg(self, *arguments: str, program: str = "dg") -> "subprocess.CompletedProcess[str]":
+        """Run `dg`, or another program, with the test server's keys. It must succeed."""
         done = subprocess.run(
-            [str(Path(sys.executable).with_name("dg")), *arguments],
+            [str(Path(sys.executable).with_name(program)), *arguments],
             cwd=self.root,
             env=self._environment(),
             stdin=subprocess.DEVNULL,
@@ -107,12 +108,13 @@ class DagsterProject:
             for name, value in os.environ.items()
             if name == PLACE_VARIABLE or not name.startswith(FOREIGN)
         }
-        place = {"PYTHONPATH": str(self.root / "src"), "DAGSTER_HOME": str(self.home)}
+        folders = [str(folder) for folder in (self.packages, self.root / "src") if folder]
+        place = {"PYTHONPATH": os.pathsep.join(folders), "DAGSTER_HOME": str(self.home)}
         return kept | KEYS | place
 
 
-def make_project(root: Path) -> DagsterProject:
-    project = DagsterProject(root)
+def make_project(root: Path, packages: Path | None = None) -> DagsterProject:
+    project = DagsterProject(root, packages)
     project.defs.mkdir(parents=True)
     project.home.mkdir()
     package = project.defs.parent

@@ -1,0 +1,48 @@
+"""Other versions of Dagster, in a folder in front of the installed one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+_BESIDE = ("dagster-aws", "dagster-dg-cli", "dagster-graphql", "dagster-webserver")
+
+
+def oldest_dagster() -> str:
+    """Return the requirement of the oldest version that the package allows."""
+    (dagster,) = [
+        requirement
+        for requirement in map(Requirement, requires("caf-pipeline") or ())
+        if requirement.name == "dagster"
+    ]
+    (floor,) = [bound.version for bound in dagster.specifier if bound.operator == ">="]
+    return f"dagster=={floor}"
+
+
+def install_dagster(requirement: str, folder: Path) -> None:
+    """Install a version and its family for `PYTHONPATH`. Skips the test if it is installed anyway.
+
+    Also skips without uv or without a package registry.
+    """
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    resolved = subprocess.run(
+        [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"],
+        input="\n".join([requirement, *_BESIDE]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if resolved.returncode:
+        pytest.skip(f"{requirement} cannot be resolved: {resolved.stderr[-500:]}")
+    pins = [line for line in resolved.stdout.splitlines() if line.startswith("dagster")]
+    if f"dagster=={version('dagster')}" in pins:
+        pytest.skip(f"{requirement} is the installed version")
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
+    subprocess.run([*install, "--target", str(folder), *pins], check=True)
