@@ -23,10 +23,7 @@ from caf_pipeline.automation.launching import UNFINISHED, Backfills, failed_runs
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.dagster_host.code_location import CodeLocation, code_location
-from caf_pipeline.dagster_host.dagster_private import (
-    BULK_ACTION_TERMINAL_STATUSES,
-    PartitionBackfill,
-)
+from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
@@ -42,6 +39,9 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
 
 DAEMON: Final = "BACKFILL"
+
+ENDED: Final = {"COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED"}
+"""Statuses of a backfill that has ended, by the names in Dagster's API."""
 
 LIVE_SECONDS: Final = 120.0
 """Age of the last heartbeat after which a daemon counts as dead; it sends one every 30 s."""
@@ -339,7 +339,7 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
         done = counts["well"] - done_before
         progress = describe_progress(counts, left + done_before, done, time.monotonic() - began)
         line = f"backfill {backfill_id}: {progress}"
-        ended = backfill.status in BULK_ACTION_TERMINAL_STATUSES
+        ended = backfill.status.value in ENDED
         if line != printed and (ended or time.monotonic() - printed_at >= REPORT_SECONDS):
             console.print(line)
             printed, printed_at = line, time.monotonic()

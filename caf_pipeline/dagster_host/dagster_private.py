@@ -12,13 +12,10 @@ from dagster._core.definitions.job_base import InMemoryJob
 
 # The run launcher: raised if a code server is gone, so that its runs are dead.
 from dagster._core.errors import DagsterUserCodeUnreachableError
-
-# `caf run`: detects runs that were interrupted between two steps.
-from dagster._core.events import RunFailureReason
 from dagster._core.execution.api import execute_run_iterator
 
 # `caf backfill`: what the UI creates for a backfill.
-from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
+from dagster._core.execution.backfill import PartitionBackfill
 
 # `FollowedComputeLogs`: Dagster's local manager, without its programs. Fallback: name Dagster's
 # manager in dagster.yaml.
@@ -40,19 +37,11 @@ from dagster._core.remote_origin import (
 # dagster.yaml.
 from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.compute_log_manager import CapturedLogContext
-
-# `sqlite_storage`: replaces how Dagster's SQLite storages create engines. Fallback: leave them
-# unchanged.
-from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
-from dagster._core.storage.runs.sqlite import sqlite_run_storage
-from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
-from dagster._core.storage.sql import create_engine
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 
-# Used with `RunFailureReason`.
-from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG
+# `demo/ui.py`: servers for our code location.
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
 # The run launcher: asks a code server whether it has the process of a run.

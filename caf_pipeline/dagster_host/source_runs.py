@@ -22,10 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.code_location import CodeLocation
 from caf_pipeline.dagster_host.dagster_private import (
-    RUN_FAILURE_REASON_TAG,
     InstanceRef,
     NoOpComputeLogManager,
-    RunFailureReason,
 )
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
@@ -204,14 +202,10 @@ class SourceRuns:
             on_event=on_each,
         )
         # Dagster keeps an interrupt to itself if it is asked not to raise errors.
-        run = self._instance.get_run_by_id(result.run_id)
-        interrupted = RunFailureReason.UNEXPECTED_TERMINATION.value
-        if run is not None and (
-            run.status is DagsterRunStatus.CANCELED
-            or run.tags.get(RUN_FAILURE_REASON_TAG) == interrupted
-        ):
-            raise KeyboardInterrupt
         self._watch.raise_seen()
+        run = self._instance.get_run_by_id(result.run_id)
+        if run is not None and run.status is DagsterRunStatus.CANCELED:
+            raise KeyboardInterrupt
         failed = [
             check
             for check in result.get_asset_check_evaluations()

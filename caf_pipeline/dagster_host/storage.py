@@ -14,7 +14,7 @@ from dagster import DagsterInstance
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from caf_pipeline.dagster_host import postgres_storage, sqlite_storage
+from caf_pipeline.dagster_host import postgres_storage
 from caf_pipeline.dagster_host.dagster_private import (
     ConfigurableClass,
     ConfigurableClassData,
@@ -108,7 +108,6 @@ def storage_folder() -> Path:
 
 
 add_logging_filters()
-sqlite_storage.cache_engines()
 
 
 class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):

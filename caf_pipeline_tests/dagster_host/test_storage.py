@@ -2,15 +2,12 @@
 
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance, job, op
 from dagster_postgres.storage import DagsterPostgresStorage
-from sqlalchemy import Pool, event
 
-from caf_pipeline.dagster_host import sqlite_storage
 from caf_pipeline.dagster_host.dagster_private import DagsterSqliteStorage
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
@@ -59,18 +56,6 @@ def test_postgres_without_the_extra_host_names_it(monkeypatch, module, use):
     assert "caf-pipeline[host]" in refused.value.hint
 
 
-def test_each_sqlite_file_has_one_engine_and_connection(instance):
-    sqlite_storage._cached_engine.cache_clear()
-    opened = []
-    with listening(Pool, "connect", lambda connection, record: opened.append(connection)):
-        for _ in range(3):
-            a_job.execute_in_process(instance=instance)
-    assert len(opened) < 20  # and of statements there are hundreds
-    made = sqlite_storage._cached_engine.cache_info()
-    assert made.misses <= 6  # three runs, their index, the runs, the schedules
-    assert made.hits > 10 * made.misses
-
-
 OPENING = """
 import sys
 from pathlib import Path
@@ -97,26 +82,6 @@ def test_processes_that_open_a_new_storage_together_all_can(home_settings):
     for process in processes:
         process.communicate()
     assert [process.returncode for process in processes] == [0] * 4
-
-
-@contextmanager
-def listening(target, name, heard):
-    event.listen(target, name, heard)
-    try:
-        yield
-    finally:
-        event.remove(target, name, heard)
-
-
-def test_sqlite_files_survive_a_power_cut(instance, monkeypatch):
-    monkeypatch.setattr(sqlite_storage, "SYNCHRONOUS", "NORMAL")
-    sqlite_storage._cached_engine.cache_clear()
-    with instance.event_log_storage.index_connection() as connection:
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 1
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-    with instance.run_storage.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-    sqlite_storage._cached_engine.cache_clear()
 
 
 @pytest.mark.thorough

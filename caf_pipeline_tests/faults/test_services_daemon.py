@@ -23,7 +23,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from caf_pipeline.automation.dead_runs import process_lives
 from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host.dagster_private import BULK_ACTION_TERMINAL_STATUSES
+from caf_pipeline.dagster_host.backfill import ENDED
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings
@@ -238,7 +238,7 @@ def test_backfill_under_all_failures_completes_and_frees_slots(fault, world, fai
                 failure = next(turns)
             time.sleep(0.5)
         failures.end()
-        wait_for(lambda: instance.get_backfill(BACKFILL).status in BULK_ACTION_TERMINAL_STATUSES)
+        wait_for(lambda: instance.get_backfill(BACKFILL).status.value in ENDED)
         wait_for(lambda: not any(slots(instance, pool) for pool in (S3_POOL, UPLOAD_POOL)))
         print(f"{count} chunks; {dict(failures.done)}; {failures.spoiled} answers of S3 spoiled;")
         print(

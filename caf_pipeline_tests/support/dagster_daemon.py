@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from dagster import DagsterInstance, RunsFilter
 
-from caf_pipeline.dagster_host.dagster_private import BULK_ACTION_TERMINAL_STATUSES
+from caf_pipeline.dagster_host.backfill import ENDED
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.patience import wait_for
@@ -83,8 +83,12 @@ def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> None:
         backfill = instance.get_backfill(backfill_id)
         return backfill and backfill.status
 
+    def has_ended() -> bool:
+        now = status()
+        return now is not None and now.value in ENDED
+
     with contextlib.suppress(AssertionError):  # the assertion below shows more
-        wait_for(lambda: status() in BULK_ACTION_TERMINAL_STATUSES)
+        wait_for(has_ended)
     runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": backfill_id}))
     last = {
         run.run_id: [
