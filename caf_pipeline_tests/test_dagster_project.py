@@ -1,6 +1,9 @@
 """The component in a whole Dagster project, by the commands of `dg`."""
 
 import json
+import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from caf_pipeline.defs.naming import ASSETS, DEAD_RUNS_SENSOR, LAUNCH_SENSOR, jo
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.command_line import KEYS, CommandLine
 from caf_pipeline_tests.support.dagster_project import make_project
-from caf_pipeline_tests.support.dagster_versions import install_dagster, oldest_dagster
+from caf_pipeline_tests.support.dagster_versions import find_uv, install_dagster, oldest_dagster
 
 pytestmark = pytest.mark.thorough
 
@@ -74,3 +77,34 @@ def test_bucket_is_archived_in_the_project(project, new_bucket):
     for sensor in (LAUNCH_SENSOR, DEAD_RUNS_SENSOR):
         shown = project.dg("sensor", "preview", sensor, "-m", "team.definitions", program="dagster")
         assert "Exception" not in shown.stdout + shown.stderr
+
+
+def locked_versions(folder):
+    packages = tomllib.loads((folder / "uv.lock").read_text())["package"]
+    return {package["name"]: package["version"] for package in packages}
+
+
+def test_adding_the_package_keeps_locked_versions(tmp_path):
+    uv, dagster = find_uv(), oldest_dagster()
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "team"\nversion = "0"\nrequires-python = ">=3.11,<3.15"\n'
+        f'dependencies = ["{dagster}"]\n'
+    )
+
+    def run(*arguments):
+        return subprocess.run(
+            [uv, *arguments, "--quiet"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    locked = run("lock")
+    if locked.returncode:
+        pytest.skip(f"no package registry answers: {locked.stderr[-500:]}")
+    before = locked_versions(tmp_path)
+    root = Path(__file__).parents[1]
+    assert run("build", "--wheel", "--out-dir", str(tmp_path / "dist"), str(root)).returncode == 0
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    added = run("add", "--no-sync", str(wheel), dagster)
+    assert added.returncode == 0, added.stderr
+    after = locked_versions(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert "caf-pipeline" in after

@@ -44,7 +44,7 @@ def source_schedules(
 ) -> list[ScheduleDefinition]:
     """Return a source's schedules, whose minute its name determines unless `crons` has the job.
 
-    Without the addresses of nodes, those that need the network are off.
+    Schedules that need the network are off until the settings name nodes.
     """
     minute = zlib.crc32(source.encode()) % 60
 

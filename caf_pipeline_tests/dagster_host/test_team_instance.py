@@ -1,4 +1,4 @@
-"""What the doctor says about the instance of a team's project."""
+"""The doctor examines the instance of a team's project."""
 
 from dataclasses import replace
 

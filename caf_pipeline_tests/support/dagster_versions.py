@@ -24,14 +24,20 @@ def oldest_dagster() -> str:
     return f"dagster=={floor}"
 
 
+def find_uv() -> str:
+    """Return the path of uv, or skip the test."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    return uv
+
+
 def install_dagster(requirement: str, folder: Path) -> None:
     """Install a version and its family for `PYTHONPATH`. Skips the test if it is installed anyway.
 
     Also skips without uv or without a package registry.
     """
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if uv is None:
-        pytest.skip("uv is not installed")
+    uv = find_uv()
     resolved = subprocess.run(
         [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"],
         input="\n".join([requirement, *_BESIDE]),
