@@ -121,7 +121,14 @@ def _write(
     made: list[Path] = []
     unfinished = path.with_suffix(".toml.new")
     try:
-        unfinished.write_text(text, encoding="utf-8")
+        new_file = unfinished.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise UsageError(
+            f"{unfinished} exists.", hint="Remove it if an interrupted caf init left it."
+        ) from None
+    try:
+        with new_file:
+            new_file.write(text)
         sync_file(unfinished)
         load_settings(unfinished)
         if identity:

@@ -63,7 +63,7 @@ def test_given_recipients_need_no_new_key(caf, tmp_path):
     assert files(tmp_path) == ["caf.toml", "key.txt"]
 
 
-@pytest.mark.parametrize("name", ["caf.toml", "identity.txt", "jackal-wallet"])
+@pytest.mark.parametrize("name", ["caf.toml", "caf.toml.new", "identity.txt", "jackal-wallet"])
 def test_nothing_is_overwritten(caf, tmp_path, name):
     (tmp_path / name).write_text("mine")
     assert caf("init", *BUCKET, "--store", "jackal").status == 2
