@@ -19,7 +19,7 @@
 #   make site           build the documentation as a site, by zensical, in .caf/site
 #   make screenshots    take the pictures of the UI again (needs chromium and chromium-driver)
 #   make wheel          build the wheels into dist/, and test them in an empty environment (PYTHON=… names its Python)
-#   make image          build the image of deploy/compose, by buildah, podman or docker
+#   make image          build the image of deploy/compose by docker, podman or buildah (EXTRAS=celery or k8s adds packages)
 #   make lock           resolve the dependencies again
 
 SHELL := /bin/sh
@@ -177,12 +177,12 @@ wheel: $(READY)
 	&& CAF_UNDER_TEST="$$folder/bin/caf" $(BIN)/pytest -k "as_it_is_installed or installed_package" caf_pipeline_tests/cli/test_installed.py
 	@ls dist/*.whl
 
-# `info` fails if the program is missing, and for docker if its daemon is.
+# `info` fails if the program is missing, and for docker if its daemon is. buildah alone cannot run the image.
 image:
-	@for builder in buildah podman docker; do \
+	@for builder in docker podman buildah; do \
 	  if "$$builder" info >/dev/null 2>&1; then \
-	    exec "$$builder" build --tag caf-pipeline --file deploy/compose/Dockerfile .; fi; done; \
-	echo "make: the image needs buildah, podman, or docker with its daemon" >&2; exit 1
+	    exec "$$builder" build --build-arg EXTRAS=$(EXTRAS) --tag caf-pipeline --file deploy/compose/Dockerfile .; fi; done; \
+	echo "make: the image needs docker with its daemon, podman, or buildah" >&2; exit 1
 
 lock: $(READY)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
