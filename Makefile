@@ -19,6 +19,7 @@
 #   make site           build the documentation as a site, by zensical, in .caf/site
 #   make screenshots    take the pictures of the UI again (needs chromium and chromium-driver)
 #   make wheel          build the wheels into dist/, and test them in an empty environment (PYTHON=… names its Python)
+#   make image          build the image of deploy/compose by docker, podman or buildah (EXTRAS=celery or k8s adds packages)
 #   make lock           resolve the dependencies again
 
 SHELL := /bin/sh
@@ -44,7 +45,7 @@ FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.14 pytho
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel lock clean
+.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -175,6 +176,13 @@ wheel: $(READY)
 	  "$$(echo dist/caf_pipeline-*.whl)[logs]" $$(ls dist/caf_pipeline_native-*.whl 2>/dev/null) \
 	&& CAF_UNDER_TEST="$$folder/bin/caf" $(BIN)/pytest -k "as_it_is_installed or installed_package" caf_pipeline_tests/cli/test_installed.py
 	@ls dist/*.whl
+
+# `info` fails if the program is missing, and for docker if its daemon is. buildah alone cannot run the image.
+image:
+	@for builder in docker podman buildah; do \
+	  if "$$builder" info >/dev/null 2>&1; then \
+	    exec "$$builder" build --build-arg EXTRAS=$(EXTRAS) --tag caf-pipeline --file deploy/compose/Dockerfile .; fi; done; \
+	echo "make: the image needs docker with its daemon, podman, or buildah" >&2; exit 1
 
 lock: $(READY)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
