@@ -156,8 +156,8 @@ def _exists(path: Path) -> UsageError:
 
 def _say_what_is_next(name: str, store: Store, made: Sequence[Path], address: str) -> None:
     typer.echo(f"{DEFAULT_CONFIG} has the source '{name}'")
-    if made:
-        note(f"keep a copy elsewhere of {' and '.join(map(str, made))}: they cannot be made again")
+    for secret in made:
+        note(f"keep a copy of {secret} elsewhere: nothing can make it again")
     if os.environ.get(CONFIG_VARIABLE):
         note(f"{CONFIG_VARIABLE} names another file, which commands read instead")
     if address:
