@@ -35,6 +35,7 @@ from benchmarks.server import running as running_s3
 from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
+from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs.naming import PARTITION_TAG
@@ -170,7 +171,8 @@ def _backfill(
         names = _plan(settings, ledger)
         stored_before = _stored_sizes(home, url)
         started = time.time()
-        backfill.submit(settings, instance, ledger, SOURCE, names, "a-backfill")
+        location = code_location(settings, SOURCE)
+        backfill.submit(settings, instance, ledger, SOURCE, names, "a-backfill", location)
         submit_seconds = time.time() - started
         with daemon("caf_pipeline.definitions", home):
             while len(ledger.chunks.list(SOURCE, [ChunkState.LOCATED])) < len(names) or _unfinished(

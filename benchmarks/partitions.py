@@ -22,6 +22,7 @@ from dagster import DagsterInstance, Definitions
 from benchmarks import report
 from benchmarks.inputs import KEPT
 from caf_pipeline.dagster_host import backfill
+from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.defs.partitions import register_chunks
@@ -119,7 +120,15 @@ def measure(count: int) -> dict[str, Any]:
             names = [chunk.name for chunk in ledger.chunks.list(SOURCE)]
             timed(
                 "backfill submitted",
-                lambda: backfill.submit(context.settings, instance, ledger, SOURCE, names, "all"),
+                lambda: backfill.submit(
+                    context.settings,
+                    instance,
+                    ledger,
+                    SOURCE,
+                    names,
+                    "all",
+                    code_location(context.settings, SOURCE),
+                ),
             )
             timed(
                 f"tick of {LAUNCH_SENSOR}, beside it", lambda: evaluate_tick(context, LAUNCH_SENSOR)

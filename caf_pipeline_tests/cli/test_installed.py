@@ -119,9 +119,10 @@ def names(of, before=()):
     for command in of.registered_commands:
         yield " ".join((*before, command.name or command.callback.__name__.replace("_", "-")))
     for group in of.registered_groups:
-        yield from names(
-            group.typer_instance, (*before, group.name or group.typer_instance.info.name)
-        )
+        words = (*before, group.name or group.typer_instance.info.name)
+        if before:  # a command with commands of its own
+            yield " ".join(words)
+        yield from names(group.typer_instance, words)
 
 
 def test_no_command_is_left_out_here():

@@ -7,6 +7,7 @@ from pathlib import Path
 from dagster import DagsterInstance
 
 from caf_pipeline.dagster_host.backfill import submit
+from caf_pipeline.dagster_host.code_location import code_location
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.world import SOURCE, World
 
@@ -40,11 +41,13 @@ def submit_backfill(
 ) -> None:
     """Request a backfill of these chunks, as `caf backfill` does."""
     with world.run_context() as context, warnings.catch_warnings():
+        settings = Settings.model_validate(world.values)
         submit(
-            Settings.model_validate(world.values),
+            settings,
             instance,
             context.ledger,
             SOURCE,
             chunks,
             backfill_id,
+            code_location(settings, SOURCE),
         )
