@@ -171,7 +171,7 @@ def _backfill(
         names = _plan(settings, ledger)
         stored_before = _stored_sizes(home, url)
         started = time.time()
-        location = code_location(settings, SOURCE)
+        location = code_location(settings, [SOURCE])
         backfill.submit(settings, instance, ledger, SOURCE, names, "a-backfill", location)
         submit_seconds = time.time() - started
         with daemon("caf_pipeline.definitions", home):

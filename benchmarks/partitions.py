@@ -127,7 +127,7 @@ def measure(count: int) -> dict[str, Any]:
                     SOURCE,
                     names,
                     "all",
-                    code_location(context.settings, SOURCE),
+                    code_location(context.settings, [SOURCE]),
                 ),
             )
             timed(

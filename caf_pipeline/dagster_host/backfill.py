@@ -118,7 +118,7 @@ def backfill_command(
             hint=_START_HINT.format(home=home),
         )
 
-    location = code_location(settings, source)
+    location = code_location(settings, [source])
 
     def print_json(**summary: object) -> None:
         if json:

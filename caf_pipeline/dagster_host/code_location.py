@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache
@@ -41,24 +42,26 @@ class CodeLocation:
         )
 
 
-def code_location(settings: Settings, source: str) -> CodeLocation:
-    """Return the code location that runs a source.
+def code_location(settings: Settings, sources: Iterable[str]) -> CodeLocation:
+    """Return the code location that runs these sources.
 
     Loads the definitions of a team's project, with the variables of its `.env`.
 
     Raises:
-        SettingsError: they cannot be loaded, lack the source, or use another ledger.
+        SettingsError: they cannot be loaded, lack a source, or use another ledger.
     """
     project = team_project(settings.folder)
     if project is None:
         return CodeLocation(LOCATION_NAME, build_defs(settings), DEFAULT_KEYS, run_step)
     defs = _load(project)
-    run = (defs.resources or {}).get(RUN)
-    if run is None or source not in run.settings.sources:
-        raise SettingsError(
-            f"the definitions of {project.root} do not have source '{source}'",
-            hint="check `sources` of the component in defs.yaml",
-        )
+    run: Any = (defs.resources or {}).get(RUN)
+    defined = run.settings.sources if run else {}
+    for source in sources:
+        if source not in defined:
+            raise SettingsError(
+                f"the definitions of {project.root} do not have source '{source}'",
+                hint="check `sources` of the component in defs.yaml",
+            )
     if _places(run.settings) != _places(settings):
         raise SettingsError(
             f"{project.module} and this command have different settings for `home`, the store or "

@@ -135,7 +135,7 @@ def run_source(
     for name in names:
         settings.source(name)
     dagster_home(settings)  # in a team's project it must be set
-    locations = {name: code_location(settings, name) for name in names}
+    location = code_location(settings, names)
     console = console or Console(stderr=True)
     summaries = [] if done is None else done
     with InterruptWatch() as watch:
@@ -151,7 +151,7 @@ def run_source(
                         f"run {run} was killed earlier; it is marked as failed",
                         style="yellow",
                     )
-                for name, location in locations.items():
+                for name in names:
                     command = _Command(
                         settings,
                         instance,

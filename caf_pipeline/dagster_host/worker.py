@@ -137,7 +137,7 @@ def _archive(
                     instance,
                     ledger,
                     source,
-                    location=code_location(settings, source),
+                    location=code_location(settings, [source]),
                     watch=watch,
                     listener=listener,
                 )

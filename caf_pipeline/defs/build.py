@@ -1,7 +1,6 @@
 """Builds all definitions without network or database access."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from dagster import (
     AssetKey,
@@ -42,7 +41,6 @@ def build_defs(
     translate: Translate = as_it_is,
     crons: Mapping[ScheduledJob, str] | None = None,
     execute: Execute = run_step,
-    resource_overrides: Mapping[str, Any] | None = None,
     tick_seconds: float = TICK_SECONDS,
 ) -> Definitions:
     """Return definitions for any project. Only our jobs have an executor.
@@ -88,7 +86,7 @@ def build_defs(
         jobs=[*archive_jobs, *other_jobs, *_decrypting_jobs(settings)],
         sensors=sensors,
         schedules=schedules,
-        resources=build_resources(settings, keys, execute) | dict(resource_overrides or {}),
+        resources=build_resources(settings, keys, execute),
     )
 
 

@@ -62,10 +62,10 @@ class ReadConnections:
                 # A closed connection has something to read. A server that vanished sends nothing,
                 # so a connection that was idle for longer is tested.
                 is_long_idle = time.monotonic() - idle_since > UNTESTED_SECONDS
-                if is_long_idle or _has_something_to_read(connection):
-                    connection.execute("SELECT 1")
                 if connection.prepare_threshold is None and not self._has_pooler:
                     self._prepare_statements(connection)
+                elif is_long_idle or _has_something_to_read(connection):
+                    connection.execute("SELECT 1")
                 return connection
             except psycopg.Error:
                 connection.close()

@@ -3,7 +3,7 @@
 from typing import Final
 
 START: Final = 64
-"""Requests at the beginning. Without latency, 16 took more CPU time, and 256 more time."""
+"""Requests at the beginning. On loopback, 16 took more CPU time, and 256 took longer."""
 
 MINIMUM: Final = 16
 """Requests of a server that refuses more. Only refusals lead below `START`."""

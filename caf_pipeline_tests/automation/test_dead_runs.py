@@ -64,19 +64,7 @@ def planned(pipeline, tmp_path):
     """The pipeline with a chunk, and caf.toml."""
     pipeline.put(5)
     pipeline.plan()
-    settings, source = pipeline.settings, pipeline.settings.sources["my-source"]
-    (tmp_path / "caf.toml").write_text(
-        f"""home = "{settings.home}"
-[store]
-kind = "directory"
-folder = "{settings.store.folder}"
-[sources.my-source]
-bucket = "{source.bucket}"
-endpoint_url = "{source.endpoint_url}"
-target_size = {int(source.target_size)}
-public = true
-"""
-    )
+    pipeline.write_settings(tmp_path / "caf.toml")
     return pipeline
 
 

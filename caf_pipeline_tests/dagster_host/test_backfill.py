@@ -60,7 +60,7 @@ def submit(pipeline) -> str:
         SOURCE,
         pipeline.chunks(),
         backfill_id,
-        code_location(pipeline.settings, SOURCE),
+        code_location(pipeline.settings, [SOURCE]),
     )
     return backfill_id
 

@@ -107,7 +107,7 @@ def test_loading_changes_nothing_in_the_process():
 def test_steps_in_processes_of_their_own_archive_a_chunk(pipeline, tmp_path, monkeypatch):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
-    write_settings(pipeline, tmp_path / "caf.toml")
+    pipeline.write_settings(tmp_path / "caf.toml")
     monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "caf.toml"))
     monkeypatch.setenv("CAF_DATABASE_URL", pipeline.settings.database_url.get_secret_value())
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
@@ -126,22 +126,6 @@ def test_steps_in_processes_of_their_own_archive_a_chunk(pipeline, tmp_path, mon
     pieces = fetch(context.ledger.lookup, context.store, "my-source", "key-003").pieces
     assert b"".join(pieces) == b"key-3".ljust(3_000, b".")
     assert os.listdir(pipeline.settings.staging_folder) == []
-
-
-def write_settings(pipeline, file):
-    settings, source = pipeline.settings, pipeline.settings.sources["my-source"]
-    file.write_text(
-        f"""home = "{settings.home}"
-[store]
-kind = "directory"
-folder = "{settings.store.folder}"
-[sources.my-source]
-bucket = "{source.bucket}"
-endpoint_url = "{source.endpoint_url}"
-target_size = {int(source.target_size)}
-public = true
-"""
-    )
 
 
 def test_execute_is_called_with_each_step(pipeline):

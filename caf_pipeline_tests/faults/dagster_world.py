@@ -49,5 +49,5 @@ def submit_backfill(
             SOURCE,
             chunks,
             backfill_id,
-            code_location(settings, SOURCE),
+            code_location(settings, [SOURCE]),
         )

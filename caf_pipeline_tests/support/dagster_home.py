@@ -68,6 +68,22 @@ class Pipeline:
     def defs(self) -> Definitions:
         return build_own_defs(self.settings)
 
+    def write_settings(self, file: Path) -> None:
+        """Write a caf.toml for other processes, which get the ledger's URL by their environment."""
+        settings, source = self.settings, self.settings.sources[SOURCE]
+        file.write_text(
+            f"""home = "{settings.home}"
+[store]
+kind = "directory"
+folder = "{settings.store.folder}"
+[sources.{SOURCE}]
+bucket = "{source.bucket}"
+endpoint_url = "{source.endpoint_url}"
+target_size = {int(source.target_size)}
+public = true
+"""
+        )
+
     def execute(self, job: str, **options: Any) -> ExecuteInProcessResult:
         """Execute a job in this process; a failure is not raised."""
         options = {
