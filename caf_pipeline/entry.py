@@ -27,12 +27,14 @@ def main() -> int:
         end_in_order,
         ignore_further,
         interrupted_status,
+        repeat_dropped,
     )
 
     collect_garbage_rarely()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         end_in_order()
+        repeat_dropped()
         status = command()
         atexit.register(ignore_further)
         return exit_with(status)

@@ -3,12 +3,18 @@
 import contextlib
 import os
 import signal
+import sys
+import threading
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import INTERRUPTED
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+REPEAT_SECONDS: Final = 0.05
 _received: list[int] = []
 
 
@@ -17,6 +23,21 @@ def end_in_order() -> None:
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
+
+
+def repeat_dropped() -> None:
+    """Repeat each Ctrl-C that Python drops in a callback that cannot raise, as while it imports."""
+    report = sys.unraisablehook
+
+    def repeat(dropped: "UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            timer = threading.Timer(REPEAT_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+            timer.daemon = True
+            timer.start()
+        else:
+            report(dropped)
+
+    sys.unraisablehook = repeat
 
 
 def received(number: int) -> None:

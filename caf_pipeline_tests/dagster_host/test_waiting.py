@@ -182,20 +182,41 @@ def test_ctrl_c_at_any_moment_is_status_130(caf, loaded):
     assert b"Traceback" not in err
 
 
-def test_ctrl_c_during_startup_is_status_130():
+def interrupted_while(body: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line's entry point with a command that is these statements."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
     script = (
+        "import atexit, signal, sys, time, weakref\n"
         "import caf_pipeline.cli as cli\n"
-        "def interrupted():\n    atexit.register(print, 'closed what was opened')\n    raise "
-        "KeyboardInterrupt\n"
-        "cli.main = interrupted\nfrom caf_pipeline.entry import main\nsys.exit(main())"
+        f"def command():\n{lines}"
+        "cli.main = command\nfrom caf_pipeline.entry import main\nsys.exit(main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "import atexit, sys\n" + script],
+    return subprocess.run(
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+
+def test_ctrl_c_during_startup_is_status_130():
+    done = interrupted_while(
+        "atexit.register(print, 'closed what was opened')\nraise KeyboardInterrupt"
     )
     assert done.stdout.startswith("closed")
+    assert done.returncode == 130
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("caf: interrupted")
+
+
+def test_ctrl_c_that_python_drops_is_status_130():
+    done = interrupted_while(
+        "thing = set()\n"
+        "watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "del thing\n"
+        "time.sleep(30)"
+    )
     assert done.returncode == 130
     (line,) = done.stderr.splitlines()
     assert line.startswith("caf: interrupted")
