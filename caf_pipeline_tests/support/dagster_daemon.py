@@ -18,6 +18,8 @@ from caf_pipeline_tests.support.patience import wait_for
 
 ROOT = Path(__file__).parents[2]
 
+LOG_LINES = 60
+
 
 def impatient_home(settings) -> Path:
     """Create a DAGSTER_HOME with our dagster.yaml, where run monitoring polls each second."""
@@ -53,8 +55,12 @@ def settings_of(pipeline, folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a daemon, its code server and its runs in a process group, which is killed at the end."""
-    with (folder / "daemon.log").open("ab") as log:
+    """Run a daemon, its code server and its runs in a process group, which is killed at the end.
+
+    A failure in the block prints the end of the daemon's log.
+    """
+    log_file = folder / "daemon.log"
+    with log_file.open("ab") as log:
         process = subprocess.Popen(
             [
                 Path(sys.executable).with_name("dagster-daemon"),
@@ -71,12 +77,17 @@ def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess
         )
     try:
         yield process
+    except BaseException:
+        print(*log_file.read_text(errors="replace").splitlines()[-LOG_LINES:], sep="\n")
+        raise
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> None:
+def wait_for_backfill(
+    instance: DagsterInstance, backfill_id: str, process: "subprocess.Popen[bytes] | None" = None
+) -> None:
     """Wait until a backfill succeeds; otherwise fail and show its runs' last events."""
 
     def status() -> BulkActionStatus | None:
@@ -88,7 +99,7 @@ def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> None:
         return now is not None and now.value in ENDED
 
     with contextlib.suppress(AssertionError):  # the assertion below shows more
-        wait_for(has_ended)
+        wait_for(has_ended, process)
     runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": backfill_id}))
     last = {
         run.run_id: [

@@ -18,6 +18,9 @@ def wait_for(true: Callable[[], object], process: "subprocess.Popen[bytes] | Non
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not true():
-        assert process is None or process.poll() is None, process.communicate()
+        assert process is None or process.poll() is None, (
+            f"{process.args} has ended",
+            process.communicate(),
+        )
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(LOOK_SECONDS)
