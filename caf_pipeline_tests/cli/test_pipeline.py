@@ -226,6 +226,8 @@ HEAVY = (
         "cffi",
         "Crypto",
         "google.protobuf",
+        "pygments",
+        "rich",
     ),
     *(
         "caf_pipeline.caf.merkle_reference",
