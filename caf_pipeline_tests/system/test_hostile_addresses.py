@@ -271,7 +271,8 @@ class Lists:
     def providers(self):
         return self.listed
 
-    active_providers = providers
+    def active_providers(self):
+        return {"jkl1bad"}
 
 
 def test_the_selection_hands_the_setting_to_its_clients():
