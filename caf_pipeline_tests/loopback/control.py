@@ -228,6 +228,10 @@ class Control:
                 }
                 for provider in self._providers
             ],
+            "traffic": {
+                "lcds": [listener.traffic for listener in self.lcd_listeners],
+                "providers": [listener.traffic for listener in self.provider_listeners],
+            },
             "uploads_by_root": {
                 name.removeprefix("root "): count
                 for name, count in counters.items()

@@ -8,6 +8,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -42,6 +43,7 @@ class Request(BaseHTTPRequestHandler):
         return super().parse_request()
 
     def _serve(self) -> None:
+        self.server.count("requests")
         self.body = Body(self)
         split = urlsplit(self.path)
         self.route = unquote(split.path)
@@ -203,9 +205,12 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, port: int, application: Callable[[Request], None]) -> None:
+    def __init__(
+        self, port: int, application: Callable[[Request], None], traffic: Counter[str]
+    ) -> None:
         super().__init__(("127.0.0.1", port), Request)
         self.application = application
+        self._traffic = traffic
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
 
@@ -213,7 +218,12 @@ class Server(ThreadingHTTPServer):
         """Record the connection for `reset`."""
         with self._lock:
             self._connections.add(request)
+        self.count("connections")
         super().process_request(request, client_address)
+
+    def count(self, name: str) -> None:
+        with self._lock:
+            self._traffic[name] += 1
 
     def shutdown_request(self, request: Any) -> None:
         """Forget the connection."""
@@ -240,13 +250,17 @@ class Server(ThreadingHTTPServer):
 
 
 class Listener:
-    """A server that can close its port and open it again."""
+    """A server that can close its port and open it again.
+
+    `traffic` counts the connections and requests of all times.
+    """
 
     def __init__(self, port: int, application: Callable[[Request], None]) -> None:
         self._application = application
         self._lock = threading.Lock()
         self._server: Server | None = None
         self.port = port
+        self.traffic = Counter[str]()
         self.open()
 
     @property
@@ -258,7 +272,7 @@ class Listener:
         """Accept connections."""
         with self._lock:
             if self._server is None:
-                self._server = Server(self.port, self._application)
+                self._server = Server(self.port, self._application, self.traffic)
                 self.port = self._server.server_address[1]
                 threading.Thread(
                     target=self._server.serve_forever, args=(0.1,), daemon=True

@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+from collections import Counter
 
 import fsspec
 import httpx
 import pyarrow.parquet as pq
 import pytest
 
+from caf_pipeline.retrieval import archive as archive_module
 from caf_pipeline.store.jackal import provider
 from caf_pipeline.wiring import open_archive
 from caf_pipeline_tests.support.command_line import (
@@ -16,6 +18,7 @@ from caf_pipeline_tests.support.command_line import (
     source_text,
 )
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 BODIES = {f"dir/{number:02}": os.urandom(50_000 + number) for number in range(15)} | {
@@ -57,6 +60,40 @@ def test_an_object_is_exactly_one_request_and_many_are_fewer(archive, network):
     assert downloads(network) == before + 2
     assert {read.key: read.body for read in archive.read_many("src", BODIES)} == BODIES
     assert downloads(network) == before + 3
+
+
+def traffic(network, kind):
+    counted = network.state()["traffic"][kind]
+    return sum(map(Counter, counted), Counter())
+
+
+def test_one_get_makes_five_sequential_round_trips(caf, network):
+    lcds, providers = traffic(network, "lcds"), traffic(network, "providers")
+    assert caf("get", "src", "dir/03").out == BODIES["dir/03"]
+    # Side by side: two connections to a node, each asks for the newest block and then for the file
+    # or the providers. Then a connection to a provider, and the bytes.
+    assert traffic(network, "lcds") - lcds == {"connections": 2, "requests": 4}
+    assert traffic(network, "providers") - providers == {"connections": 1, "requests": 1}
+
+
+def test_warm_read_is_one_request_on_a_kept_connection(archive, network):
+    archive.read("src", "dir/03")
+    lcds, providers = traffic(network, "lcds"), traffic(network, "providers")
+    for _ in range(12):
+        archive.read("src", "dir/03")
+    holders = len(archive.store.holders(archive.find("src", "dir/03").location.posting))
+    assert traffic(network, "lcds") == lcds
+    warm = traffic(network, "providers") - providers
+    assert warm["requests"] == 12
+    assert warm["connections"] < holders
+
+
+def test_warm_read_does_not_query_the_database(archive, monkeypatch):
+    monkeypatch.setattr(archive_module, "LOOKUP_SECONDS", PATIENCE_SECONDS)
+    archive.read("src", "dir/03")
+    with monkeypatch.context() as patches:
+        patches.setattr(archive.lookup, "_connections", None)
+        assert archive.read("src", "dir/03") == BODIES["dir/03"]
 
 
 @pytest.mark.thorough

@@ -185,12 +185,9 @@ def test_no_address_names_the_page_and_the_folder_store(open_chain):
     assert 'kind = "directory"' in refused.value.hint
 
 
-@pytest.mark.parametrize("where", ["node_info", "blocks/latest"])
-def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
+def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes):
     first, second = nodes
     first.chain_id = "other-1"
-    if where == "blocks/latest":  # the server behind the address changed after the check
-        first.answers["node_info"] = ScriptedAnswer({"default_node_info": {"network": CHAIN_ID}})
     with pytest.raises(SettingsError, match="of chain 'other-1', not of 'scripted-1'") as refused:
         open_chain(first.url, second.url).height()
     assert refused.value.permanent
@@ -501,19 +498,25 @@ def test_an_archives_name_cannot_leave_its_place_in_the_path(chain, node):
     assert list(chain.files_of_archive(OWNER, "a/../b?c")) == []
 
 
-def test_active_providers_come_with_what_they_registered(chain, node):
+def test_active_providers_are_read_from_all_pages(chain, node):
+    active = [{"address": f"jkl1p{number}"} for number in range(3)]
+    node.answers["active_providers"] = paged(active[:2], active[2:], name="providers")
+    assert chain.active_providers() == {"jkl1p0", "jkl1p1", "jkl1p2"}
+    node.answers["active_providers"] = ScriptedAnswer({"providers": []})
+    assert not chain.active_providers()
+
+
+def test_providers_come_with_their_registration(chain, node):
     registered = [
         {"address": f"jkl1p{number}", "ip": f"https://p{number}", "totalspace": "1000"}
         for number in range(3)
     ]
     node.answers["providers"] = paged(registered[:2], registered[2:], name="providers")
-    node.answers["active_providers"] = ScriptedAnswer(
-        {"providers": [{"address": "jkl1p2"}, {"address": "jkl1gone"}]}
-    )
-    assert [provider.url for provider in chain.active_providers()] == ["https://p2"]
-    node.answers["active_providers"] = ScriptedAnswer({"providers": []})
-    assert chain.active_providers() == []
-    assert len(chain.providers()) == 3
+    assert [provider.url for provider in chain.providers()] == [
+        "https://p0",
+        "https://p1",
+        "https://p2",
+    ]
 
 
 def a_proof(start, height, leaf=3, prover="jkl1p"):

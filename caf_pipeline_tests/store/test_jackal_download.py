@@ -2,12 +2,17 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
 from caf_pipeline.store.jackal import provider
+from caf_pipeline.store.jackal.names import root_in_path
 from caf_pipeline_tests.support.jackal_stores import open_store, store_once
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.scripted_lcd import NOT_FOUND, ScriptedAnswer, ScriptedLcd
 
 MIB = 1 << 20
 DATA = os.urandom(3 * MIB)
@@ -64,6 +69,24 @@ def test_recently_failed_holders_come_last(opened, kept):
     opened.records.failed(opened.network.provider_addresses[first])
     addresses = opened.network.provider_addresses
     assert opened.store.holders(posting) == [addresses[number] for number in (second, third, first)]
+
+
+def test_file_and_providers_are_requested_side_by_side(kept):
+    posting, _ = kept
+    both_requested = Barrier(2, timeout=PATIENCE_SECONDS)
+
+    def once_both_requested(answer):
+        return lambda _: both_requested.wait() is not None and answer
+
+    path = f"files/{root_in_path(posting.merkle_root)}/{posting.owner}/{posting.start}"
+    with ScriptedLcd() as node:
+        node.answers[path] = once_both_requested(NOT_FOUND)
+        node.answers[f"files/merkle/{root_in_path(posting.merkle_root)}"] = NOT_FOUND
+        node.answers["providers"] = once_both_requested(ScriptedAnswer({"providers": []}))
+        opened = open_store(SimpleNamespace(lcds=[node.url], chain_id=node.chain_id))
+        assert not opened.store.holders(posting)
+        assert node.asked.count("providers") == 1
+        opened.store.close()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ class Lists:
         return self.everyone
 
     def active_providers(self):
-        return [candidate for candidate in self.providers() if candidate.address in self.active]
+        self.providers()
+        return self.active
 
 
 def provider(address, url="", total_bytes=0):

@@ -548,7 +548,7 @@ def test_a_redirecting_provider_is_not_followed(opened, network, staged, monkeyp
     with scripted(answer(302, Location=network.providers[0])) as script:
         listed = [Provider(address, script.url, 0) for address in network.provider_addresses]
         monkeypatch.setattr(opened.store.chain, "providers", lambda: listed)
-        monkeypatch.setattr(opened.store.chain, "active_providers", lambda: [])
+        monkeypatch.setattr(opened.store.chain, "active_providers", frozenset)
         posting, before = opened.posted(staged), opened.begun()
         with pytest.raises(NotProven):
             put(opened, posting, staged)

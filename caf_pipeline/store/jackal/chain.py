@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Final, Self, TypeVar
 from urllib.parse import quote
@@ -253,15 +253,12 @@ class Chain:
     def providers(self) -> Sequence[Provider]:
         return self._collect(self._pages(f"{_STORAGE}/providers", parse_provider, "providers"))
 
-    def active_providers(self) -> Sequence[Provider]:
-        """Return the providers with a proof. Empty on a young chain."""
+    def active_providers(self) -> Set[str]:
+        """Return the addresses of the providers with a proof. Empty on a young chain."""
         pages = self._pages(
             f"{_STORAGE}/active_providers", lambda answer: answer.text("address"), "providers"
         )
-        active = set(self._collect(pages))
-        if not active:
-            return []
-        return [provider for provider in self.providers() if provider.address in active]
+        return frozenset(self._collect(pages))
 
     def proof(self, provider: str, merkle_root: bytes, owner: str, start: int) -> FileProof | None:
         """Read all fields from one answer."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
@@ -47,6 +48,11 @@ class Downloads:
             cached = self._cached_holders.get(key)
         if cached and time.monotonic() - cached[0] < HOLDERS_SECONDS:
             return self._selection.to_read(cached[1])
+        # A read needs the providers' addresses, too. Both are requested side by side, and `client`
+        # waits for the list.
+        listing = ThreadPoolExecutor(1)
+        listing.submit(self._selection.listed)
+        listing.shutdown(wait=False)
         try:
             file = self.chain.file(*key)
         except StoreUnreachable:

@@ -127,7 +127,6 @@ class Node:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self.on_right_chain = False  # True once it was checked
         self.avoid_until = 0.0
 
 
@@ -280,12 +279,9 @@ class Nodes:
     def _info(self, node: Node) -> ChainAnswer:
         info = self.answer("GET", node, f"{_TENDERMINT}/node_info")[0]
         self._check_chain(node, info.object("default_node_info").text("network"))
-        node.on_right_chain = True
         return info
 
     def _newest_block(self, node: Node) -> Block:
-        if not node.on_right_chain:
-            self._info(node)
         answer, _, answered_at = self.answer("GET", node, f"{_TENDERMINT}/blocks/latest")
         block = parse_block(answer)
         self._check_chain(node, block.chain_id)

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -47,7 +47,7 @@ class ProviderSelection:
         self._lock = threading.Lock()
         self._clients: dict[str, ProviderClient] = {}
         self._listed: dict[str, Provider] = {}
-        self._active: frozenset[str] = frozenset()
+        self._active: Set[str] = frozenset()
         self._listed_at = 0.0
 
     def close(self) -> None:
@@ -98,9 +98,7 @@ class ProviderSelection:
         Leaves out the providers in `after`, and avoids their hosts.
         """
         try:
-            self._active = frozenset(
-                provider.address for provider in self._chain.active_providers()
-            )
+            self._active = self._chain.active_providers()
         except CafError as error:
             if error.permanent or not self._listed:
                 raise

@@ -3,11 +3,16 @@
 It starts with the ledger's records and writes nothing there.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Final
 
 from caf_pipeline.store.protocol import ProviderRecord
+
+RECORDS_SECONDS: Final = 60.0
+"""Maximum age of the ledger's records, so that most reads do not query the database."""
 
 
 class ReaderHeights:
@@ -29,10 +34,14 @@ class ReaderRecords:
 
     def __init__(self, recorded: Callable[[], Mapping[str, ProviderRecord]]) -> None:
         self._recorded = recorded
+        self._cached: tuple[float, Mapping[str, ProviderRecord]] | None = None
         self._measured = dict[str, ProviderRecord]()
 
     def all(self) -> Mapping[str, ProviderRecord]:
-        return {**self._recorded(), **self._measured}
+        cached = self._cached
+        if cached is None or time.monotonic() - cached[0] >= RECORDS_SECONDS:
+            cached = self._cached = time.monotonic(), self._recorded()
+        return {**cached[1], **self._measured}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Do nothing: a reader uploads nothing."""

@@ -69,6 +69,9 @@ READ_BACK_BYTES: Final = 64 << 10
 READ_BACK_PLACES: Final = 6
 """Random places that are read back, besides the first and the last bytes."""
 
+READ_BACK_THREADS: Final = 4
+"""Places that are read side by side: three round trips for all of them, in place of nine."""
+
 
 class CopyOutcome(Enum):
     """The outcome of one provider's copy."""
@@ -540,21 +543,26 @@ class _Upload:
         length = min(READ_BACK_BYTES, size_bytes)
         last = size_bytes - length
         places = {0, last, *(random.randint(0, last) for _ in range(READ_BACK_PLACES))}
+        pool = ThreadPoolExecutor(READ_BACK_THREADS, thread_name_prefix="read-back")
         try:
-            with self._staged.open("rb") as file:
-                for start_byte in sorted(places):
-                    file.seek(start_byte)
-                    end_byte = start_byte + length
-                    try:
-                        piece = b"".join(
-                            client.download(self._posting, start_byte, end_byte, self.check)
-                        )
-                    except StoreUnreachable:
-                        if client.has_lost(self._posting, start_byte, end_byte, self.check):
-                            return f"it returns nothing for bytes {start_byte} to {end_byte}"
-                        raise
-                    if piece != file.read(length):
-                        return f"bytes {start_byte} to {end_byte} differ"
+            faults = pool.map(
+                lambda place: self._fault_at(client, place, place + length), sorted(places)
+            )
+            return next(filter(None, faults), "")
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _fault_at(self, client: ProviderClient, start_byte: int, end_byte: int) -> str:
+        try:
+            piece = b"".join(client.download(self._posting, start_byte, end_byte, self.check))
+        except StoreUnreachable:
+            if client.has_lost(self._posting, start_byte, end_byte, self.check):
+                return f"it returns nothing for bytes {start_byte} to {end_byte}"
+            raise
         except (IntegrityError, StoredChunkMissing) as error:
             return str(error)
+        with self._staged.open("rb") as file:
+            file.seek(start_byte)
+            if piece != file.read(end_byte - start_byte):
+                return f"bytes {start_byte} to {end_byte} differ"
         return ""
