@@ -1,4 +1,4 @@
-"""Uploads of one chunk to one provider of the loopback network.
+"""The loopback network behind a network with latency, and uploads of one chunk.
 
 The peer is curl, which sends the same form. Both sides use the same server on the same machine.
 Each run posts a new file, because a provider accepts each file only once.
@@ -7,10 +7,12 @@ Each run posts a new file, because a provider accepts each file only once.
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Bench
+from benchmarks.network import distant
 from benchmarks.pairs import Command
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.settings import JackalSettings
@@ -30,17 +32,42 @@ WORDS = "legal winner thank year wave sausage worth useful legal winner thank ye
 PATTERN = bytes(range(256)) * 4096
 
 
+class DistantNetwork(LoopbackNetwork):
+    """A loopback network for the wallet of `WORDS`, whose servers are behind the proxy."""
+
+    def __init__(self, folder: Path, round_trip_ms: int, *, providers: int = 1) -> None:
+        address = Wallet(WORDS).address
+        super().__init__(
+            folder,
+            providers=providers,
+            block_seconds=0.2,
+            fund={address: 10**12},
+            space={address: 10**13},
+            no_zero_draws=1,
+        )
+        self._round_trip_ms = round_trip_ms
+        self._proxies = ExitStack()
+
+    def start(self) -> None:
+        super().start()
+        self.lcds = [self._behind_proxy(url) for url in self.lcds]
+        self.providers = [self._behind_proxy(url) for url in self.providers]
+        for number, url in enumerate(self.providers):
+            self.move_provider(number, url)
+
+    def stop(self) -> None:
+        self._proxies.close()
+        super().stop()
+
+    def _behind_proxy(self, url: str) -> str:
+        return self._proxies.enter_context(distant(url, self._round_trip_ms))
+
+
 def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Upload a chunk of 4 GiB."""
     size_bytes = bench.pick(4 * GIB, 256 * MIB, MIB)
     wallet, numbers, path = Wallet(WORDS), itertools.count(1), bench.folder / "upload"
-    with LoopbackNetwork(
-        bench.folder / "network",
-        providers=1,
-        block_seconds=0.2,
-        fund={wallet.address: 10**12},
-        space={wallet.address: 10**13},
-    ) as network:
+    with DistantNetwork(bench.folder / "network", bench.round_trip_ms) as network:
         address = network.providers[0]
 
         def post_new_file() -> PostRecord:

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from benchmarks import inputs
 from benchmarks.case import CAF, Bench
 from benchmarks.inputs import MIB
-from benchmarks.jackal import WORDS, curl, post
+from benchmarks.jackal import WORDS, DistantNetwork, curl, post
 from benchmarks.ledgers import packed
 from benchmarks.pairs import Command
 from benchmarks.server import BUCKET, KEY, SOURCE_KEYS
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 MEAN_OVER_MEDIAN = 3  # of the sizes: exp(sigma² / 2) with sigma = 1.5
 STEPS = """rclone copy --transfers 16 "$1" "$2"
@@ -53,14 +52,7 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
     our_folder, copies, whole, network_folder = (
         bench.folder / name for name in ("ours", "copies", "whole", "network")
     )
-    network = LoopbackNetwork(
-        network_folder,
-        providers=1,
-        block_seconds=0.2,
-        fund={wallet.address: 10**12},
-        space={wallet.address: 10**13},
-        no_zero_draws=1,
-    )
+    network = DistantNetwork(network_folder, bench.round_trip_ms)
 
     def new_network() -> None:
         network.stop()

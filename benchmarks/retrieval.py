@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from benchmarks import inputs
 from benchmarks.case import CAF, Bench, ours, shell
 from benchmarks.inputs import MIB
-from benchmarks.jackal import GIB, WORDS
+from benchmarks.jackal import GIB, WORDS, DistantNetwork
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import SETTINGS
 from benchmarks.server import BUCKET, COPY, KEY, SOURCE_KEYS
@@ -24,8 +24,6 @@ from caf_pipeline.formats import age
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
-from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 TARGET_BYTES = 16 * GIB  # all objects of a case fit one chunk
 ALLOWED_SECONDS = 0.002  # the goal: a look-up and a comparison may add this much to a GET
@@ -68,14 +66,11 @@ def archived(
 
     If there is an identity, chunks are encrypted to it, and there are no references.
     """
-    server, wallet, folder = bench.s3(), Wallet(WORDS), bench.folder / prefix
+    server, folder = bench.s3(), bench.folder / prefix
     server.fill(prefix, sizes)
     folder.mkdir(exist_ok=True)
     references = folder / "references.parquet"
-    space = {"fund": {wallet.address: 10**12}, "space": {wallet.address: 10**13}}
-    with LoopbackNetwork(
-        folder / "network", providers=1, block_seconds=0.2, no_zero_draws=1, **space
-    ) as network:
+    with DistantNetwork(folder / "network", bench.round_trip_ms) as network:
         values = {
             "bucket": BUCKET,
             "prefix": prefix,
