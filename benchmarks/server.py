@@ -34,8 +34,8 @@ COPY = 'rclone copy --transfers 16 "$1" "$2"'
 
 It needs the environment of `S3Server.rclone`. More transfers are slower without latency.
 """
-TRANSFERS = (16, 64, 128)
-"""Numbers of rclone's transfers. On a network with latency, the peer uses the best of them."""
+TRANSFERS = ("--transfers 16", "--transfers 64", "--transfers 128")
+"""Options of rclone. On a network with latency, the peer uses the fastest of them."""
 START_SECONDS = 60
 FILLERS = 8
 

@@ -364,9 +364,16 @@ def read_one(key: str, count: str, pause_seconds: str = "0") -> dict[str, Any]:
             started = time.perf_counter()
             with archive.open("bench", key) as file:
                 size_bytes = len(file.read())
-            seconds.append(time.perf_counter() - started)
             time.sleep(float(pause_seconds))
+            seconds.append(time.perf_counter() - started)
     return {"bytes": size_bytes, "p50_ms": 1000 * statistics.median(seconds)}
+
+
+def store(*arguments: str) -> dict[str, Any]:
+    """Upload a posted file to several providers as a run does."""
+    from benchmarks import jackal
+
+    return jackal.store(*arguments)
 
 
 def upload(*arguments: str) -> dict[str, Any]:
@@ -390,6 +397,7 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "select-pages": select_pages,
     "read-one": read_one,
     "upload": upload,
+    "store": store,
 }
 
 
