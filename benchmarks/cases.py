@@ -260,6 +260,23 @@ def planning_again(bench: Bench) -> Sides:
 ROUND_TRIPS: Final = (30, 100)
 """Milliseconds: to S3 in another region of a continent, and on another continent."""
 
+PACKING_MIX: Final = Case(
+    "packing-mix",
+    "packs 4 GiB of objects with log-normal sizes in the same way",
+    "rclone copies the same objects to files",
+    0.7,
+    packing_mix,
+    cpu_goal=0.6,
+)
+
+PACKING_LARGE: Final = Case(
+    "packing-large",
+    "packs 8 objects of 256 MiB in the same way",
+    "rclone copies the objects, sha256sum hashes each, cat writes one file",
+    0.4,
+    packing_large,
+)
+
 RUN_SMALL: Final = Case(
     "run-small",
     "archives 10,000 objects of 16 KiB by `caf run`, with a new ledger",
@@ -320,26 +337,8 @@ OVER_NETWORK: Final = (
         ),
         {30: 0.95},
     ),
-    (
-        Case(
-            "packing-mix",
-            "packs 4 GiB of objects with log-normal sizes",
-            "rclone copies the same objects to files",
-            None,
-            packing_mix,
-        ),
-        {30: 0.9},
-    ),
-    (
-        Case(
-            "packing-large",
-            "packs 8 objects of 256 MiB",
-            "rclone copies the objects, sha256sum hashes each, cat writes one file",
-            None,
-            packing_large,
-        ),
-        {30: 0.45},
-    ),
+    (PACKING_MIX, {30: 0.9}),
+    (PACKING_LARGE, {30: 0.45}),
     (
         Case(
             "listing",
@@ -420,21 +419,8 @@ CASES = {
             packing_small,
             cpu_goal=0.6,
         ),
-        Case(
-            "packing-mix",
-            "packs 4 GiB of objects with log-normal sizes in the same way",
-            "rclone copies the same objects to files",
-            0.7,
-            packing_mix,
-            cpu_goal=0.6,
-        ),
-        Case(
-            "packing-large",
-            "packs 8 objects of 256 MiB in the same way",
-            "rclone copies the objects, sha256sum hashes each, cat writes one file",
-            0.4,
-            packing_large,
-        ),
+        PACKING_MIX,
+        PACKING_LARGE,
         RUN_SMALL,
         WHOLE_PIPELINE,
         UPLOAD_THREE,
