@@ -311,7 +311,7 @@ GET_ONE: Final = Case(
 
 READ_ONE: Final = Case(
     "read-one",
-    "looks up, reads and compares an object of 64 KiB many times in one process",
+    "reads and compares an object of 64 KiB many times by `Archive.read`",
     "as many keep-alive ranged GETs, each followed by the 2 ms that caf may add",
     1.0,
     read_one,
@@ -462,7 +462,7 @@ CASES = {
         ),
         Case(
             "read-encrypted",
-            "looks up, reads and opens an encrypted object of 64 KiB 5,000 times in one process",
+            "reads and opens an encrypted object of 64 KiB 5,000 times by `Archive.read`",
             "the same reads of a plain object, each followed by the 1 ms that opening may add",
             1.0,
             read_encrypted,

@@ -27,6 +27,8 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
 
 TARGET_BYTES = 16 * GIB  # all objects of a case fit one chunk
+SMALL_BYTES = 64 << 10
+SMALL = f"read-{SMALL_BYTES}"  # the prefix; at tiny scale, it is also the large object's
 ALLOWED_SECONDS = 0.002  # the goal: a look-up and a comparison may add this much to a GET
 ALLOWED_OPENING_SECONDS = 0.001  # the goal: what an encrypted object may take longer
 
@@ -119,7 +121,7 @@ def archived(
 def read_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Read one object of 64 KiB 5,000 times, or 300 times over a network with latency."""
     count = bench.pick(300, 50, 5) if bench.round_trip_ms else bench.pick(5_000, 500, 20)
-    with archived(bench, "read-one", [64 << 10]) as objects:
+    with archived(bench, SMALL, [SMALL_BYTES]) as objects:
         [reference] = objects.references
         arguments = [
             reference["path"],
@@ -135,13 +137,13 @@ def read_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 def read_encrypted(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Read an encrypted and a plain object of 64 KiB 5,000 times."""
-    count, size_bytes = bench.pick(5_000, 500, 20), 64 << 10
+    count = bench.pick(5_000, 500, 20)
     with (
-        archived(bench, "read-one", [size_bytes]) as plain,
-        archived(bench, "read-encrypted", [size_bytes], age.new_identity()) as encrypted,
+        archived(bench, SMALL, [SMALL_BYTES]) as plain,
+        archived(bench, "read-encrypted", [SMALL_BYTES], age.new_identity()) as encrypted,
     ):
         plain_key = plain.references[0]["key"]
-        encrypted_key = plain_key.replace("read-one", "read-encrypted")
+        encrypted_key = plain_key.replace(SMALL, "read-encrypted")
         yield (
             ours("read-one", encrypted_key, count, environment=encrypted.environment),
             ours(
@@ -154,7 +156,7 @@ def get_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Get one object of 64 KiB in a new process."""
     our_output, their_output = bench.folder / "got", bench.folder / "curled"
     removed = [our_output, their_output]
-    with archived(bench, "read-one", [64 << 10]) as objects:
+    with archived(bench, SMALL, [SMALL_BYTES]) as objects:
         [reference] = objects.references
         key, start = reference["key"], reference["offset"]
         select = (
@@ -203,7 +205,7 @@ def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 def read_large(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Read one object of 4 GiB."""
-    size_bytes = bench.pick(4 * GIB, 128 * MIB, MIB)
+    size_bytes = bench.pick(4 * GIB, 128 * MIB, SMALL_BYTES)
     our_output, their_output = bench.folder / "got", bench.folder / "curled"
     with archived(bench, f"read-{size_bytes}", [size_bytes]) as objects:
         [reference] = objects.references
