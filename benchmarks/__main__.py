@@ -25,7 +25,7 @@ def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
     """Measure a case and return its line of the history."""
     bench.server, bench.round_trip_ms = "", case.round_trip_ms
     with contextlib.contextmanager(case.sides)(bench) as (ours, theirs):
-        results = compare(ours, theirs, pairs=pairs).summary()
+        results = compare(ours, theirs, pairs=pairs).summary(case.ratio_of)
         goals = {"ratio": case.goal, "cpu_ratio": case.cpu_goal, "peak_ratio": case.peak_goal}
         return {
             "case": case.name,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pairs import Command
-from benchmarks.server import S3Server, running
+from benchmarks.pairs import Command, put_aside, run
+from benchmarks.server import BUCKET, COPY, TRANSFERS, S3Server, running
 
 CAF = str(Path(sys.executable).with_name("caf"))
 
@@ -66,26 +66,36 @@ class Case:
         name: The name for `make bench CASE=name`.
         work: The work of caf's command, for the page.
         against: The work of the peer's command, for the page.
-        goal: Upper limit for the ratio of wall times.
+        goal: Upper limit for the ratio.
         sides: Prepares the inputs, yields the two commands once (caf's first), and cleans up.
         cpu_goal: Upper limit for the ratio of CPU seconds.
         peak_goal: Upper limit for the ratio of peak memory.
+        ratio_of: The field of `Usage` that the ratio compares.
         round_trip_ms: Latency of the network that the case crosses.
+        base: Name without the latency.
     """
 
     name: str
     work: str
     against: str
-    goal: float
+    goal: float | None
     sides: Callable[[Bench], Iterator[tuple[Command, Command]]]
     cpu_goal: float | None = None
     peak_goal: float | None = None
+    ratio_of: str = "seconds"
     round_trip_ms: int = 0
+    base: str = ""
 
-    def over_network(self, round_trip_ms: int) -> "Case":
+    def over_network(self, round_trip_ms: int, goal: float | None) -> "Case":
         """Return the case behind a network with latency, with `-NUMBERms` after its name."""
-        name, work = f"{self.name}-{round_trip_ms}ms", f"{self.work}; {round_trip_ms} ms round trip"
-        return replace(self, name=name, work=work, round_trip_ms=round_trip_ms)
+        return replace(
+            self,
+            name=f"{self.name}-{round_trip_ms}ms",
+            goal=goal,
+            cpu_goal=None,
+            round_trip_ms=round_trip_ms,
+            base=self.name,
+        )
 
 
 def ours(function: str, *arguments: object, **options: Any) -> Command:
@@ -98,3 +108,27 @@ def ours(function: str, *arguments: object, **options: Any) -> Command:
 def shell(script: str, *arguments: object, **options: Any) -> Command:
     """Return a command that runs a shell script with the arguments `$1`, `$2` and so on."""
     return Command(["sh", "-ec", script, "sh", *map(str, arguments)], **options)
+
+
+def best_transfers(script: str, bench: Bench, prefix: str) -> str:
+    """Return a script with rclone's fastest number of transfers for a prefix.
+
+    Without latency, this is 16. Else rclone copies the prefix once with each of `TRANSFERS`.
+    """
+    if not bench.round_trip_ms:
+        return script
+    folder, server = bench.folder / "tried", bench.s3()
+
+    def seconds(option: str) -> float:
+        copy = shell(
+            COPY.replace(TRANSFERS[0], option),
+            f"bench:{BUCKET}/{prefix}",
+            folder,
+            environment=server.rclone(),
+            removed=[folder],
+        )
+        return run(copy).seconds
+
+    fastest = min(TRANSFERS, key=seconds)
+    put_aside(folder)
+    return script.replace(TRANSFERS[0], fastest)

@@ -1,25 +1,31 @@
-"""Uploads of one chunk to one provider of the loopback network.
+"""The loopback network behind a network with latency, and uploads of one chunk.
 
 The peer is curl, which sends the same form. Both sides use the same server on the same machine.
 Each run posts a new file, because a provider accepts each file only once.
 """
 
 import itertools
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.case import Bench
+from benchmarks.network import distant
 from benchmarks.pairs import Command
 from caf_pipeline.caf.merkle import merkle_root
+from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord
+from caf_pipeline.store.jackal.write import open_jackal_store
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord, ProviderRecord
+from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.memory_log import MemoryLog
 
@@ -30,40 +36,72 @@ WORDS = "legal winner thank year wave sausage worth useful legal winner thank ye
 PATTERN = bytes(range(256)) * 4096
 
 
-def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """Upload a chunk of 4 GiB."""
+class DistantNetwork(LoopbackNetwork):
+    """A loopback network for the wallet of `WORDS`, whose servers are behind the proxy."""
+
+    def __init__(self, folder: Path, round_trip_ms: int, *, providers: int = 1) -> None:
+        address = Wallet(WORDS).address
+        super().__init__(
+            folder,
+            providers=providers,
+            block_seconds=0.2,
+            fund={address: 10**12},
+            space={address: 10**13},
+            no_zero_draws=1,
+        )
+        self._round_trip_ms = round_trip_ms
+        self._proxies = ExitStack()
+
+    def start(self) -> None:
+        super().start()
+        self.lcds = [self._behind_proxy(url) for url in self.lcds]
+        self.providers = [self._behind_proxy(url) for url in self.providers]
+        for number, url in enumerate(self.providers):
+            self.move_provider(number, url)
+
+    def stop(self) -> None:
+        self._proxies.close()
+        super().stop()
+
+    def _behind_proxy(self, url: str) -> str:
+        return self._proxies.enter_context(distant(url, self._round_trip_ms))
+
+
+def upload(bench: Bench, copies: int = 1) -> Iterator[tuple[Command, Command]]:
+    """Upload a chunk of 4 GiB to one provider or several.
+
+    One copy is only sent. Several are stored as a run stores them, until the chain lists each.
+    """
     size_bytes = bench.pick(4 * GIB, 256 * MIB, MIB)
     wallet, numbers, path = Wallet(WORDS), itertools.count(1), bench.folder / "upload"
-    with LoopbackNetwork(
-        bench.folder / "network",
-        providers=1,
-        block_seconds=0.2,
-        fund={wallet.address: 10**12},
-        space={wallet.address: 10**13},
-    ) as network:
+    folder = bench.folder / f"network-{copies}-at-{bench.round_trip_ms}ms"
+    with DistantNetwork(folder, bench.round_trip_ms, providers=copies) as network:
         address = network.providers[0]
 
         def post_new_file() -> PostRecord:
-            for stored in (bench.folder / "network").rglob("*"):
+            for stored in folder.rglob("*"):
                 if stored.is_file() and stored.stat().st_size == size_bytes:
                     # Saves disk space: nothing reads the file of the previous run again.
                     stored.unlink()
             _write(path, size_bytes, next(numbers))
-            return post(network, wallet, size_bytes, merkle_root(path, 3))
+            return post(network, wallet, size_bytes, merkle_root(path, 3), copies)
 
         def our_arguments() -> Sequence[str]:
             posting = post_new_file()
-            arguments = [
-                address,
-                str(path),
-                posting.merkle_root.hex(),
-                posting.owner,
-                str(posting.start),
-            ]
-            return [sys.executable, "-m", "benchmarks.work", "upload", *arguments]
+            posted = [str(path), posting.merkle_root.hex(), posting.owner, str(posting.start)]
+            function, *options = (
+                ["upload", address]
+                if copies == 1
+                else ["store", network.lcd, network.chain_id, str(copies)]
+            )
+            return [sys.executable, "-m", "benchmarks.work", function, *options, *posted]
 
         def their_arguments() -> Sequence[str]:
-            return curl(address, post_new_file(), path)
+            posting = post_new_file()
+            uploads = [shlex.join(curl(url, posting, path)) for url in network.providers]
+            started = [f"{upload} & upload{number}=$!" for number, upload in enumerate(uploads)]
+            ended = [f"wait $upload{number}" for number in range(copies)]
+            return ["sh", "-ec", "\n".join([*started, *ended])]
 
         yield Command(our_arguments), Command(their_arguments)
     path.unlink(missing_ok=True)
@@ -102,7 +140,9 @@ def curl(address: str, posting: PostRecord, path: Path) -> list[str]:
     ]
 
 
-def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes) -> PostRecord:
+def post(
+    network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes, copies: int = 1
+) -> PostRecord:
     """Post a file of this size and type 3 root."""
     heights = [0]
     chain = Chain(
@@ -113,7 +153,7 @@ def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes)
             see_height=lambda height: heights.__setitem__(0, height),
         )
     )
-    settings = JackalSettings(lcd=tuple(network.lcds), chain_id=network.chain_id, copies=1)
+    settings = JackalSettings(lcd=tuple(network.lcds), chain_id=network.chain_id, copies=copies)
     chunk = ChunkToStore("bench", "0" * 32, size_bytes, 3, root)
     try:
         return Poster(chain, wallet, settings, spend_cap=lambda: None).post(chunk, MemoryLog())
@@ -133,13 +173,43 @@ class _UnlimitedUpload:
         """Ignore the progress."""
 
 
-def send(address: str, path: str, root: str, owner: str, start: str) -> dict[str, Any]:
+def send(address: str, *posted: str) -> dict[str, Any]:
     """Upload a posted file to one provider and wait for the answer."""
-    file = Path(path)
-    posting = PostRecord(bytes.fromhex(root), owner, int(start), file.stat().st_size)
+    path, posting = _posted(*posted)
     client = ProviderClient(address, may_be_private=True)
     job = client.upload(
-        Sending(posting, file, _UnlimitedUpload(), proof_type=3, answer_seconds=600)
+        Sending(posting, path, _UnlimitedUpload(), proof_type=3, answer_seconds=600)
     )
     client.close()
     return {"bytes": posting.stored_size_bytes, "status": job.status}
+
+
+class _NoRecords:
+    def all(self) -> Mapping[str, ProviderRecord]:
+        return {}
+
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Ignore the rate."""
+
+    downloaded = uploaded
+
+    def failed(self, provider: str) -> None:
+        """Ignore the failure."""
+
+
+def store(lcd: str, chain_id: str, copies: str, *posted: str) -> dict[str, Any]:
+    """Upload a posted file to several providers, and wait until the chain lists each copy."""
+    settings = JackalSettings(
+        lcd=(lcd,), chain_id=chain_id, copies=int(copies), allow_private_addresses=True
+    )
+    path, posting = _posted(*posted)
+    opened = open_jackal_store(settings, MemoryLog(), _NoRecords(), Throttle(OperatorControls))
+    opened.put(posting, path, lambda size_bytes: None)
+    listed = len(opened.copies(posting))
+    opened.close()
+    return {"bytes": posting.stored_size_bytes, "copies": listed}
+
+
+def _posted(path: str, root: str, owner: str, start: str) -> tuple[Path, PostRecord]:
+    size_bytes = Path(path).stat().st_size
+    return Path(path), PostRecord(bytes.fromhex(root), owner, int(start), size_bytes)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 MAX_QUEUED: Final = 16 << 20
 """Bytes on the way in one direction of a connection, before the sender must wait.
@@ -127,6 +128,16 @@ def delayed(port: int, milliseconds: int, bytes_a_second: int = 0) -> Iterator[i
             yield int(process.stdout.readline())
         finally:
             process.terminate()
+
+
+@contextmanager
+def distant(url: str, round_trip_ms: int) -> Iterator[str]:
+    """Yield the address of a server of this machine behind the proxy, or `url` at 0 ms."""
+    if not round_trip_ms:
+        yield url
+        return
+    with delayed(urlsplit(url).port or 80, round_trip_ms) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 if __name__ == "__main__":

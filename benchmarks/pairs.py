@@ -63,7 +63,7 @@ def run(command: Command) -> Usage:
     """
     argv = command.argv() if callable(command.argv) else command.argv
     for path in command.removed:
-        _put_aside(path) if path.is_dir() else path.unlink(missing_ok=True)
+        put_aside(path) if path.is_dir() else path.unlink(missing_ok=True)
     os.sync()  # flush the writes of the previous run, so that this run does not pay for them
     environment = {
         name: value
@@ -88,7 +88,7 @@ def best(commands: Sequence[Command]) -> Command:
     return min(commands, key=lambda command: run(command).seconds)
 
 
-def _put_aside(folder: Path) -> None:
+def put_aside(folder: Path) -> None:
     """Truncate a folder's files and rename the folder. The working folder's end removes it.
 
     When ext4 creates a file, it skips inodes that were freed in the last minute (recently_deleted
@@ -108,15 +108,15 @@ class Comparison:
     ours: Sequence[Usage]
     theirs: Sequence[Usage]
 
-    def ratios(self, name: str = "seconds") -> list[float]:
+    def ratios(self, name: str) -> list[float]:
         """Return ours divided by theirs for each pair."""
         return [
             getattr(our_run, name) / getattr(their_run, name)
             for our_run, their_run in zip(self.ours, self.theirs, strict=True)
         ]
 
-    def summary(self) -> dict[str, Any]:
-        """Return the medians of both sides, and the ratios with their range."""
+    def summary(self, ratio_of: str = "seconds") -> dict[str, Any]:
+        """Return the medians of both sides, and the ratios of a field with their range."""
         names = ("seconds", "cpu_seconds", "peak_bytes")
         sides = {
             side: {
@@ -129,9 +129,9 @@ class Comparison:
                 sides[side]["p50_ms"] = statistics.median(p50s)
         return {
             **sides,
-            "ratio": statistics.median(self.ratios()),
-            "lowest": min(self.ratios()),
-            "highest": max(self.ratios()),
+            "ratio": statistics.median(self.ratios(ratio_of)),
+            "lowest": min(self.ratios(ratio_of)),
+            "highest": max(self.ratios(ratio_of)),
             "cpu_ratio": statistics.median(self.ratios("cpu_seconds")),
             "peak_ratio": statistics.median(self.ratios("peak_bytes")),
             "pairs": len(self.ours),

@@ -140,9 +140,9 @@ class ListedPrefix:
     prefix: str
 
     def plan_command(self, *, threads: int) -> Command:
-        """Return the command that lists the prefix by `threads` threads, in its own home."""
+        """Return the command that lists the prefix by `threads` threads."""
         name = f"by-{threads}-at-{self.bench.round_trip_ms}ms"
-        home = self.bench.folder / f"listed-{name}"
+        home = self.bench.folder / "listed"
         settings = self.bench.folder / f"listing-{name}.toml"
         endpoint = self.bench.s3().endpoint
         text = SETTINGS.format(
@@ -151,7 +151,8 @@ class ListedPrefix:
         settings.write_text(text, encoding="utf-8")
         environment = {**SOURCE_KEYS, "CAF_CONFIG": str(settings), "CAF_HOME": str(home / "home")}
         command = Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment)
-        run(command)  # creates the database
+        if not home.exists():
+            run(command)  # creates the database
         return command
 
 

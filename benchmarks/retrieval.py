@@ -14,22 +14,27 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks import inputs
-from benchmarks.case import CAF, Bench, ours, shell
+from benchmarks.case import CAF, Bench, best_transfers, ours, shell
 from benchmarks.inputs import MIB
-from benchmarks.jackal import GIB, WORDS
+from benchmarks.jackal import GIB, WORDS, DistantNetwork
+from benchmarks.ledgers import SELECTED, psql
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import SETTINGS
-from benchmarks.server import BUCKET, COPY, KEY, SOURCE_KEYS
+from benchmarks.server import BUCKET, COPY, SOURCE_KEYS
 from caf_pipeline.formats import age
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
-from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 TARGET_BYTES = 16 * GIB  # all objects of a case fit one chunk
+SMALL_BYTES = 64 << 10
+SMALL = f"read-{SMALL_BYTES}"  # the prefix; at tiny scale, it is also the large object's
 ALLOWED_SECONDS = 0.002  # the goal: a look-up and a comparison may add this much to a GET
 ALLOWED_OPENING_SECONDS = 0.001  # the goal: what an encrypted object may take longer
+
+GET_AND_SELECT = """curl -sS --fail -r "$1" -o "$3" "$2"
+"$4" -q "$5" -c "$6"
+sleep 0.35 """  # the goal: what a new process of caf may take longer
 
 GETS = f"""import http.client, json, statistics, sys, time, urllib.parse
 url, start, size, count = sys.argv[1], *map(int, sys.argv[2:])
@@ -41,8 +46,8 @@ for _ in range(count):
     connection.request("GET", address.path, headers=headers)
     answer = connection.getresponse()
     assert (answer.status, len(answer.read())) == (206, size)
-    seconds.append(time.perf_counter() - started)
     time.sleep({ALLOWED_SECONDS})
+    seconds.append(time.perf_counter() - started)
 print(json.dumps({{"p50_ms": 1000 * statistics.median(seconds)}}))"""
 
 
@@ -66,21 +71,18 @@ def archived(
 ) -> Iterator[ArchivedObjects]:
     """Archive objects of these sizes with one provider, while the context lasts.
 
+    Later calls with this prefix use the same archive, perhaps behind another network.
     If there is an identity, chunks are encrypted to it, and there are no references.
     """
-    server, wallet, folder = bench.s3(), Wallet(WORDS), bench.folder / prefix
+    server, folder = bench.s3(), bench.folder / prefix
     server.fill(prefix, sizes)
     folder.mkdir(exist_ok=True)
     references = folder / "references.parquet"
-    space = {"fund": {wallet.address: 10**12}, "space": {wallet.address: 10**13}}
-    with LoopbackNetwork(
-        folder / "network", providers=1, block_seconds=0.2, no_zero_draws=1, **space
-    ) as network:
+    with DistantNetwork(folder / "network", bench.round_trip_ms) as network:
         values = {
             "bucket": BUCKET,
             "prefix": prefix,
             "endpoint": server.endpoint,
-            "key": KEY,
             "target_size": TARGET_BYTES,
         }
         text = SETTINGS.format(**values, lcds=network.lcds, chain_id=network.chain_id)
@@ -98,7 +100,9 @@ def archived(
                 "JACKAL_MNEMONIC": WORDS,
                 **({"CAF_ENCRYPTION__IDENTITY": identity.reveal()} if identity else {}),
             }
-            run(Command([CAF, "run", "--source", "bench"], environment=environment))
+            if not (folder / "archived").exists():
+                run(Command([CAF, "run", "--source", "bench"], environment=environment))
+                (folder / "archived").touch()
             if identity:
                 yield ArchivedObjects(environment, [])
                 return
@@ -106,6 +110,7 @@ def archived(
                 Command(
                     [CAF, "export-references", "bench", "-o", str(references)],
                     environment=environment,
+                    removed=[references],
                 )
             )
             yield ArchivedObjects(environment, pq.read_table(references).to_pylist())
@@ -114,9 +119,9 @@ def archived(
 
 
 def read_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """Read one object of 64 KiB 5,000 times."""
-    count = bench.pick(5_000, 500, 20)
-    with archived(bench, "read-one", [64 << 10]) as objects:
+    """Read one object of 64 KiB 5,000 times, or 300 times over a network with latency."""
+    count = bench.pick(300, 50, 5) if bench.round_trip_ms else bench.pick(5_000, 500, 20)
+    with archived(bench, SMALL, [SMALL_BYTES]) as objects:
         [reference] = objects.references
         arguments = [
             reference["path"],
@@ -132,13 +137,13 @@ def read_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 def read_encrypted(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Read an encrypted and a plain object of 64 KiB 5,000 times."""
-    count, size_bytes = bench.pick(5_000, 500, 20), 64 << 10
+    count = bench.pick(5_000, 500, 20)
     with (
-        archived(bench, "read-one", [size_bytes]) as plain,
-        archived(bench, "read-encrypted", [size_bytes], age.new_identity()) as encrypted,
+        archived(bench, SMALL, [SMALL_BYTES]) as plain,
+        archived(bench, "read-encrypted", [SMALL_BYTES], age.new_identity()) as encrypted,
     ):
         plain_key = plain.references[0]["key"]
-        encrypted_key = plain_key.replace("read-one", "read-encrypted")
+        encrypted_key = plain_key.replace(SMALL, "read-encrypted")
         yield (
             ours("read-one", encrypted_key, count, environment=encrypted.environment),
             ours(
@@ -147,12 +152,43 @@ def read_encrypted(bench: Bench) -> Iterator[tuple[Command, Command]]:
         )
 
 
+def get_one(bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """Get one object of 64 KiB in a new process."""
+    our_output, their_output = bench.folder / "got", bench.folder / "curled"
+    removed = [our_output, their_output]
+    with archived(bench, SMALL, [SMALL_BYTES]) as objects:
+        [reference] = objects.references
+        key, start = reference["key"], reference["offset"]
+        select = (
+            f"SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = '{key}'"
+        )
+        yield (
+            Command(
+                [CAF, "get", "bench", key, "-o", str(our_output)],
+                environment=objects.environment,
+                removed=removed,
+            ),
+            shell(
+                GET_AND_SELECT,
+                f"{start}-{start + reference['size'] - 1}",
+                reference["path"],
+                their_output,
+                psql(),
+                objects.environment["CAF_DATABASE_URL"],
+                select,
+                removed=removed,
+            ),
+        )
+
+
 def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Restore 10,000 objects of 16 KiB."""
-    count = bench.pick(10_000, 1_000, 20)
-    server, prefix = bench.s3(), f"restored-{count}"
+    count, server = bench.pick(10_000, 1_000, 1), bench.s3()
+    prefix, sizes = f"restored-{count}", inputs.fixed(count, 16 << 10)
+    if bench.scale == "tiny":
+        prefix, sizes = SMALL, [SMALL_BYTES]  # saves a run of caf
     our_output, their_output = bench.folder / "restored", bench.folder / "copied"
-    with archived(bench, prefix, inputs.fixed(count, 16 << 10)) as objects:
+    with archived(bench, prefix, sizes) as objects:
         yield (
             Command(
                 [CAF, "restore", "bench", str(our_output)],
@@ -160,7 +196,7 @@ def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
                 removed=[our_output, their_output],
             ),
             shell(
-                COPY,
+                best_transfers(COPY, bench, prefix),
                 f"bench:{BUCKET}/{prefix}",
                 their_output,
                 environment=server.rclone(),
@@ -171,7 +207,7 @@ def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 def read_large(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """Read one object of 4 GiB."""
-    size_bytes = bench.pick(4 * GIB, 128 * MIB, MIB)
+    size_bytes = bench.pick(4 * GIB, 128 * MIB, SMALL_BYTES)
     our_output, their_output = bench.folder / "got", bench.folder / "curled"
     with archived(bench, f"read-{size_bytes}", [size_bytes]) as objects:
         [reference] = objects.references

@@ -20,7 +20,7 @@ from typing import Any
 import boto3
 
 from benchmarks.inputs import KEPT, bodies
-from benchmarks.network import delayed
+from benchmarks.network import distant
 
 TOOLS = Path(".caf/tools")
 KEY = "bench"
@@ -34,8 +34,8 @@ COPY = 'rclone copy --transfers 16 "$1" "$2"'
 
 It needs the environment of `S3Server.rclone`. More transfers are slower without latency.
 """
-TRANSFERS = (16, 64, 128)
-"""Numbers of rclone's transfers. On a network with latency, the peer uses the best of them."""
+TRANSFERS = ("--transfers 16", "--transfers 64", "--transfers 128")
+"""Options of rclone. On a network with latency, the peer uses the fastest of them."""
 START_SECONDS = 60
 FILLERS = 8
 
@@ -82,8 +82,8 @@ class S3Server:
     @contextmanager
     def behind_network(self, milliseconds: int) -> Iterator["S3Server"]:
         """Put a network with this round trip before the server while the context lasts."""
-        with delayed(int(self.direct.rpartition(":")[2]), milliseconds) as port:
-            yield replace(self, endpoint=f"http://127.0.0.1:{port}")
+        with distant(self.direct, milliseconds) as endpoint:
+            yield replace(self, endpoint=endpoint)
 
     def client(self) -> Any:
         """Return a boto3 client. It is not used in measurements."""

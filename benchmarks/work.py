@@ -352,7 +352,7 @@ def _time_pages(entries: Iterator[Any], pages: int) -> dict[str, Any]:
 
 
 def read_one(key: str, count: str, pause_seconds: str = "0") -> dict[str, Any]:
-    """Look up, read and compare an object repeatedly, as a program with an open archive does."""
+    """Read and compare an object repeatedly, as a program with an open archive does."""
     import statistics
     import time
 
@@ -362,11 +362,17 @@ def read_one(key: str, count: str, pause_seconds: str = "0") -> dict[str, Any]:
     with open_archive() as archive:
         for _ in range(int(count)):
             started = time.perf_counter()
-            with archive.open("bench", key) as file:
-                size_bytes = len(file.read())
-            seconds.append(time.perf_counter() - started)
+            size_bytes = len(archive.read("bench", key))
             time.sleep(float(pause_seconds))
+            seconds.append(time.perf_counter() - started)
     return {"bytes": size_bytes, "p50_ms": 1000 * statistics.median(seconds)}
+
+
+def store(*arguments: str) -> dict[str, Any]:
+    """Upload a posted file to several providers as a run does."""
+    from benchmarks import jackal
+
+    return jackal.store(*arguments)
 
 
 def upload(*arguments: str) -> dict[str, Any]:
@@ -390,6 +396,7 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "select-pages": select_pages,
     "read-one": read_one,
     "upload": upload,
+    "store": store,
 }
 
 

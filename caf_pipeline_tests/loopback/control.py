@@ -13,13 +13,14 @@
     POST /loopback/lose-range      {"provider", "merkle", "start", "end"}
     POST /loopback/kill-provider   {"provider"}        cuts its connections; its disk stays
     POST /loopback/start-provider  {"provider"}        starts it again
+    POST /loopback/move-provider   {"provider", "url"} changes its URL on the chain until a restart
 
 Roots are in hex. Every order answers with the height after it.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
@@ -40,9 +41,12 @@ class Control:
     It opens and closes the ports of `provider_listeners` and `lcd_listeners`.
     """
 
-    def __init__(self, chain: Chain, providers: Sequence[Provider]) -> None:
+    def __init__(
+        self, chain: Chain, providers: Sequence[Provider], provider_urls: MutableMapping[str, str]
+    ) -> None:
         self._chain = chain
         self._providers = providers
+        self._provider_urls = provider_urls
         self.provider_listeners: Sequence[Listener] = ()
         self.lcd_listeners: Sequence[Listener] = ()
         self._orders = {
@@ -58,6 +62,7 @@ class Control:
             "lose-range": self._lose_range,
             "kill-provider": self._kill_provider,
             "start-provider": self._start_provider,
+            "move-provider": self._move_provider,
         }
 
     def serve(self, request: Request) -> None:
@@ -154,6 +159,10 @@ class Control:
         index = int(order["provider"])
         self._chain.orders.order({"provider": index, "refuse": False, "never_prove": False})
         self.obey()
+
+    def _move_provider(self, order: Mapping[str, Any]) -> None:
+        provider = self._providers[int(order["provider"])]
+        self._provider_urls[provider.address] = str(order["url"])
 
     # --- state ---
 

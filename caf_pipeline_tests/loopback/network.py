@@ -210,6 +210,10 @@ class LoopbackNetwork:
         """Start a killed provider again."""
         return self._order("start-provider", provider=provider)
 
+    def move_provider(self, provider: int, url: str) -> int:
+        """Change a provider's URL on the chain until the network's restart, as for a proxy."""
+        return self._order("move-provider", provider=provider, url=url)
+
     # --- queries ---
 
     def state(self) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Program:
             Provider(index, address, self._chain, blobs[address])
             for index, address in enumerate(self._addresses)
         ]
-        self._control = Control(self._chain, self._providers)
+        self._provider_urls: dict[str, str] = {}
+        self._control = Control(self._chain, self._providers, self._provider_urls)
 
     def _can_prove(self, blobs: dict[str, BlobStore], holding: Holding, leaf: int) -> bool:
         conduct = self._orders.provider(self._addresses.index(holding.provider))
@@ -57,16 +58,14 @@ class Program:
     def start(self) -> dict[str, Any]:
         """Open the ports and start making blocks. Returns all addresses."""
         ports = self._known_ports()
-        provider_urls: dict[str, str] = {}
-        nodes = [Node(index, self._chain, provider_urls) for index in range(self._options.lcds)]
+        urls = self._provider_urls
+        nodes = [Node(index, self._chain, urls) for index in range(self._options.lcds)]
         open_listener = partial(self._open, ports)
         providers = [
             open_listener(f"provider {provider.index}", provider.serve)
             for provider in self._providers
         ]
-        provider_urls.update(
-            zip(self._addresses, (listener.url for listener in providers), strict=True)
-        )
+        urls.update(zip(self._addresses, (listener.url for listener in providers), strict=True))
         lcds = [
             open_listener(f"lcd {node.index}", partial(self._serve_node, node)) for node in nodes
         ]

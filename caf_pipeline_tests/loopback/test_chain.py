@@ -643,6 +643,13 @@ def test_active_providers_are_looked_up_by_address(user):
     }
 
 
+def test_moved_provider_has_its_new_url_on_the_chain(user):
+    url, path = user.network.providers[0], f"providers/{user.network.provider_addresses[0]}"
+    user.network.move_provider(0, "http://127.0.0.1:9")
+    assert user.storage(path).json()["provider"]["ip"] == "http://127.0.0.1:9"
+    user.network.move_provider(0, url)
+
+
 def test_a_price_is_for_a_month_at_least(user):
     assert user.storage("price_check/30/1000000000").json() == {"price": "25000"}
     assert user.storage("price_check/29/1000000000").status_code == 500
