@@ -113,7 +113,7 @@ def shell(script: str, *arguments: object, **options: Any) -> Command:
 def best_transfers(script: str, bench: Bench, prefix: str) -> str:
     """Return a script with rclone's fastest number of transfers for a prefix.
 
-    Without latency, this is 16. Else rclone copies the prefix once with each of `TRANSFERS`.
+    It is 16 without latency. Else rclone copies the prefix once with each of `TRANSFERS`.
     """
     if not bench.round_trip_ms:
         return script

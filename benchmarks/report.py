@@ -68,12 +68,12 @@ def _tables(lines: Sequence[dict[str, Any]]) -> str:
     for line in lines:
         if CASES[line["case"]].round_trip_ms:
             continue
-        ours, theirs = line["ours"], line["theirs"]
+        peaks = [f"{line[side]['peak_bytes'] / MIB:,.0f}" for side in ("ours", "theirs")]
         rows.append(
             f"| {line['case']} | **{line['ratio']:.2f}** | {line['lowest']:.2f}–"
             f"{line['highest']:.2f} | {_goal(line)} | "
             f"{line['cpu_ratio']:.2f} | {_seconds(line)} | "
-            f"{ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
+            f"{', '.join(peaks)} |"
         )
     rows += _network_table({line["case"]: line for line in lines})
     rows += ["", "| case | what caf does | against |", "|---|---|---|"]
