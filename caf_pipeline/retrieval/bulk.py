@@ -137,31 +137,22 @@ def read_many(
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
     """Read whole objects whose locations are known; `number` is the position in `locations`."""
-    return retried(store, read_once(store, locations))
-
-
-def read_once(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
-    """Read as `read_located`, but leave transient errors to `retried`."""
-    parts = (
-        _Part(number, location, 0, location.size_bytes) for number, location in enumerate(locations)
-    )
-    return _read(store, _requests(parts))
-
-
-def retried(store: ChunkReader, reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
-    """Read each object with a transient error once more, when its turn comes."""
 
     def retry(read: ObjectRead) -> ObjectRead:
         assert read.location
         return _read_alone(store, _Part(read.number, read.location, read.start_byte, read.end_byte))
 
-    for is_unread, group in groupby(
-        reads, lambda read: read.error is not None and not read.error.permanent
+    parts = (
+        _Part(number, location, 0, location.size_bytes) for number, location in enumerate(locations)
+    )
+    for is_unread, reads in groupby(
+        _read(store, _requests(parts)),
+        lambda read: read.error is not None and not read.error.permanent,
     ):
         if is_unread:
-            yield from side_by_side(group, retry)
+            yield from side_by_side(reads, retry)
         else:
-            yield from group
+            yield from reads
 
 
 def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:

@@ -4,14 +4,13 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import IO, Final
 
 from caf_pipeline.errors import IntegrityError, StoreError
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.bulk import ObjectRead, in_order, read_once, retried
+from caf_pipeline.retrieval.bulk import ObjectRead, in_order, read_located
 from caf_pipeline.retrieval.file_names import path_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import PIECE_BYTES, ArchivedObject
@@ -20,8 +19,8 @@ from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored, UnfinishedFile
 
-BATCH_BYTES: Final = 48 << 20
-"""Bytes of small objects read as one batch: enough for six requests."""
+BATCH_BYTES: Final = 64 << 20
+"""Bytes of small objects read as one batch: enough for all requests."""
 
 BATCH_OBJECTS: Final = 10_000
 
@@ -45,28 +44,11 @@ class RestoreFolder:
         self._dry_run = dry_run
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """Files are named in the order of the listing. A batch is read while another is written.
+        """Files are named in the order of the listing.
 
-        Memory: twice `BATCH_BYTES`, two objects of `IN_MEMORY_BYTES`, and the requests for one
-        batch. Up to twice `LARGE_AT_ONCE` larger objects are in files.
+        Memory: `BATCH_BYTES` and one object of `IN_MEMORY_BYTES`, and the requests for them. Up to
+        twice `LARGE_AT_ONCE` larger objects are in files.
         """
-        batches = deque[tuple[Sequence[Location], Future[Sequence[ObjectRead]]]]()
-        pool = ThreadPoolExecutor(1, "reading")
-        try:
-            for item in self._batches(listed):
-                if isinstance(item, RestoredObject):
-                    yield item
-                    continue
-                batches.append((item, pool.submit(self._read, item)))
-                if len(batches) > 1:
-                    yield from self._write_batch(*batches.popleft())
-            while batches:
-                yield from self._write_batch(*batches.popleft())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _batches(self, listed: Iterable[Location]) -> Iterator[RestoredObject | Sequence[Location]]:
-        """Yield the results of existing files, and batches of objects to restore."""
         batch, batch_bytes = list[Location](), 0
         for location in listed:
             if result := self._existing(location):
@@ -75,13 +57,9 @@ class RestoreFolder:
             batch.append(location)
             batch_bytes += location.size_bytes if _fits_memory(location) else 0
             if batch_bytes >= BATCH_BYTES or len(batch) == BATCH_OBJECTS:
-                yield batch
+                yield from self._write_batch(batch)
                 batch, batch_bytes = [], 0
-        if batch:
-            yield batch
-
-    def _read(self, batch: Iterable[Location]) -> Sequence[ObjectRead]:
-        return list(read_once(self._store, filter(_fits_memory, batch)))
+        yield from self._write_batch(batch)
 
     def _existing(self, location: Location) -> RestoredObject | None:
         key = location.row.key
@@ -100,9 +78,7 @@ class RestoreFolder:
             return RestoredObject(location, RestoreOutcome.FAILED, error=error)
         return RestoredObject(location, RestoreOutcome.RESTORED, place) if self._dry_run else None
 
-    def _write_batch(
-        self, batch: Sequence[Location], reads: Future[Sequence[ObjectRead]]
-    ) -> Iterator[RestoredObject]:
+    def _write_batch(self, batch: Sequence[Location]) -> Iterator[RestoredObject]:
         unfinished = deque[UnfinishedFile]()
 
         def begin_large() -> Iterator[tuple[Location, UnfinishedFile]]:
@@ -117,7 +93,7 @@ class RestoreFolder:
             file.fill(ArchivedObject(location, self._store).write_to)
             return file
 
-        small = in_order(retried(self._store, reads.result()))
+        small = in_order(read_located(self._store, filter(_fits_memory, batch)))
         with closing(side_by_side(begin_large(), fetch, LARGE_AT_ONCE)) as large:
             try:
                 for location in batch:

@@ -107,15 +107,6 @@ def test_neighbours_share_requests_and_equal_files_need_none(context, restore, m
     assert not context.store.asked
 
 
-def test_the_next_batch_is_read_while_one_is_written(context, restore, monkeypatch):
-    monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 11)
-    begun = threading.Semaphore(0)
-    context.store.meeting = SimpleNamespace(wait=begun.release)
-    done, _ = restore(most=1)
-    assert len(done) == 1
-    assert all(begun.acquire(timeout=PATIENCE_SECONDS) for _ in range(2))
-
-
 def test_unreadable_object_does_not_stop_its_neighbours(context, restore):
     bad, *_ = list_objects(context.ledger.lookup, "src", "dir/020")
     wrong, *_ = list_objects(context.ledger.lookup, "src", "dir/030")
