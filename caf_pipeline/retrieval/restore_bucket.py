@@ -27,7 +27,7 @@ OBJECTS_AT_ONCE: Final = 2_000
 WRITES: Final = 64
 """Objects written or compared concurrently, as many as the client has connections.
 
-At a round trip of 30 ms, 8 took three times as long; from 32 on, the CPU was the limit.
+At a round trip of 30 ms, 8 took three times as long, and 32 took about as long.
 """
 
 
