@@ -57,7 +57,9 @@ def archive_chunks() -> int:
     block_unused_modules()
     collect_garbage_rarely()
     from caf_pipeline.dagster_host.worker import main as archive  # noqa: PLC0415
+    from caf_pipeline.system.ending import repeat_dropped  # noqa: PLC0415
 
+    repeat_dropped()
     return exit_with(archive(*map(int, sys.argv[1:])))
 
 

@@ -1,22 +1,17 @@
-"""Notices Ctrl-C, SIGTERM and SIGHUP even if Dagster or Python drops the interrupt.
+"""Notices Ctrl-C, SIGTERM and SIGHUP even if Dagster drops the interrupt.
 
-Dagster drops an interrupt between steps when a run ends, and Python in a callback that cannot
-raise. The interpreter also writes each signal to a descriptor, which is read here. Source:
+Dagster drops an interrupt between steps when a run ends. The interpreter also writes each signal to
+a descriptor, which is read here. `ending.repeat_dropped` repeats what Python drops. Source:
 `signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.27.
 """
 
 import os
 import signal
-import sys
 import threading
 from types import TracebackType
-from typing import Final, Self
-
-from dagster import DagsterExecutionInterruptedError
+from typing import Self
 
 from caf_pipeline.system.ending import ENDING, received
-
-_INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
 
 class InterruptWatch:
@@ -28,17 +23,12 @@ class InterruptWatch:
         os.set_blocking(self._write, False)
         self._before = -1
         self._terminate = signal.getsignal(signal.SIGTERM)
-        self._hook = sys.unraisablehook
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             # Dagster replaces the handler of SIGTERM by that of SIGINT.
             self._terminate = signal.getsignal(signal.SIGTERM)
             self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._hook = sys.unraisablehook
-        sys.unraisablehook = lambda lost: (
-            None if isinstance(lost.exc_value, _INTERRUPTS) else self._hook(lost)
-        )
         return self
 
     def __exit__(
@@ -51,7 +41,6 @@ class InterruptWatch:
             signal.set_wakeup_fd(self._before)
             signal.signal(signal.SIGTERM, self._terminate)
         self.has_signal()
-        sys.unraisablehook = self._hook
         os.close(self._read)
         os.close(self._write)
 

@@ -30,7 +30,8 @@ def repeat_dropped() -> None:
     report = sys.unraisablehook
 
     def repeat(dropped: "UnraisableHookArgs") -> None:
-        if isinstance(dropped.exc_value, KeyboardInterrupt):
+        # Dagster's own interrupt is not an Exception, either.
+        if dropped.exc_value and not isinstance(dropped.exc_value, (Exception, SystemExit)):
             timer = threading.Timer(REPEAT_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
             timer.daemon = True
             timer.start()

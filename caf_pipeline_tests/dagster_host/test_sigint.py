@@ -11,6 +11,7 @@ from dagster import DagsterExecutionInterruptedError
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.system import ending
 from caf_pipeline_tests.support.dagster_private import capture_interrupts
+from caf_pipeline_tests.support.patience import wait_for
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -53,18 +54,24 @@ def test_the_descriptor_that_was_set_before_is_set_again():
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "printed"),
     [(DagsterExecutionInterruptedError, 0), (KeyboardInterrupt, 0), (ValueError, 1)],
 )
-def test_an_interrupt_in_the_collector_prints_no_traceback(monkeypatch, error, said):
-    tracebacks = []
+def test_an_interrupt_that_python_drops_is_repeated(monkeypatch, error, printed):
+    tracebacks, signals = [], []
     monkeypatch.setattr(sys, "unraisablehook", tracebacks.append)
+    before = signal.signal(signal.SIGINT, lambda *_: signals.append(error))
 
     def collected(reference):
         raise error
 
-    with InterruptWatch():
+    try:
+        ending.repeat_dropped()
         reference = weakref.ref(item := type("One", (), {})(), collected)
         del item
         assert reference() is None
-    assert len(tracebacks) == said
+        if not printed:
+            wait_for(lambda: signals)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(tracebacks) == printed
