@@ -1,6 +1,7 @@
 """Orders and queries of tests, on a separate port and under /loopback/ on every LCD.
 
     GET  /loopback/state                               the whole state, for assertions
+    GET  /loopback/traffic         connections and requests of each server since its start
     POST /loopback/misbehave       {"provider": 0, …}  see `misbehaviour`
     POST /loopback/well-behaved                        ends all faults
     POST /loopback/advance         {"blocks": 10}      makes blocks, even on a halted chain
@@ -71,6 +72,11 @@ class Control:
         try:
             if request.command == "GET" and name == "state":
                 answer = self.state()
+            elif request.command == "GET" and name == "traffic":
+                answer = {
+                    "lcds": [listener.traffic for listener in self.lcd_listeners],
+                    "providers": [listener.traffic for listener in self.provider_listeners],
+                }
             elif request.command == "POST" and name in self._orders:
                 self._orders[name](request.read_json() if request.body.known_bytes else {})
                 answer = {"height": self._chain.world.height}
@@ -237,10 +243,6 @@ class Control:
                 }
                 for provider in self._providers
             ],
-            "traffic": {
-                "lcds": [listener.traffic for listener in self.lcd_listeners],
-                "providers": [listener.traffic for listener in self.provider_listeners],
-            },
             "uploads_by_root": {
                 name.removeprefix("root "): count
                 for name, count in counters.items()

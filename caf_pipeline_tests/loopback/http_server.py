@@ -252,7 +252,7 @@ class Server(ThreadingHTTPServer):
 class Listener:
     """A server that can close its port and open it again.
 
-    `traffic` counts the connections and requests of all times.
+    `traffic` counts the connections and requests since the process began.
     """
 
     def __init__(self, port: int, application: Callable[[Request], None]) -> None:

@@ -222,6 +222,12 @@ class LoopbackNetwork:
         state: dict[str, Any] = self._control.get("/loopback/state").json()
         return state
 
+    def traffic(self) -> dict[str, list[dict[str, int]]]:
+        """Return the numbers of connections and requests of each LCD and provider."""
+        assert self._control, "the network does not run"
+        traffic: dict[str, list[dict[str, int]]] = self._control.get("/loopback/traffic").json()
+        return traffic
+
     def wait_for(
         self, condition: Callable[[dict[str, Any]], Any], seconds: float = START_SECONDS
     ) -> dict[str, Any]:

@@ -63,8 +63,7 @@ def test_an_object_is_exactly_one_request_and_many_are_fewer(archive, network):
 
 
 def traffic(network, kind):
-    counted = network.state()["traffic"][kind]
-    return sum(map(Counter, counted), Counter())
+    return sum(map(Counter, network.traffic()[kind]), Counter())
 
 
 def test_one_get_makes_five_sequential_round_trips(caf, network):
