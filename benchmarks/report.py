@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.bounds import BOUNDS
 from benchmarks.cases import CASES, ROUND_TRIPS
 
 HISTORY = Path("benchmarks/history.jsonl")
@@ -76,12 +77,12 @@ def _tables(lines: Sequence[dict[str, Any]]) -> str:
             f"{', '.join(peaks)} |"
         )
     rows += _network_table({line["case"]: line for line in lines})
-    rows += ["", "| case | what caf does | against |", "|---|---|---|"]
+    rows += ["", "| case | what caf does | against | what bounds caf |", "|---|---|---|---|"]
     for case in (CASES[line["case"]] for line in lines):
         base = CASES.get(case.base, case)
         if case is base or (case.work != base.work and case.round_trip_ms == ROUND_TRIPS[0]):
             name = case.name if case is base else f"{base.name} with latency"
-            rows.append(f"| {name} | {case.work} | {case.against} |")
+            rows.append(f"| {name} | {case.work} | {case.against} | {BOUNDS[name]} |")
     days = sorted(line["at"][:10] for line in lines)
     return "\n".join([*rows, "", f"Measured from {days[0]} to {days[-1]}."])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report, scaling
+from benchmarks.bounds import BOUNDS
 from benchmarks.cases import CASES, ROUND_TRIPS
 from benchmarks.pairs import Command, Comparison, Usage, compare
 
@@ -65,6 +66,15 @@ def test_case_prints_its_ratio_as_json(results, case):
         ("packing", "journal", "report", "listing", "restore", "read-", "whole", "run", "get")
     )
     assert (result.get("server") in {"versitygw", "moto"}) == served
+
+
+def test_the_page_names_the_bound_of_each_case():
+    other_work = {
+        f"{case.base} with latency"
+        for case in CASES.values()
+        if case.base in CASES and case.work != CASES[case.base].work
+    }
+    assert set(BOUNDS) == {name for name, case in CASES.items() if not case.base} | other_work
 
 
 @pytest.mark.thorough

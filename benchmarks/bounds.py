@@ -1,0 +1,51 @@
+"""What bounds the time of caf's command in each case, by the case's name without latency.
+
+Each line follows from a profile, or from the CPU seconds per second of the newest measurement.
+"""
+
+from typing import Final
+
+BOUNDS: Final = {
+    "writer-small": "Python, on one core: opening and closing 100,000 files",
+    "writer-large": "the kernel's writes of a MiB, and hashing each byte twice",
+    "reader-open": "checking 1,000,000 index entries, on one core",
+    "reader-extract": "the kernel: creating 20,000 files",
+    "convert": "the disk",
+    "merkle-3": "hashing, on both cores",
+    "merkle-0": "hashing, on both cores",
+    "packing-small": "Python's lock, on one core",
+    "packing-small with latency": "Python's lock, on one core, as without latency",
+    "packing-mix": "hashing, the kernel and the S3 server, which share two cores",
+    "packing-large": "hashing, the kernel and the S3 server, which share two cores",
+    "packing-encrypted": "encrypting and hashing, which share two cores with the S3 server",
+    "seal-file": "encrypting, on both cores, and the program's start",
+    "open-file": "decrypting, on both cores, and the program's start",
+    "whole-pipeline": "Python's lock while packing, and the servers on the same two cores",
+    "run-small": "starting Dagster, and its steps",
+    "upload": "the loopback provider, which hashes what it receives",
+    "upload-three": "the loopback providers, which hash what they receive",
+    "get-one": "loading Python's modules; with latency also five round trips in place of two",
+    "read-one": "one request: the provider, the network, and Python's HTTP client",
+    "read-encrypted": "one request, as read-one",
+    "restore-small": "creating files, and starting Python; with latency 20 requests in series of 8",
+    "read-large": "the loopback provider, which shares two cores with the reader",
+    "journal-small": "packing, as packing-small",
+    "journal-large": "packing, as packing-large",
+    "planning": "sorting and writing, on both cores",
+    "planning-again": "hashing both lists, on both cores",
+    "report-csv": "parsing and sorting in DuckDB, and the disk",
+    "report-orc": "decoding and sorting, on both cores",
+    "report-parquet": "decoding and sorting, on both cores",
+    "listing": "the S3 server and the client's parsing, which share two cores",
+    "listing with latency": "the S3 server and the client's parsing, which share two cores",
+    "listing-serially": "the S3 server, which takes both cores for a page",
+    "claims": "Postgres, which writes the same rows and indexes",
+    "load-in-order": "Postgres, which writes the same rows and indexes",
+    "load-random": "Postgres: random places of the indexes",
+    "look-up-singly-warm": "Postgres: a plan over five tables, in place of one",
+    "look-up-singly-cold": "Postgres: reading five tables' pages from the disk",
+    "look-up-batched-warm": "Postgres: a plan over five tables, in place of one",
+    "look-up-batched-cold": "Postgres: reading the tables' pages from the disk",
+    "list-keys": "Postgres, which also joins the current versions",
+    "list-folders": "Postgres: one index look-up for each folder",
+}
