@@ -13,7 +13,7 @@
 #   make reliability    try every fault, and write docs/explanation/reliability.md
 #   make soak           the same, with more than 1,000 kills
 #   make bench          measure against peers, and write docs/reference/benchmarks.md (CASE=NAME: one case)
-#   make bench-quick    the same in five minutes; keeps nothing
+#   make bench-quick    the same at a tenth of the size; keeps nothing
 #   make bench-scaling  measure costs at three sizes, and 100 workers on one ledger (CASE=NAME)
 #   make docs           write the generated pages
 #   make site           build the documentation as a site, by zensical, in .caf/site

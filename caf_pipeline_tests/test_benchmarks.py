@@ -191,7 +191,23 @@ def test_outputs_are_removed_before_the_next_run(tmp_path):
     )
 
 
-def test_page_shows_the_newest_result_and_its_goal(tmp_path, monkeypatch):
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Return a function that writes the page and the plot of a history's lines."""
+    history, page, plot = tmp_path / "history", tmp_path / "page", tmp_path / "plot"
+    monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "PLOT", plot)
+
+    def write(lines):
+        history.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+        report.write(history)
+        return page.read_text(), plot.read_text()
+
+    return write
+
+
+def test_page_shows_the_newest_result_and_its_goal(written):
     usage = [Usage(seconds, seconds, 1 << 20, ["true"]) for seconds in (1.0, 2.0, 4.0)]
     summary = Comparison(usage, usage[::-1]).summary()
     assert (summary["ratio"], summary["lowest"], summary["highest"]) == (1.0, 0.25, 4.0)
@@ -211,22 +227,16 @@ def test_page_shows_the_newest_result_and_its_goal(tmp_path, monkeypatch):
         }
         for ratio in (3.0, 0.9)
     ] + [{"case": "upload", **summary, "ratio": 1.2, "goals": {"ratio": 1.1}, **about}]
-    history, page, plot = tmp_path / "history", tmp_path / "page", tmp_path / "plot"
-    history.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    monkeypatch.setattr(report, "PAGE", page)
-    monkeypatch.setattr(report, "PLOT", plot)
-    report.write(history)
-    text = page.read_text()
+    text, plot = written(lines)
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
     assert re.search(r"\| writer-small \| .*\*\*0\.90\*\* .*\| 1\.0, CPU 3\.0: reached \|", text)
     assert re.search(r"\| upload \| .*\*\*1\.20\*\* .*\| 1\.1: not reached \|", text)
-    assert plot.read_text().count("<rect") == 3
+    assert plot.count("<rect") == 3
 
 
-def test_page_compares_latencies_side_by_side(tmp_path, monkeypatch):
+def test_page_compares_latencies_side_by_side(written):
     usage = [Usage(2.0, 1.0, 1 << 20, ["true"])]
     summary = Comparison(usage, usage).summary()
     about = {"scale": "full", "at": "2026-11-22T00:00:00+00:00", "commit": "a", "machine": "b"}
@@ -238,16 +248,10 @@ def test_page_compares_latencies_side_by_side(tmp_path, monkeypatch):
             ("get-one-100ms", 1.25, {}),
         )
     ]
-    history, page, plot = tmp_path / "history", tmp_path / "page", tmp_path / "plot"
-    history.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    page.write_text(f"{report.BEGIN}\n{report.END}\n")
-    monkeypatch.setattr(report, "PAGE", page)
-    monkeypatch.setattr(report, "PLOT", plot)
-    report.write(history)
-    text = page.read_text()
+    text, plot = written(lines)
     assert re.search(r"\| get-one \| .*0\.50.* \| .*0\.75.* \| .*1\.25.* \| .*1\.0: reached", text)
     assert text.count("get-one-") == 0
-    assert plot.read_text().count("<rect") == 4
+    assert plot.count("<rect") == 4
 
 
 def test_scaling_page_names_the_slowest_stage(tmp_path, monkeypatch):

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 REPEAT_SECONDS: Final = 0.05
+_INTERRUPTS: Final = {"KeyboardInterrupt", "DagsterExecutionInterruptedError"}
+"""By name, since loading Dagster would slow every command."""
+
 _received: list[int] = []
 
 
@@ -30,8 +33,7 @@ def repeat_dropped() -> None:
     report = sys.unraisablehook
 
     def repeat(dropped: "UnraisableHookArgs") -> None:
-        # Dagster's own interrupt is not an Exception, either.
-        if dropped.exc_value and not isinstance(dropped.exc_value, (Exception, SystemExit)):
+        if dropped.exc_type.__name__ in _INTERRUPTS:
             timer = threading.Timer(REPEAT_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
             timer.daemon = True
             timer.start()
