@@ -414,9 +414,9 @@ class Packer:
             sink.write(part.body)
             if sink.size_bytes < end_byte:
                 self._checkpoints.reached()
-            size_bytes = memoryview(part.body).nbytes
-            self._reported_bytes += size_bytes
-            self._progress(0, size_bytes)  # also pauses in the middle of a large object
+                size_bytes = memoryview(part.body).nbytes
+                self._reported_bytes += size_bytes
+                self._progress(0, size_bytes)  # also pauses in the middle of a large object
         if checks:
             row |= self._compared(planned, checks, mark, sink)._asdict()
         if sink.size_bytes != end_byte:
