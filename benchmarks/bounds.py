@@ -23,7 +23,7 @@ BOUNDS: Final = {
     "seal-file": "encrypting, on both cores, and the program's start",
     "open-file": "decrypting, on both cores, and the program's start",
     "whole-pipeline": "Python's lock while packing, and the servers on the same two cores",
-    "run-small": "packing, and starting; with latency also 70 requests to the chain in turn",
+    "run-small": "packing and start-up; with latency also 70 requests to the chain in turn",
     "upload": "the loopback provider, which hashes what it receives",
     "upload-three": "the providers and the proxy, on two cores; the rest is not profiled",
     "get-one": "loading Python's modules; with latency also five round trips in place of two",
