@@ -65,7 +65,7 @@ def broken_off(folder, source, after, **changes):
 # --- the same bytes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", range(1, 30, 3))
+@pytest.mark.parametrize("after", range(1, 21, 2))
 def test_a_resumed_chunk_is_that_of_an_undisturbed_packing(tmp_path, after):
     first, packed = undisturbed(tmp_path / "whole", a_source())
     second = broken_off(tmp_path / "broken", a_source(), after)
@@ -128,7 +128,7 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
         return made
 
     first, _ = undisturbed(tmp_path / "whole", source())
-    second = broken_off(tmp_path / "broken", source(), 20)
+    second = broken_off(tmp_path / "broken", source(), 10)
     assert second.run().skipped_count == 2
     assert second.part.read_bytes() == first.part.read_bytes()
 
@@ -138,9 +138,9 @@ def test_chunk_of_several_row_groups_survives_kill_in_each(tmp_path):
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
     first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
     second = broken_off(
-        tmp_path / "broken", SteadySource(chance), 3000, pace=CheckpointPace(due_outcomes=500)
+        tmp_path / "broken", SteadySource(chance), 1500, pace=CheckpointPace(due_outcomes=500)
     )
-    for after in (5000, 8000):
+    for after in (2500, 4000):
         with pytest.raises(Broken):
             second.run(break_after=after)
     second.run()
