@@ -56,6 +56,7 @@ class _Unit:
     """A range of an object. `weight` counts in the window.
 
     A unit has a GET that is under way or ended, a future of a thread, or both one after the other.
+    Failed GETs are retried in threads, and count as requests until then.
     """
 
     planned: PlannedObject
@@ -64,6 +65,7 @@ class _Unit:
     weight: int
     begun: PendingRead | None = None
     is_under_way: bool = False
+    is_retried: bool = False
     future: "Future[Fetched] | None" = None
 
     @property
@@ -186,18 +188,25 @@ class OrderedFetch:
         unit.future.add_done_callback(lambda _: self._ended.put(unit))
 
     def _end(self, unit: _Unit) -> None:
+        if unit.is_retried:
+            unit.is_retried = False
+            self._under_way -= 1
         if not unit.is_under_way:  # a thread ended
             return
         unit.is_under_way = False
+        if unit.begun:
+            failed, refused = unit.begun.has_failed(), unit.begun.was_refused()
+            now = time.monotonic()
+            self._limit.ended(now, None if failed else unit.size_bytes, refused=refused)
+            if failed:
+                # Otherwise a server that fails would receive GETs for the whole window.
+                unit.is_retried, unit.begun = True, None
+                self._submit(unit, self._read)
+                return
         self._under_way -= 1
         if not unit.begun:  # cancelled
             return
-        refused = unit.begun.was_refused()
-        self._limit.ended(time.monotonic(), unit.size_bytes, refused=refused)
-        if unit.begun.has_failed():
-            unit.begun = None
-            self._submit(unit, self._read)
-        elif SMALL_OBJECT_BYTES < unit.size_bytes == unit.planned.object.size_bytes:
+        if SMALL_OBJECT_BYTES < unit.size_bytes == unit.planned.object.size_bytes:
             self._submit(unit, self._take_part)
 
     def _result(self, unit: _Unit) -> Fetched:

@@ -43,7 +43,7 @@ LATENCY_BYTES: Final = 1 << 20
 class ConcurrencyLimit:
     """Doubles while throughput grows, then holds, and sometimes tries twice or half as many.
 
-    Throughput counts the requests that were not refused, weighted by size. Not thread-safe.
+    Throughput counts the requests with an answer, weighted by size. Not thread-safe.
 
     Attributes:
         requests: Requests that may be under way.
@@ -62,22 +62,25 @@ class ConcurrencyLimit:
         self._settling = self.requests
         self._measure_from(0.0)
 
-    def ended(self, now: float, size_bytes: int, *, refused: bool = False) -> None:
-        """Count a request that ended at `now`, a monotonic time in seconds."""
+    def ended(self, now: float, size_bytes: int | None, *, refused: bool = False) -> None:
+        """Count a request that ended at `now`, a monotonic time in seconds.
+
+        `size_bytes` is None if it failed, by a refusal or another fault.
+        """
         if self._settling:  # it began under another limit
             self._settling -= 1
             self._measure_from(now)
             return
         self._ended += 1
         self._refused += refused
-        self._work += 0 if refused else 1 + size_bytes / LATENCY_BYTES
+        self._work += 0 if size_bytes is None else 1 + size_bytes / LATENCY_BYTES
         seconds = now - self._since
         if self._ended < MIN_TURNS * self.requests or seconds < MIN_SECONDS:
             return
         before = self.requests
         if self._refused > MAX_REFUSED * self._ended:
             self._refuse()
-        else:
+        elif self._work:  # or nothing can be compared
             self._bad = 0
             self._judge(self._work / seconds)
         self._settling = 0 if self.requests == before else before

@@ -458,6 +458,23 @@ def test_failed_reads_are_retried_concurrently(tmp_path):
             assert part.body == source.bodies[planned.object.key.decode()]
 
 
+def test_a_failing_server_receives_no_more_reads_than_the_limit(tmp_path):
+    source = BeginningSource(bodies(200), broken=bodies(200))
+    read, unended, ended = source.read, [], []
+
+    def read_slowly(*wanted):
+        unended.append(len(source.begun) - len(ended))
+        time.sleep(0.001)  # lets the caller begin others
+        part = read(*wanted)
+        ended.append(part)
+        return part
+
+    source.read = read_slowly
+    packing = Packing(tmp_path, source, settings=SETTINGS.model_copy(update={"max_requests": 3}))
+    assert packing.packed.member_count == 200
+    assert max(unended) <= 3
+
+
 def test_a_slow_first_read_delays_no_other(tmp_path):
     source = BeginningSource(bodies(12))
     began, begin = threading.Event(), source.begin

@@ -21,12 +21,13 @@ KIB = 1 << 10
 class Server:
     """Answers after `latency` seconds, and at most `capacity` requests a second.
 
-    `refused` is the share of refusals among every 100 requests.
+    `refused` is the share of refusals among every 100 requests. If it `fails`, all others fail.
     """
 
     def __init__(self, maximum=256, latency=0.03, capacity=1600.0, refused=0):
         self.limit = ConcurrencyLimit(maximum)
         self.latency, self.capacity, self.refused = latency, capacity, refused
+        self.fails = False
         self.now = 100.0
         self.count = 0
         self.seen = []
@@ -42,9 +43,9 @@ class Server:
         while self.now < until:
             self.now += 1 / min(self.limit.requests / self.latency, self.capacity)
             self.count += 1
-            self.limit.ended(
-                self.now, 16 * KIB, refused=self.count * self.refused % 100 < self.refused
-            )
+            refused = self.count * self.refused % 100 < self.refused
+            failed = refused or self.fails
+            self.limit.ended(self.now, None if failed else 16 * KIB, refused=refused)
             self.seen.append(self.limit.requests)
         return self.limit.requests
 
@@ -102,6 +103,16 @@ def test_a_burst_of_refusals_is_survived():
     assert min(server.seen[-2000:]) == server.serve(2) == 256
 
 
+def test_fast_failures_raise_no_limit():
+    server = Server(latency=0.001, capacity=2000)
+    server.serve(10)
+    before = server.limit.requests
+    server.fails, server.capacity = True, 100_000
+    assert server.serve(20) == before
+    server.fails, server.capacity = False, 2000
+    assert statistics.mode(server.serve_all(10)) == START
+
+
 @given(
     maximum=st.integers(1, 256),
     ends=st.lists(
@@ -112,7 +123,7 @@ def test_the_limit_stays_between_minimum_and_maximum(maximum, ends):
     limit, now = ConcurrencyLimit(maximum), 0.0
     for seconds, size_bytes, refused in ends:
         now += seconds
-        limit.ended(now, size_bytes, refused=refused)
+        limit.ended(now, None if refused else size_bytes, refused=refused)
         assert min(MINIMUM, maximum) <= limit.requests <= maximum
 
 
@@ -121,5 +132,5 @@ def test_equal_times_give_equal_limits(ends):
     first, second = ConcurrencyLimit(256), ConcurrencyLimit(256)
     for limit, start in ((first, 0.0), (second, 1024.0)):
         for number, (_, refused) in enumerate(ends):
-            limit.ended(start + number / 128, 0, refused=refused)
+            limit.ended(start + number / 128, None if refused else 0, refused=refused)
     assert first.requests == second.requests
