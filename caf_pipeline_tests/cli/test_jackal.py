@@ -36,9 +36,10 @@ from caf_pipeline_tests.support.jackal_command_line import (
     with_wallet,
 )
 from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.roles import granted_roles
+from caf_pipeline_tests.support.ticks import silent_server
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -100,6 +101,17 @@ def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_
         ):
             done = reader(*command)
             assert done.status == 0, (command, done.err)
+
+
+def test_an_interrupted_read_does_not_wait_for_a_silent_chain(archived):
+    with silent_server() as chain:
+        reading = archived.start("get", "src", "key-00", CAF_JACKAL__LCD=json.dumps([chain.url]))
+        wait_for(lambda: len(chain.asked) >= 2, reading)  # the file, and the providers
+        asked = len(chain.asked)
+        reading.send_signal(signal.SIGINT)
+        _, errors = reading.communicate(timeout=PATIENCE_SECONDS)
+        assert (reading.returncode, b"Traceback" in errors) == (130, False)
+        assert len(chain.asked) == asked  # no retry
 
 
 # --- the wallet and its space

@@ -1,10 +1,10 @@
 """Reads stored bytes from providers, the fastest first, with failover."""
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
@@ -49,10 +49,8 @@ class Downloads:
         if cached and time.monotonic() - cached[0] < HOLDERS_SECONDS:
             return self._selection.to_read(cached[1])
         # A read needs the providers' addresses, too. Both are requested side by side, and `client`
-        # waits for the list.
-        listing = ThreadPoolExecutor(1)
-        listing.submit(self._selection.listed)
-        listing.shutdown(wait=False)
+        # waits for the list. An interrupted command does not wait for a silent chain.
+        threading.Thread(target=self._list_providers, daemon=True).start()
         try:
             file = self.chain.file(*key)
         except StoreUnreachable:
@@ -67,6 +65,10 @@ class Downloads:
                 if len(self._cached_holders) > MAX_CACHED:
                     self._cached_holders.popitem(last=False)
         return self._selection.to_read(holders)
+
+    def _list_providers(self) -> None:
+        with contextlib.suppress(Exception):  # `client` lists them again, and raises
+            self._selection.listed()
 
     def possible_holders(self, posting: PostRecord) -> Sequence[str]:
         """A provider may have the bytes before the chain lists it as a holder, or after a drop."""

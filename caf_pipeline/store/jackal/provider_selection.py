@@ -44,7 +44,8 @@ class ProviderSelection:
         self._allow_private_addresses = allow_private_addresses
         self._records = records
         self._chance = chance or random.Random()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the clients
+        self._listing = threading.Lock()  # `close` must not wait for a silent chain
         self._clients: dict[str, ProviderClient] = {}
         self._listed: dict[str, Provider] = {}
         self._active: Set[str] = frozenset()
@@ -78,7 +79,7 @@ class ProviderSelection:
 
     def listed(self, *, fresh: bool = False) -> Mapping[str, Provider]:
         """By address. Uses the last list while no node answers."""
-        with self._lock:
+        with self._listing:
             if self._listed and not fresh and time.monotonic() - self._listed_at < LIST_SECONDS:
                 return self._listed
             try:
