@@ -60,6 +60,7 @@ class RestoreBucket:
         self._dry_run = dry_run
         # Bodies that are read here may be large, and come from providers.
         self._few_at_once = threading.BoundedSemaphore(THREADS)
+        self._is_over = False
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         def restore_one(candidate: _Candidate) -> RestoredObject:
@@ -71,7 +72,11 @@ class RestoreBucket:
             except (NotRestored, StoreError, IntegrityError) as error:
                 return RestoredObject(location, RestoreOutcome.FAILED, error=error)
 
-        yield from side_by_side(self._candidates(listed), restore_one, WRITES, drains=True)
+        try:
+            yield from side_by_side(self._candidates(listed), restore_one, WRITES, drains=True)
+        finally:
+            # An interrupt must not be followed by the copies that wait for their turn.
+            self._is_over = True
 
     def _candidates(self, listed: Iterable[Location]) -> Iterator[_Candidate]:
         remaining = iter(listed)
@@ -148,6 +153,8 @@ class RestoreBucket:
                 row.key, candidate.read.body, row.sha256, headers, replace=replaces
             )
         with self._few_at_once:
+            if self._is_over:
+                raise NotRestored(f"{self._bucket.place(row.key)} was not written: interrupted")
             return self._copy(candidate.location, headers, replaces=replaces)
 
     def _copy(self, location: Location, headers: ObjectHeaders, *, replaces: bool) -> bool:

@@ -11,7 +11,7 @@ from caf_pipeline.retrieval.restore import RestoreOutcome
 from caf_pipeline.retrieval.restore_bucket import WRITES, RestoreBucket
 from caf_pipeline.retrieval.side_by_side import THREADS
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 
@@ -45,15 +45,25 @@ class MeetingTarget:
 
 
 @pytest.fixture
-def restored(tmp_path, ledger):
-    """Return a function that archives bodies, and restores them to a target."""
+def restoring(tmp_path, ledger):
+    """Return a function that archives bodies, and begins to restore them to a target."""
 
-    def run(bodies, target):
+    def begin(bodies, target):
         context = a_run_context(tmp_path, MemorySource(bodies), ledger, target="32MiB")
         archive_everything(context)
         lookup = context.ledger.lookup
         to_bucket = RestoreBucket(target, context.store, lookup, force=False, dry_run=False)
-        done = list(to_bucket.restore(list_objects(lookup, "src")))
+        return to_bucket.restore(list_objects(lookup, "src"))
+
+    return begin
+
+
+@pytest.fixture
+def restored(restoring):
+    """Return a function that archives bodies, and restores them to a target."""
+
+    def run(bodies, target):
+        done = list(restoring(bodies, target))
         assert {result.outcome for result in done} == {RestoreOutcome.RESTORED}
         assert target.bodies == bodies
 
@@ -70,3 +80,23 @@ def test_few_objects_are_read_while_they_are_written(restored):
     target = MeetingTarget(THREADS)
     restored(bodies, target)
     assert target.most == THREADS
+
+
+def test_an_interrupted_restore_begins_no_other_copy(restoring):
+    bodies = {f"{number:03}": os.urandom(SMALL_BYTES + 1) for number in range(3 * THREADS)}
+    target = MeetingTarget(THREADS + 1)
+    put = target.put
+
+    def put_first_at_once(key, *arguments, **options):
+        return key == "000" or put(key, *arguments, **options)
+
+    target.put = put_first_at_once
+    results = restoring(bodies, target)
+    assert next(results).outcome == RestoreOutcome.RESTORED
+    wait_for(lambda: target.current == THREADS)
+    results.close()
+    target.meeting.wait()
+    for thread in threading.enumerate():
+        if thread.name.startswith("reading"):
+            thread.join(PATIENCE_SECONDS)
+    assert len(target.bodies) == THREADS
