@@ -36,7 +36,7 @@ _ALGORITHMS: Final = frozenset(CHECKSUMS.values())
 _METADATA: Final = "x-amz-meta-"
 
 STALLED_SECONDS: Final = 20.0
-"""Seconds without the end of any GET. A part takes long on a slow line."""
+"""Seconds of waiting for a GET before it is reported. A part takes long on a slow line."""
 
 
 @dataclass(frozen=True)
