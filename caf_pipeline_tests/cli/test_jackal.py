@@ -107,11 +107,11 @@ def test_an_interrupted_read_does_not_wait_for_a_silent_chain(archived):
     with silent_server() as chain:
         reading = archived.start("get", "src", "key-00", CAF_JACKAL__LCD=json.dumps([chain.url]))
         wait_for(lambda: len(chain.asked) >= 2, reading)  # the file, and the providers
-        asked = len(chain.asked)
+        requests = len(chain.asked)
         reading.send_signal(signal.SIGINT)
         _, errors = reading.communicate(timeout=PATIENCE_SECONDS)
         assert (reading.returncode, b"Traceback" in errors) == (130, False)
-        assert len(chain.asked) == asked  # no retry
+        assert len(chain.asked) == requests  # no retry
 
 
 # --- the wallet and its space
