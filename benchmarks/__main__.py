@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, contextlib.ExitStack() as stack:
-        Path(folder).chmod(0o755)  # or root's ledgers would stay in /var/lib
+        Path(folder).chmod(0o755)  # else root's ledgers are in /var/lib, and stay there
         bench = Bench(Path(folder).resolve(), options.scale, stack)
         for name in options.cases or CASES:
             report.publish(measure(CASES[name], bench, options.pairs), keep=options.keep)

@@ -56,7 +56,7 @@ class _Unit:
     """A range of an object. `weight` counts in the window.
 
     A unit has a GET that is under way or ended, a future of a thread, or both one after the other.
-    Failed GETs are retried in threads, and count as requests until then.
+    It `is_under_way` until its GET ends, or the retry of a failed GET.
     """
 
     planned: PlannedObject
@@ -65,7 +65,6 @@ class _Unit:
     weight: int
     begun: PendingRead | None = None
     is_under_way: bool = False
-    is_retried: bool = False
     future: "Future[Fetched] | None" = None
 
     @property
@@ -188,30 +187,26 @@ class OrderedFetch:
         unit.future.add_done_callback(lambda _: self._ended.put(unit))
 
     def _end(self, unit: _Unit) -> None:
-        if unit.is_retried:
-            unit.is_retried = False
-            self._under_way -= 1
-        if not unit.is_under_way:  # a thread ended
+        if not unit.is_under_way:  # a thread that hashes ended
             return
-        unit.is_under_way = False
-        if unit.begun:
+        if unit.begun:  # or it was cancelled, or its retry ended
             failed, refused = unit.begun.has_failed(), unit.begun.was_refused()
             now = time.monotonic()
             self._limit.ended(now, None if failed else unit.size_bytes, refused=refused)
             if failed:
-                # Otherwise a server that fails would receive GETs for the whole window.
-                unit.is_retried, unit.begun = True, None
+                # It stays under way, or a failing server would receive GETs for the whole window.
+                unit.begun = None
                 self._submit(unit, self._read)
                 return
+        unit.is_under_way = False
         self._under_way -= 1
-        if not unit.begun:  # cancelled
-            return
-        if SMALL_OBJECT_BYTES < unit.size_bytes == unit.planned.object.size_bytes:
+        is_whole = unit.size_bytes == unit.planned.object.size_bytes
+        if unit.begun and is_whole and unit.size_bytes > SMALL_OBJECT_BYTES:
             self._submit(unit, self._take_part)
 
     def _result(self, unit: _Unit) -> Fetched:
         with unit.begun.waiting() if unit.is_under_way and unit.begun else nullcontext():
-            while unit.is_under_way:
+            while unit.is_under_way and unit.begun:
                 self._end_next()
         if not unit.future:
             if fetched := self._part_of(unit):

@@ -43,7 +43,7 @@ LATENCY_BYTES: Final = 1 << 20
 class ConcurrencyLimit:
     """Doubles while throughput grows, then holds, and sometimes tries twice or half as many.
 
-    Throughput counts the requests with an answer, weighted by size. Not thread-safe.
+    Throughput counts the requests that succeeded, weighted by size. Not thread-safe.
 
     Attributes:
         requests: Requests that may be under way.
@@ -65,7 +65,7 @@ class ConcurrencyLimit:
     def ended(self, now: float, size_bytes: int | None, *, refused: bool = False) -> None:
         """Count a request that ended at `now`, a monotonic time in seconds.
 
-        `size_bytes` is None if it failed, by a refusal or another fault.
+        `size_bytes` is None if the request failed, and `refused` if the server was too busy.
         """
         if self._settling:  # it began under another limit
             self._settling -= 1
@@ -80,7 +80,7 @@ class ConcurrencyLimit:
         before = self.requests
         if self._refused > MAX_REFUSED * self._ended:
             self._refuse()
-        elif self._work:  # or nothing can be compared
+        elif self._work:  # if all failed, nothing can be compared
             self._bad = 0
             self._judge(self._work / seconds)
         self._settling = 0 if self.requests == before else before

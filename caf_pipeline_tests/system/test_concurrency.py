@@ -21,7 +21,7 @@ KIB = 1 << 10
 class Server:
     """Answers after `latency` seconds, and at most `capacity` requests a second.
 
-    `refused` is the share of refusals among every 100 requests. If it `fails`, all others fail.
+    `refused` is the share of refusals among every 100 requests. If it `fails`, no request succeeds.
     """
 
     def __init__(self, maximum=256, latency=0.03, capacity=1600.0, refused=0):

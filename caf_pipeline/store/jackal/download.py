@@ -49,7 +49,7 @@ class Downloads:
         if cached and time.monotonic() - cached[0] < HOLDERS_SECONDS:
             return self._selection.to_read(cached[1])
         # A read needs the providers' addresses, too. Both are requested side by side, and `client`
-        # waits for the list. An interrupted command does not wait for a silent chain.
+        # waits for the list. A daemon, since an interrupted command must not wait for the chain.
         threading.Thread(target=self._list_providers, daemon=True).start()
         try:
             file = self.chain.file(*key)
