@@ -319,8 +319,8 @@ class ChunkStore(ChunkReader, Protocol):
         stored bytes of the other chunks that are being packed.
 
         Raises:
-            NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
-            UploadsRefused.
+            NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, SpendCapReached,
+            EmptyWallet, UploadsRefused.
             NoProvider: no provider would take the chunk now, so it must not be paid for.
             SettingsError: the store would not prove the chunk.
         """

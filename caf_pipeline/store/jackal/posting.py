@@ -253,6 +253,28 @@ class Poster:
                 if posting is not None:
                     return posting
 
+    def require_fee(self, log: TransactionLog) -> None:
+        """Raise SpendCapReached or EmptyWallet if one post more than requested cannot be paid."""
+        self._require_funds(self._fee(post_gas(len(log.waiting(self.account)) + 1)), log)
+
+    def _fee(self, gas: int) -> int:
+        return ceil(gas * Fraction(str(self._settings.gas_price)))
+
+    def _require_funds(self, cost: int, log: TransactionLog) -> None:
+        cap, spent = self._spend_cap(), log.spent(self.account)
+        if cap is not None and spent + cost > cap:
+            raise SpendCapReached(
+                f"{cost} ujkl more would make {spent + cost} ujkl; the limit is {cap} ujkl, and "
+                f"{spent} ujkl are spent",
+                hint="raise the limit with `caf limit` or jackal.spend_cap",
+            )
+        balance = self._chain.balance(self._address)
+        if balance < cost:
+            raise EmptyWallet(
+                f"{self._address} has {balance} ujkl, but {cost} ujkl are needed",
+                hint=f"send at least {cost - balance} ujkl to it",
+            )
+
     def find(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post once no pending transaction may post it. Signs nothing."""
         return self._post_of_other_wallet(chunk, log) or self._find_own(chunk, log)
@@ -363,15 +385,15 @@ class Poster:
         self, own: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts
     ) -> None:
         posts = self._batch(own, [] if attempts.alone else log.waiting(self.account))
-        gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
+        gas = post_gas(len(posts)) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
         self._wait_while_paused(lease.check)
         try:
             transaction = self._signed(messages, log, attempts, gas=gas, purpose="post")
-        except StoredAlready:
+        except (StoredAlready, SpendCapReached, EmptyWallet):
             if len(posts) == 1:
                 raise
-            attempts.alone = True  # it may be the archive of another chunk
+            attempts.alone = True  # the reason may be another chunk's archive, or its fee
             return
         try:
             log.commit(lease, transaction, [post.chunk for post in posts])
@@ -433,21 +455,9 @@ class Poster:
                 f"{SIGNINGS} transactions of {self._address} in a row had no effect",
                 hint="another program may use the same wallet: stop it, or give it another wallet",
             )
-        fee = ceil(gas * Fraction(str(self._settings.gas_price)))
+        fee = self._fee(gas)
         cost = fee + price
-        cap, spent = self._spend_cap(), log.spent(self.account)
-        if cap is not None and spent + cost > cap:
-            raise SpendCapReached(
-                f"{cost} ujkl more would make {spent + cost} ujkl; the limit is {cap} ujkl, and "
-                f"{spent} ujkl are spent",
-                hint="raise the limit with `caf limit` or jackal.spend_cap",
-            )
-        balance = self._chain.balance(self._address)
-        if balance < cost:
-            raise EmptyWallet(
-                f"{self._address} has {balance} ujkl, but {cost} ujkl are needed",
-                hint=f"send at least {cost - balance} ujkl to it",
-            )
+        self._require_funds(cost, log)
         account = self._chain.account(self._address)
         notes = {
             decode("PostFile", message.value).note
@@ -649,6 +659,11 @@ class Poster:
 
     def _wait(self) -> None:
         time.sleep(max(LEAST_WAIT_SECONDS, min(MOST_WAIT_SECONDS, self._chain.block_seconds() / 4)))
+
+
+def post_gas(posts: int) -> int:
+    """Return the gas limit of a transaction with so many posts."""
+    return ceil((GAS_BASE + GAS_POST * posts) * GAS_MARGIN)
 
 
 def _purchase(result: TransactionOutcome, *, earlier: bool = False) -> Purchase:
