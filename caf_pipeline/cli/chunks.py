@@ -38,19 +38,23 @@ def unpark(chunk: ChunkArgument) -> None:
 def withdraw(chunk: ChunkArgument) -> None:
     r"""Give up a chunk that is not posted, or a damaged one.
 
-    The next plan includes its objects again if S3 still has them.
+    The next plan includes its objects again if S3 still has them. If a run wanted to post the
+    chunk, the command first asks the store whether it has the post.
 
     \b
     Exit status:
       0   Success.
       6   The chunk is posted and not damaged, its post is pending, or the database failed.
+      7   The store does not answer.
       10  A run works on the chunk.
       11  No such chunk.
     """
     settings = load_settings()
     with (
         opened_ledger(settings) as ledger,
-        opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context,
+        opened_run_context(
+            settings, ledger, ledger.chunks.get(chunk).source, register=False
+        ) as context,
     ):
         chunk_steps.withdraw(context, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")

@@ -23,9 +23,11 @@ from caf_pipeline.maintenance.remove_source import (
     no_writers,
     remove_leftovers,
 )
-from caf_pipeline.run_wiring import open_ledger
+from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
+from caf_pipeline.source.protocol import UnavailableSource
+from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted, show_size
 
 
@@ -39,6 +41,7 @@ def remove_command(
     Raises:
         SettingsError, NotLocated: there never was such a source in settings or ledger.
         IllegalMove: something of the source is or may be stored.
+        StoreUnreachable: a run wanted to post a chunk, and the store does not answer.
         HeldByOther: a run works on the source.
     """
     with closing(open_ledger(settings)) as ledger:
@@ -52,6 +55,8 @@ def remove_command(
                 _require_former_source(settings, ledger, source, leftovers, partitions)
             confirm([*_lines(source, removable, leftovers, len(partitions))])
             with ledger.leases.hold(plan_lease(source), this_process(run)) as lease:
+                if removable and removable.intended:
+                    _withdraw(settings, ledger, source, removable.intended, run)
                 # A run may have written files before the user confirmed.
                 leftovers = find_leftovers(settings, ledger, source)
                 with no_writers(leftovers):
@@ -83,6 +88,16 @@ def remove_command(
         )
     sys.stdout.flush()
     return 0
+
+
+def _withdraw(
+    settings: Settings, ledger: Ledger, source: str, chunks: Sequence[str], run: str
+) -> None:
+    objects = UnavailableSource("a removal does not read the bucket")
+    with closing(
+        open_run_context(settings, source, run=run, ledger=ledger, objects=objects, register=False)
+    ) as context:
+        chunk_steps.withdraw_all(context, chunks, reason="its source is removed")
 
 
 def _partitions(instance: DagsterInstance | None, source: str) -> Sequence[str]:

@@ -57,7 +57,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
-from caf_pipeline.steps import inventories, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
@@ -249,6 +249,13 @@ class _Command:
         self._released = False
 
     def run(self) -> Summary:
+        with self._run_context(register=False) as context:
+            if withdrawn := chunk_steps.correct_address(context):
+                self._say(
+                    f"{counted(len(withdrawn), 'chunk')} of another address withdrawn; nothing was "
+                    f"stored of it. The source is {context.address} now",
+                    style="yellow",
+                )
         with self._run_context() as context:
             context.store.require_here()
         with self._progress:
@@ -437,10 +444,15 @@ class _Command:
         )
 
     @contextmanager
-    def _run_context(self) -> Iterator[RunContext]:
+    def _run_context(self, *, register: bool = True) -> Iterator[RunContext]:
         objects = UnavailableSource("this command reads the bucket only in runs of Dagster")
         context = open_run_context(
-            self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects
+            self._settings,
+            self._source,
+            run="caf run",
+            ledger=self._ledger,
+            objects=objects,
+            register=register,
         )
         try:
             yield context

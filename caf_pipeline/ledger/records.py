@@ -221,6 +221,12 @@ class Chunk:
         return self.read_back_at is not None and (not self.encrypted or bool(self.opened_with))
 
     @property
+    def was_given_up(self) -> bool:
+        """Whether the chunk ended without a post, which would leave a retired copy."""
+        ended = self.state in (ChunkState.WITHDRAWN, ChunkState.EMPTY)
+        return ended and self.copy_state is None
+
+    @property
     def was_sealed(self) -> bool:
         """An empty or withdrawn chunk keeps its seal's counts."""
         return self.merkle_root is not None or self.tail_sha256 is not None
@@ -293,11 +299,15 @@ class KnownArchive:
 
 @dataclass(frozen=True, slots=True)
 class RemovableSource:
-    """A source that may be removed."""
+    """A source that may be removed.
+
+    `intended` are the chunks that a run wanted to post. They are withdrawn first.
+    """
 
     address: str
     plans: int
     chunks: int
+    intended: Sequence[str] = ()
 
 
 def chunk_lease(chunk: str) -> str:
