@@ -68,10 +68,11 @@ def _possible_archives(context: RunContext) -> Mapping[str | None, ArchiveFiles]
         for archive in context.ledger.sources.archives()
         if archive.source != context.source and archive.address != context.address
     }
+    log = context.ledger.transactions(context.holder)
     left_out = others | context.ledger.sources.ids_set_aside(context.source)
     return {
         archive: files
-        for archive, files in context.store.archives().items()
+        for archive, files in context.store.archives(log=log).items()
         if archive not in left_out
     }
 

@@ -156,7 +156,7 @@ class SeveralFolders:
     def _listed_post(self, posting):
         return PostedFile(posting, self.proof_type, self.headers.get(posting.merkle_root))
 
-    def archives(self, owner=None):
+    def archives(self, owner=None, *, log=None):
         times = defaultdict(list)
         for post in self.posts.values():
             times[self.noted[post.merkle_root]].append(datetime.fromtimestamp(post.start, UTC))

@@ -14,7 +14,7 @@ errors.go of Cosmos SDK 0.45.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -63,6 +63,7 @@ from caf_pipeline.store.protocol import (
     SignedTransaction,
     TransactionLog,
     WaitingPost,
+    refuse_unknown_archives,
     refuse_unknown_posts,
 )
 from caf_pipeline.system.quantities import counted
@@ -200,7 +201,8 @@ class Poster:
         Raises:
             NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached, SettingsError: nothing was
             signed.
-            StoredAlready: the ledger does not know a post of the archive; nothing was signed.
+            StoredAlready: the ledger does not know a post of the archive, or this is the archive's
+            first post and the account has an unknown archive; nothing was signed.
             TransactionRefused: no other error covers the code.
             StoreError: our post of this root has another size or too few copies.
         """
@@ -279,15 +281,35 @@ class Poster:
         """Return the chunk's post once no pending transaction may post it. Signs nothing."""
         return self._post_of_other_wallet(chunk, log) or self._find_own(chunk, log)
 
+    def sequence(self) -> int:
+        """Return the account's sequence."""
+        try:
+            return self._chain.account(self._address).sequence
+        except EmptyWallet:  # an account that never received anything has posted nothing
+            return 0
+
+    def list_archives(
+        self, log: TransactionLog, sequence: int
+    ) -> Mapping[str | None, Sequence[int]]:
+        """List the account's archives, and remember them. `sequence` was read before."""
+        starts = self._chain.archives_of(self._address)
+        log.record_archives(self.account, sequence, {*filter(None, starts)})
+        return starts
+
+    def _refuse_unknown_archives(self, archive_id: str, log: TransactionLog, sequence: int) -> None:
+        """Two ledgers that begin at once see nothing of each other when they plan."""
+        if log.has_post(archive_id):
+            return
+        if not log.explains(self.account, None, sequence):
+            self.list_archives(log, sequence)
+        refuse_unknown_archives(log.unknown_archives(self.account, archive_id))
+
     def unknown_posts(
         self, archive_id: str, log: TransactionLog, *, sequence: int | None = None
     ) -> Sequence[bytes]:
         """Read the chain's list only if the log does not explain the account's `sequence`."""
         if sequence is None:
-            try:
-                sequence = self._chain.account(self._address).sequence
-            except EmptyWallet:  # an account that never received anything has posted nothing
-                return []
+            sequence = self.sequence()
         if log.explains(self.account, archive_id, sequence):
             return []
         # Read after the sequence, the list has every post of the sequences used before.
@@ -466,6 +488,7 @@ class Poster:
         }
         for archive_id in sorted(filter(None, map(archive_of, notes))):
             refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
+            self._refuse_unknown_archives(archive_id, log, account.sequence)
         timeout_height = self._chain.height() + self._settings.timeout_blocks
         terms = TransactionTerms(
             self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee

@@ -4,7 +4,6 @@ Source: docs/explanation/jackal.md.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -23,7 +22,7 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.names import archive_of, header_of, is_ours
+from caf_pipeline.store.jackal.names import header_of
 from caf_pipeline.store.jackal.posting import Poster, post_gas
 from caf_pipeline.store.jackal.read import JackalReader, open_chain
 from caf_pipeline.store.jackal.upload import Uploads
@@ -215,12 +214,14 @@ class JackalStore(JackalReader):
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         return map(_posted, self.chain.files_of_owner(owner))
 
-    def archives(self, owner: str | None = None) -> Mapping[str | None, ArchiveFiles]:
+    def archives(
+        self, owner: str | None = None, *, log: TransactionLog | None = None
+    ) -> Mapping[str | None, ArchiveFiles]:
         """Times are estimated from heights, because nodes prune old blocks."""
-        starts = defaultdict[str | None, list[int]](list)
-        for file in self.chain.files_of_owner(owner or self.wallet.address):
-            if is_ours(file.note):
-                starts[archive_of(file.note)].append(file.start)
+        if log is not None and owner is None:
+            starts = self.poster.list_archives(log, self.poster.sequence())
+        else:
+            starts = self.chain.archives_of(owner or self.wallet.address)
         if not starts:
             return {}
         moment, height, seconds = self.chain.now(), self.chain.height(), self.chain.block_seconds()
