@@ -88,6 +88,9 @@ def status(
                 )
             balance = f"balance {row.balance:,} ujkl"
             typer.echo(f"{row.account}: {space}, {balance}, read {show_time(row.read_at)}")
+        foreign = ledger.progress.foreign_use()
+        if foreign and foreign.sentence and not json:
+            typer.echo(f"{foreign.sentence}: 'caf doctor' looks again")
         for name in [source] if source else names:
             registered = name in ledger.lookup.sources()
             account = ledger.chunks.account(name) if registered else None
@@ -99,6 +102,8 @@ def status(
                     "paused": paused or None,
                     "noticed_keys": noticed,
                     "messages_set_apart": apart,
+                    "foreign_transactions": foreign.transactions if foreign else 0,
+                    "unknown_archives": list(foreign.archives) if foreign else [],
                     "space": [
                         {
                             "account": row.account,

@@ -679,7 +679,7 @@ def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
         return _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
 
 
-def withdraw_all(context: RunContext, names: Collection[str], *, reason: str) -> None:
+def withdraw_all(context: RunContext, names: Collection[str], *, reason: str = "") -> None:
     """Withdraw chunks. Nothing is withdrawn if the store has a post of one, or does not answer."""
     for name in names:
         if context.ledger.chunks.get(name).copy_state is CopyState.POSTING:

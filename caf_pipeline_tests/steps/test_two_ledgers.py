@@ -13,6 +13,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.first_plan import accept_new_archive
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline_tests.support.crashes import mended
 from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
@@ -189,6 +190,26 @@ def test_homes_with_different_sources_do_not_stop_each_other(new_home):
             home.objects.bodies[f"new-{number}"] = os.urandom(5_000)
             assert len(run(home)) == 1
     assert posts_of(first) == {first.archive_id: 3, second.archive_id: 3}
+
+
+def test_another_ledger_is_a_condition_until_its_archive_is_set_aside(new_home):
+    first = new_home()
+    run(first)
+    assert first.ledger.progress.foreign_use().sentence == ""
+    second = new_home(MemorySource({"other": os.urandom(5_000)}))
+    accept_new_archive(second)
+    run(second)
+    first.objects.bodies["new"] = os.urandom(5_000)
+    run(first)
+    foreign = first.ledger.progress.foreign_use()
+    assert (foreign.transactions, foreign.archives) == (1, [])
+
+    account = first.store.poster.account
+    assert any(name == account and second.archive_id in done for _, name, done in mended(first))
+    foreign = first.ledger.progress.foreign_use()
+    assert (foreign.transactions, foreign.archives) == (0, [second.archive_id])
+    accept_new_archive(first)
+    assert first.ledger.progress.foreign_use().sentence == ""
 
 
 def test_a_wallet_of_one_ledger_is_read_once(new_home, network, wallet, monkeypatch):
