@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 
-from dagster import DagsterInstance
+from dagster import DagsterInstance, RunsFilter
 
+from caf_pipeline.automation.dead_runs import GOING_ON, process_lives
+from caf_pipeline.automation.instance_calls import get_runs
 from caf_pipeline.automation.launching import PAGE, failed_runs, runs_of
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
-from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
-from caf_pipeline.errors import NotLocated
+from caf_pipeline.defs.naming import PARKED_TAG, SOURCE_TAG, partitions_name
+from caf_pipeline.errors import HeldByOther, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
@@ -54,6 +56,8 @@ def remove_command(
             if removable is None:
                 _require_former_source(settings, ledger, source, leftovers, partitions)
             confirm([*_lines(source, removable, leftovers, len(partitions))])
+            if instance is not None:
+                _require_no_run(instance, source)
             with ledger.leases.hold(plan_lease(source), this_process(run)) as lease:
                 if removable and removable.intended:
                     _withdraw(settings, ledger, source, removable.intended, run)
@@ -88,6 +92,17 @@ def remove_command(
         )
     sys.stdout.flush()
     return 0
+
+
+def _require_no_run(instance: DagsterInstance, source: str) -> None:
+    # A run holds no lease between two steps. The next step needs the removed files.
+    for run in get_runs(instance, RunsFilter(tags={SOURCE_TAG: source}, statuses=GOING_ON)):
+        if process_lives(run):
+            raise HeldByOther(
+                f"run {run.run_id} works on source '{source}'",
+                holder=run.run_id,
+                hint="wait for that run, or end it first",
+            )
 
 
 def _withdraw(

@@ -43,6 +43,7 @@ from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
     CafError,
     ChunkTooLarge,
+    HeldByOther,
     NotLocated,
     SettingsError,
     StagingError,
@@ -287,7 +288,7 @@ class _Command:
         return self._summary
 
     def _plan(self) -> str:
-        # Returns the name of the inventory.
+        # Returns the name of the inventory; "" if another run's goes on.
         configs = {
             "s3_inventory": self._inventory,
             "chunk_plan": {"new_archive": self._new_archive},
@@ -297,8 +298,8 @@ class _Command:
         self._summary.planning = self._runs.holder(planned)
         if self._summary.planning:
             self._say(
-                f"run {self._summary.planning} is planning this source; going on with the chunks "
-                "that are already planned"
+                f"run {self._summary.planning} is listing or planning this source; going on with "
+                "the chunks that are already planned"
             )
         metadata = [
             event.step_materialization_data.materialization.metadata
@@ -314,7 +315,14 @@ class _Command:
         for warning in values(WARNING):
             self._say(warning, style="yellow")
         register_chunks(self._instance, self._ledger, self._source)
-        return values(SNAPSHOT)[0]
+        snapshots = values(SNAPSHOT)
+        if not snapshots and self._ledger.content.last_inventory(self._source) is None:
+            raise HeldByOther(
+                f"run {self._summary.planning} takes the first inventory of '{self._source}'",
+                holder=self._summary.planning,
+                hint="repeat the command when that run has ended",
+            )
+        return snapshots[0] if snapshots else ""
 
     def _archive_under_way(self) -> None:
         # Archives each chunk with work that this command has not tried yet.

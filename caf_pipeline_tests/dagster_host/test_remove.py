@@ -5,21 +5,24 @@ import shutil
 from functools import partial
 
 import pytest
+from dagster import DagsterRunStatus
 
+from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.automation.launching import failed_runs, runs_of
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.dagster_host import remove
 from caf_pipeline.dagster_host.remove import remove_command
-from caf_pipeline.defs.naming import partitions_name
+from caf_pipeline.defs.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsError, StagingError
+from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
-from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 
@@ -159,6 +162,62 @@ def test_a_source_that_is_being_listed_stays(packed, removing):
     with writing_into(packed.settings.home / "inventories" / SOURCE), pytest.raises(HeldByOther):
         removing()
     assert packed.ledger.lookup.sources() == [SOURCE]
+
+
+class Stopped(Exception):
+    """Ends an inventory."""
+
+
+@pytest.mark.parametrize("inventory", ["listing", "report"])
+def test_a_source_stays_during_its_inventory(packed, removing, monkeypatch, inventory):
+    context = packed.run_context()
+
+    def remove_now(*_):
+        with pytest.raises(HeldByOther):
+            removing()
+        raise Stopped
+
+    if inventory == "listing":
+        monkeypatch.setattr(inventories.ParallelListing, "run", remove_now)
+        take = inventories.take_inventory
+    else:
+        monkeypatch.setattr(type(context.objects), "open_report", remove_now)
+        take = inventories.take_report
+    with pytest.raises(Stopped):
+        take(context)
+    assert packed.ledger.lookup.sources() == [SOURCE]
+    assert context.inventories().exists()
+    assert removing() == 0
+
+
+def test_a_source_stays_between_two_steps_of_its_run(packed, removing):
+    run = start_run(packed, "caf_plan_my_source", DagsterRunStatus.STARTED, **{SOURCE_TAG: SOURCE})
+    packed.instance.add_run_tags(run, process_tags(this_process(run)))
+    with pytest.raises(HeldByOther, match=run):
+        removing()
+    assert packed.ledger.lookup.sources() == [SOURCE]
+    packed.instance.report_run_failed(packed.instance.get_run_by_id(run))
+    assert removing() == 0
+
+
+def test_an_inventory_registers_a_source_removed_before_it(packed, removing):
+    context = packed.run_context()
+    removing()
+    snapshot = inventories.take_inventory(context)
+    assert packed.ledger.lookup.sources() == [SOURCE]
+    assert snapshot.object_count == 25
+
+
+def test_a_preview_does_not_make_a_lost_source_removable(packed, removing, database):
+    with connected(database) as connection:  # as in a new database
+        connection.execute("TRUNCATE sources, leases CASCADE")
+    context = open_run_context(
+        packed.settings, SOURCE, run="run-1", ledger=packed.ledger, register=False
+    )
+    inventories.take_inventory(context, to_plan=False)
+    context.close()
+    with pytest.raises(NotLocated, match="lost ledger"):
+        removing()
 
 
 @pytest.mark.parametrize("name", ["other", "../plans", ".", "a/b", ""])
