@@ -95,8 +95,8 @@ class ChunkMoves(LedgerPart):
         Before a chunk whose copy is `posting` is withdrawn, the caller asks the store whether it
         has the post.
 
-        Raises IllegalMove also if the move would forget a live post or a post in another store, or
-        if a damaged chunk has no copy that was seen right.
+        Raises IllegalMove also if the move would forget a live post or a post in another store. A
+        damaged chunk without a copy that was seen right is not located.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:

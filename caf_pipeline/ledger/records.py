@@ -223,7 +223,7 @@ class Chunk:
 
     @property
     def was_given_up(self) -> bool:
-        """Whether the chunk ended without a post, which would leave a retired copy."""
+        """True if the chunk ended without a post, which would leave a retired copy."""
         ended = self.state in (ChunkState.WITHDRAWN, ChunkState.EMPTY)
         return ended and self.copy_state is None
 

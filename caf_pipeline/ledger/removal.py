@@ -172,7 +172,7 @@ def _require_removable(
     *,
     beside: ColumnElement[bool] | None = None,
 ) -> None:
-    """Also lock the source's chunks. Those that match `beside` do not count."""
+    """Also lock the source's chunks. Chunks that match `beside` do not count."""
     values = {"id": source_id}
     try:
         connection.execute(_LOCK_CHUNKS, values)

@@ -49,9 +49,9 @@ class Sources(LedgerPart):
     def register(self, name: str, address: str, *, lease: Lease | None = None) -> None:
         """Record the source. Its first registration makes a random archive id.
 
-        `address` is endpoint, bucket and prefix. `lease` is on the source's plan. While the source
-        has no chunks but withdrawn and empty ones that were never posted, another address replaces
-        the recorded one, and removes its inventories, skips and other rows.
+        `address` is endpoint, bucket and prefix. `lease` is on the source's plan. Another address
+        replaces the recorded one, and removes its inventories, skips and other rows. Withdrawn and
+        empty chunks that were never posted do not prevent this.
 
         Raises:
             LedgerError: the source has another address, and chunks.

@@ -482,7 +482,7 @@ class TransactionLog(LedgerPart):
     def unknown_archives(self, account: str, archive_id: str) -> Sequence[str]:
         """Return archives of the last whole list that no source has.
 
-        Those that were set aside for the source of `archive_id` are left out.
+        Archives that were set aside for the source of `archive_id` are left out.
         """
         rows = self._rows(query("unknown_archives"), account=account, archive=archive_id)
         return [unknown for (unknown,) in rows]

@@ -103,7 +103,7 @@ def take_inventory(
     and sorted. `resume` reuses an interrupted listing and its `taken_at`.
 
     `to_plan`: a plan of the snapshot ends the wait of noticed keys. The inventory holds the plan's
-    lease, so that nobody removes the source; it waits `patience_seconds` for another run's.
+    lease, which prevents a removal of the source. It waits `patience_seconds` for another run's.
 
     Raises HeldByOther: another run takes an inventory to plan, or plans.
     """

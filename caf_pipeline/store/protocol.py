@@ -368,8 +368,8 @@ class ChunkStore(ChunkReader, Protocol):
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
         """Announce the chunk. An existing post is reused at no cost.
 
-        Raises like `admit`, and StoredAlready if the ledger does not know a post of the archive, or
-        before the archive's first post if the store has an archive that the ledger does not know.
+        Raises like `admit`. Raises StoredAlready if the ledger does not know a post of the archive.
+        Before the archive's first post, an unknown archive in the store has the same effect.
         """
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:

@@ -192,7 +192,7 @@ def test_homes_with_different_sources_do_not_stop_each_other(new_home):
     assert posts_of(first) == {first.archive_id: 3, second.archive_id: 3}
 
 
-def test_another_ledger_is_a_condition_until_its_archive_is_set_aside(new_home):
+def test_another_ledger_is_a_condition_until_set_aside(new_home):
     first = new_home()
     run(first)
     assert first.ledger.progress.foreign_use().sentence == ""

@@ -176,7 +176,7 @@ def test_a_parked_intention_can_be_withdrawn(context):
 
 
 @pytest.mark.thorough
-def test_a_run_killed_between_request_and_commit_leaves_a_chunk_to_withdraw(
+def test_a_run_killed_after_its_request_leaves_a_withdrawable_chunk(
     context, network, wallet, database_url, tmp_path
 ):
     name = intended(context)
@@ -285,7 +285,7 @@ def archived_since_backup(context, name, folder):
     assert (state_of(context, name), len(posts(context))) == (ChunkState.POSTING, 1)
 
 
-def test_a_chunk_that_was_posted_since_the_backup_is_not_withdrawn(context, tmp_path):
+def test_a_chunk_posted_since_the_backup_is_not_withdrawn(context, tmp_path):
     name = requested(context)
     archived_since_backup(context, name, tmp_path)
     with pytest.raises(IllegalMove):
