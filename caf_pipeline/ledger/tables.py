@@ -806,7 +806,7 @@ OBJECT_PARTS: Final = Table(
         comment="whether the plan gave up the object; stored parts of it are never returned",
     ),
     CheckConstraint(
-        "part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte"
+        "part >= 1 AND part <= part_count AND start_byte >= 0 AND start_byte < end_byte"
         " AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = "
         "(end_byte = object_bytes)",
         name="within_the_object",
@@ -1489,7 +1489,7 @@ ORDERS: Final = Table(
     Column(
         "name",
         Text,
-        CheckConstraint("name IN ('paused', 'bandwidth', 'spend_cap')"),
+        CheckConstraint("name IN ('paused', 'unverified', 'bandwidth', 'spend_cap')"),
         primary_key=True,
         comment="what the operator ordered",
     ),
@@ -1498,11 +1498,14 @@ ORDERS: Final = Table(
         Text,
         CheckConstraint("value <> ''"),
         nullable=False,
-        comment="why everything is paused; bytes a second, 0: no limit; ujkl, -1: no cap",
+        comment="why everything is paused or not verified; bytes a second, 0: no limit; ujkl, -1: "
+        "no cap",
     ),
     Column(
         "ordered_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when it was ordered"
     ),
-    CheckConstraint("name = 'paused' OR value ~ '^(-1|[0-9]{1,18})$'", name="numbers"),
+    CheckConstraint(
+        "name IN ('paused', 'unverified') OR value ~ '^(-1|[0-9]{1,18})$'", name="numbers"
+    ),
     comment="Orders of the operator. Without an order the settings apply.",
 )
