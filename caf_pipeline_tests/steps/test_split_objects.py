@@ -421,8 +421,11 @@ def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
     first, other = parts_of(context)[:2]
     archive_chunk(context, first, until=step)
+    log = context.ledger.transactions(context.holder)
+    assert log.lost_posts(context.archive_id) == []
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
+    assert log.lost_posts(context.archive_id) == []
     archive_chunk(context, first)
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
     assert is_nowhere(context)

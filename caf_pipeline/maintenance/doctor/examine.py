@@ -69,6 +69,14 @@ _CONTINUES: Final[Mapping[ChunkState, str]] = {
 }
 
 
+_LOST: Final = (
+    "it was posted, but its objects are neither claimed nor archived, or the view of chunks shows "
+    "them so: nothing of the source is planned, packed or posted"
+)
+_RESTORE: Final = (
+    "restore a backup with 'caf backup --restore', or set an empty database and run 'caf rebuild'"
+)
+
 _Place = tuple[bytes | None, str | None, int | None]
 
 
@@ -216,10 +224,15 @@ def _is_settled(examination: Examination, transaction: SignedTransaction) -> boo
 
 
 def _rows(examination: Examination) -> Iterator[Finding]:
-    source = examination.context.source
+    context, source = examination.context, examination.context.source
     held = examination.leases_of_live_runs()
-    for rows in examination.context.ledger.stray_rows.by_chunk(source):
+    archive_id = context.ledger.sources.archive_id(source)
+    lost = context.ledger.transactions(context.holder).lost_posts(archive_id or "")
+    for rows in context.ledger.stray_rows.by_chunk(source):
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
+            continue
+        if rows.chunk in lost:
+            yield Finding(Kind.ROWS, rows.chunk, _LOST, _RESTORE, Actor.OPERATOR)
             continue
         stray = (
             (rows.locations if rows.state not in EVER_LOCATED else 0, "location"),
