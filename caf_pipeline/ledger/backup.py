@@ -159,7 +159,8 @@ INSERT INTO orders (name, value) VALUES ('paused', :'reason')
 """
 
 _MARK: Final = """
-INSERT INTO orders (name, value) VALUES ('unverified', 'the backup had no hash')
+INSERT INTO orders (name, value)
+    VALUES ('unverified', 'a backup without a hash was restored and not compared with the store')
     ON CONFLICT (name) DO NOTHING;
 """
 
@@ -252,8 +253,12 @@ class Programs:
 
 def names_of_ledger() -> Sequence[str]:
     """Return the tables, views, functions and indexes of the SQL files."""
-    created = {name for file in schema_files() for _, name in _CREATED.findall(file.text.decode())}
-    return sorted({*created, APPLIED})
+    return sorted({APPLIED, *(name for _, name in _created(schema_files()))})
+
+
+def _created(files: Sequence[SchemaFile]) -> Iterator[tuple[str, str]]:
+    for file in files:
+        yield from _CREATED.findall(file.text.decode())
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
@@ -328,7 +333,7 @@ def read_backup(programs: Programs, path: Path, *, unverified: bool = False) -> 
     with _opened(path, unverified=unverified) as dump:
         dump.copy(lambda piece: None)
     _files_of(programs, path)
-    return BackupContents({row["name"]: row["address"] for row in _rows(programs, path, "sources")})
+    return BackupContents(_pairs(programs, path, "sources", "name address"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +373,8 @@ def _opened(path: Path, *, unverified: bool) -> Iterator[_Dump]:
         if magic != _MAGIC:
             raise UsageError(
                 _no_backup(path),
-                hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote.",
+                hint="Give a file that 'caf backup' wrote, or one of 'pg_dump --format=custom' with "
+                "--unverified.",
             )
         if line is None and not unverified:
             raise UsageError(
@@ -397,7 +403,7 @@ def _no_backup(path: Path) -> str:
 
 def _files_of(programs: Programs, path: Path) -> Sequence[SchemaFile]:
     """Return the files of `sql/` that made the ledger. Raises UsageError for other files."""
-    applied = {row["name"]: row["sha256"] for row in _rows(programs, path, APPLIED)}
+    applied = _pairs(programs, path, APPLIED, "name sha256")
     if not applied:
         raise UsageError(_no_backup(path), hint="It has no ledger of version 0.5.0 or later.")
     files = schema_files()
@@ -409,7 +415,8 @@ def _files_of(programs: Programs, path: Path) -> Sequence[SchemaFile]:
     return files[: len(applied)]
 
 
-def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
+def _pairs(programs: Programs, path: Path, table: str, columns: str) -> dict[str, str]:
+    """Return two columns of a table's rows; none if the file lacks them."""
     with programs.started(
         "pg_restore",
         "--data-only",
@@ -419,16 +426,16 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout
-        script = process.stdout.read().decode()
+        script = process.stdout.read().decode(errors="replace")
     copy = re.search(
         r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script
     )
-    if copy is None:
-        return []
-    columns = copy["columns"].replace('"', "").split(", ")
-    return [
-        dict(zip(columns, line.split("\t"), strict=False)) for line in copy["rows"].splitlines()
-    ]
+    names = copy["columns"].replace('"', "").split(", ") if copy else []
+    if copy is None or not {*columns.split()} <= {*names}:
+        return {}
+    key, value = (names.index(name) for name in columns.split())
+    rows = (line.split("\t") for line in copy["rows"].splitlines())
+    return {row[key]: row[value] for row in rows if len(row) == len(names)}
 
 
 def restore(programs: Programs, path: Path, *, reason: str, unverified: bool = False) -> None:
@@ -444,7 +451,7 @@ def restore(programs: Programs, path: Path, *, reason: str, unverified: bool = F
             dump = stack.enter_context(_opened(path, unverified=unverified))
             files = _files_of(programs, path)
             entries = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
-            entries.write(_entries(programs, path, names))
+            entries.write(_entries(programs, path, names, files))
             entries.flush()
             options = ("--no-psqlrc", "--quiet", "--no-password", "--output=/dev/null")
             variables = (f"--set=names={{{','.join(names)}}}", f"--set=reason={reason}")
@@ -513,11 +520,15 @@ def _send(stream: IO[bytes], *texts: str) -> None:
         stream.flush()
 
 
-def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
+def _entries(
+    programs: Programs, path: Path, names: Sequence[str], files: Sequence[SchemaFile]
+) -> str:
+    """Return the ledger's entries. Raises UsageError if those of a table's rows are missing."""
     with programs.started("pg_restore", "--list", str(path), stdout=subprocess.PIPE) as process:
         assert process.stdout
-        listed = process.stdout.read().decode().splitlines()
+        listed = process.stdout.read().decode(errors="replace").splitlines()
     kept = []
+    without_rows = {APPLIED, *(name for kind, name in _created(files) if kind == "TABLE")}
     for line in listed:
         entry = _ENTRY.match(line)
         if entry is None or entry["what"] in _IGNORED:
@@ -529,4 +540,11 @@ def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
             is_ours = any(word in names for word in words)
         if is_ours:
             kept.append(line)
+        if entry["what"] == "TABLE DATA":
+            without_rows.discard(entry["tag"])
+    if without_rows:
+        raise UsageError(
+            f"{str(path)!r} lacks the rows of {', '.join(sorted(without_rows))}.",
+            hint="Restore another backup.",
+        )
     return "\n".join(kept) + "\n"

@@ -467,7 +467,7 @@ def rebuild(
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
-        archive_ids, others = _own_archives(
+        archive_ids, others = own_archives(
             context, owner, {} if sources is None else sources, whole
         )
         complete = True
@@ -499,7 +499,7 @@ def rebuild(
             context.ledger.rebuilds.end(context.source)
 
 
-def _own_archives(
+def own_archives(
     context: RunContext, owner: str, sources: dict[str, str], whole: bool
 ) -> tuple[Sequence[str], Sequence[FileFinding]]:
     """Return the source's archives in the store, the newest last, and findings for others."""

@@ -202,6 +202,16 @@ def test_a_backup_without_a_hash_is_restored_only_as_unverified(ledger, programs
     assert rows_of(ledger) == before
 
 
+def test_a_backup_without_the_rows_of_a_table_is_refused(ledger, programs, dump, tmp_path):
+    before, path = rows_of(ledger), tmp_path / "part.dump"
+    options = ("--format=custom", "--exclude-table-data=claims", f"--file={path}")
+    with programs.started("pg_dump", *options, connects=True):
+        pass
+    with pytest.raises(UsageError, match="claims"):
+        backup.restore(programs, path, reason="a test", unverified=True)
+    assert rows_of(ledger) == before
+
+
 def test_pg_restore_reads_a_backup(ledger, dump, empty_database_url):
     before = rows_of(ledger)
     command = [str(wheel_programs() / "pg_restore"), "--no-owner", "--exit-on-error"]

@@ -9,7 +9,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, StoredAlready
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.steps import chunk_steps, inventories, planning
-from caf_pipeline_tests.support.crashes import examined
+from caf_pipeline_tests.support.crashes import examined, mended
 from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
@@ -59,7 +59,7 @@ def transactions_of(database):
         return connection.execute("SELECT count(*) FROM transactions").scalar_one()
 
 
-def test_archived_objects_are_not_paid_again_if_a_view_is_damaged(context, database):
+def test_damaged_view_makes_no_plan_pay_again(context, database):
     (name,) = archive_everything(context)
     assert lost(context) == []
     with damaged_view(database, "verified"):
@@ -96,18 +96,35 @@ def test_a_move_that_a_view_shows_wrongly_is_not_made(context, database, word, b
     assert len(posts_of(context)) == 1
 
 
-@pytest.mark.parametrize("lost_rows", ["true", "file_path = 'key-1'"])
-def test_a_posted_chunk_without_claims_stops_its_source(context, database, lost_rows):
+@pytest.mark.parametrize("rows", ["true", "file_path = 'key-1'"])
+def test_a_posted_chunk_without_claims_stops_its_source(context, database, rows):
     (chunk,) = planning.cut_plan(context, inventories.take_inventory(context)).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.post_file)
-    run(context)
     with connected(database) as connection:
-        connection.execute(f"DELETE FROM claims WHERE {lost_rows}")
+        connection.execute(f"DELETE FROM claims WHERE {rows}")
     with pytest.raises(StoredAlready, match=chunk.name):
         run(context)
-    assert [finding.name for finding in examined(context) if finding.kind is Kind.ROWS] == [
-        chunk.name
-    ]
+    assert (Kind.ROWS, chunk.name, "claimed again") in mended(context)
+    run(context)
+    archive_chunk(context, chunk.name)
+    assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
+    assert len(posts_of(context)) == 1
+
+
+def test_a_lost_post_whose_objects_others_claim_needs_an_operator(context, database):
+    (chunk,) = planning.cut_plan(context, inventories.take_inventory(context)).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.post_file)
+    context.objects.bodies["later"] = os.urandom(5_000)
+    (other,) = planning.cut_plan(context, inventories.take_inventory(context)).chunks
+    with connected(database) as connection:
+        connection.execute(
+            "UPDATE claims SET caf_file_id = (SELECT max(caf_file_id) FROM caf_files)"
+        )
+    assert lost(context) == [chunk.name]
+    (finding,) = [finding for finding in examined(context) if finding.kind is Kind.ROWS]
+    assert finding.mend().actor is Actor.OPERATOR
+    assert lost(context) == [chunk.name]
+    assert other.name != chunk.name
 
 
 def test_nothing_is_signed_for_a_source_with_a_lost_post(context, database):

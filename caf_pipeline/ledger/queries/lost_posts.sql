@@ -3,9 +3,11 @@
 -- plans read, must agree with them. An object in parts has one claim for all parts; a paid part of an abandoned object goes on
 -- without one.
 SELECT caf_files.name
-FROM sources JOIN caf_files USING (source_id) LEFT JOIN chunk_copies AS copies USING (caf_file_id)
+FROM caf_files LEFT JOIN chunk_copies AS copies USING (caf_file_id)
     LEFT JOIN chunks AS shown USING (caf_file_id) LEFT JOIN object_parts AS part USING (caf_file_id)
-WHERE sources.archive_id = %(archive)s AND caf_files.state NOT IN ('withdrawn', 'abandoned')
+WHERE caf_files.source_id IN (SELECT source_id FROM sources WHERE archive_id = %(archive)s
+        UNION SELECT source_id FROM caf_files JOIN chunk_copies USING (caf_file_id) WHERE archive_id = %(archive)s)
+    AND caf_files.state NOT IN ('withdrawn', 'abandoned')
     AND NOT coalesce(caf_files.state = 'located' AND copies.state IN ('verified', 'damaged', 'expired')
         AND shown.state IN ('located', 'damaged', 'expired'), false)
     AND (copies.start IS NOT NULL

@@ -51,6 +51,7 @@ from caf_pipeline.maintenance.doctor.stray_files import (
     reservations,
     staged_files,
 )
+from caf_pipeline.maintenance.rebuild import FileKind, own_archives
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import temporary_folder
@@ -114,6 +115,7 @@ def examine(
             and finding.kind is not Kind.UNSEEN
         )
         yield finding
+    yield from _unknown_archives(examination)
     yield from _located_chunks(examination)
     yield from staged_files(examination)
     yield from reservations(examination)
@@ -231,8 +233,8 @@ def _rows(examination: Examination) -> Iterator[Finding]:
     for rows in context.ledger.stray_rows.by_chunk(source):
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
             continue
-        if rows.chunk in lost:
-            yield Finding(Kind.ROWS, rows.chunk, _LOST, _RESTORE, Actor.OPERATOR)
+        if rows.chunk is not None and rows.chunk in lost:
+            yield _lost_chunk(examination, rows, rows.chunk)
             continue
         stray = (
             (rows.locations if rows.state not in EVER_LOCATED else 0, "location"),
@@ -250,6 +252,19 @@ def _rows(examination: Examination) -> Iterator[Finding]:
             )
         if rows.chunk is not None and (mismatch := count_mismatch(rows)):
             yield Finding(Kind.ROWS, rows.chunk, *mismatch, Actor.OPERATOR)
+
+
+def _lost_chunk(examination: Examination, rows: ChunkRows, chunk: str) -> Finding:
+    if rows.state in MAY_BE_PENDING and rows.pending == rows.member_count:
+
+        def claim() -> MendResult:
+            with examination.lease(chunk_lease(chunk)):
+                if examination.context.ledger.stray_rows.claim_again(rows.caf_file_id):
+                    return MendResult("claimed again")
+            return MendResult(f"other chunks claim some of them; {_RESTORE}", Actor.OPERATOR)
+
+        return mendable(Kind.ROWS, chunk, _LOST, "claimed again", claim)
+    return Finding(Kind.ROWS, chunk, _LOST, _RESTORE, Actor.OPERATOR)
 
 
 def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
@@ -300,6 +315,28 @@ def _kept_locations(examination: Examination) -> Iterator[Finding]:
             "removed; the next plan exports it again",
             drop,
         )
+
+
+# --- archives of a ledger that was restored from a backup without a hash
+
+
+def _unknown_archives(examination: Examination) -> Iterator[Finding]:
+    """The ledger's own archive id may be wrong, too."""
+    context, source = examination.context, examination.context.source
+    if source not in context.settings.sources or not context.ledger.controls.unverified():
+        return
+    try:
+        archive_ids, others = own_archives(context, context.store.owner(), {}, whole=False)
+    except CafError as error:
+        yield not_checked(f"the archives that may belong to {source}", error)
+        return
+    for archive_id in set(archive_ids) - context.ledger.sources.archive_ids(source):
+        problem = f"its chunks name source '{source}', and the ledger does not have this archive"
+        remedy = f"'caf rebuild {source}' adds it"
+        yield Finding(Kind.FILE, archive_id, problem, remedy, Actor.OPERATOR)
+    for archive in others:
+        if archive.kind is FileKind.UNDECIDED:
+            yield Finding(Kind.FILE, source, archive.why, "check again later", Actor.OPERATOR)
 
 
 # --- located chunks
