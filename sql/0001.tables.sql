@@ -45,6 +45,7 @@ CREATE TABLE caf_files (
     member_bytes         bigint NOT NULL DEFAULT 0,
     skipped_count        bigint NOT NULL DEFAULT 0,
     released_count       bigint NOT NULL DEFAULT 0,
+    located_count        bigint NOT NULL DEFAULT 0,
     samples              jsonb NOT NULL DEFAULT '[]',
     tail_start           bigint,
     tail_sha256          bytea,

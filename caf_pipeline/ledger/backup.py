@@ -373,7 +373,7 @@ def _opened(path: Path, *, unverified: bool) -> Iterator[_Dump]:
         if magic != _MAGIC:
             raise UsageError(
                 _no_backup(path),
-                hint="Give a file that 'caf backup' wrote, or one of 'pg_dump --format=custom' with "
+                hint="Give a file of 'caf backup', or one of 'pg_dump --format=custom' with "
                 "--unverified.",
             )
         if line is None and not unverified:

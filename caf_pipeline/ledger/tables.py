@@ -335,6 +335,13 @@ CAF_FILES: Final = Table(
         comment="objects that packing neither took nor skipped; another plan may take them",
     ),
     Column(
+        "located_count",
+        BigInteger,
+        nullable=False,
+        server_default=ZERO,
+        comment="rows that the chunk got in file_locations; other chunks may have other members",
+    ),
+    Column(
         "samples",
         JSONB,
         nullable=False,

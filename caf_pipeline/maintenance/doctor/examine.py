@@ -270,13 +270,14 @@ def _lost_chunk(examination: Examination, rows: ChunkRows, chunk: str) -> Findin
 def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
     """Return what is wrong with a chunk's counts and what to do."""
     members, report = counted(rows.member_count, "member"), "report it, since no crash does this"
-    if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
-        if rows.restored and rows.locations < rows.member_count:
-            return None  # other chunks had the rest already
-        return (
-            f"{counted(rows.locations, 'location')} of {members}",
-            f"the next plan archives the objects without a location again; {report}",
-        )
+    if rows.state in IN_GOOD_STANDING and rows.locations != rows.located_count:
+        problem = f"{counted(rows.locations, 'location')} of {rows.located_count:,}"
+        if rows.locations > rows.located_count:
+            return problem, f"rows were altered in the ledger: {_RESTORE}"
+        again = "the next plan archives and pays for the objects without a location again"
+        if rows.adopted:
+            return problem, f"restore a backup: another program wrote this file; {again}"
+        return problem, f"'caf rebuild' restores the rows from the stored chunk; otherwise {again}"
     is_sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
     if is_sealed and rows.claims != rows.member_count:
         return f"{counted(rows.claims, 'claim')} of {members}", report
