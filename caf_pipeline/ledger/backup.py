@@ -347,14 +347,14 @@ class _Dump:
 
     def copy(self, write: Callable[[bytes], object]) -> None:
         """Pass all bytes to `write`. Raises IntegrityError after the last if they do not match."""
-        digest, left = hashlib.sha256(), self.size_bytes
+        digest, unread_bytes = hashlib.sha256(), self.size_bytes
         with _reading(self.path):
             self.file.seek(0)
-            while piece := self.file.read(min(_PIECE_BYTES, left)):
+            while piece := self.file.read(min(_PIECE_BYTES, unread_bytes)):
                 digest.update(piece)
                 write(piece)
-                left -= len(piece)
-        if left or self.sha256 not in (None, digest.hexdigest()):
+                unread_bytes -= len(piece)
+        if unread_bytes or self.sha256 not in (None, digest.hexdigest()):
             raise IntegrityError(
                 f"{str(self.path)!r} is damaged: its bytes do not match the SHA-256 at its end",
                 hint="nothing was restored; restore another backup",

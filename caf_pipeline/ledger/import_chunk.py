@@ -116,7 +116,7 @@ _UNKNOWN_POSTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RestoredRows:
-    """The number of restored locations, and of those that differ from the manifest, with a key."""
+    """Numbers of restored and of altered locations, and the key of an altered location, or ""."""
 
     restored: int
     altered: int

@@ -72,7 +72,7 @@ def move_row(
 ) -> Row[Any]:
     """Make a guarded move; return the chunk's ids and sizes after it. A seal inserts the copy.
 
-    Raises LedgerError if the view shows another state than the one that was written.
+    Raises LedgerError if the view shows another state than was written.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)

@@ -586,15 +586,15 @@ def _restore_rows(
             )
             opened = open_file(file, stored, context.opened.identities)
             head = read_head(opened.caf, opened.size_bytes)
-            found = read_chunk(opened, copies, head, of=context.source, spool=spool)
+            stored_chunk = read_chunk(opened, copies, head, of=context.source, spool=spool)
             _require_sealed_tail(chunk, opened)
-            found = replace(found, name=chunk.name)
-            finding = FileFinding(file, FileKind.INCOMPLETE, name=chunk.name, chunk=found)
+            stored_chunk = replace(stored_chunk, name=chunk.name)
+            finding = FileFinding(file, FileKind.INCOMPLETE, name=chunk.name, chunk=stored_chunk)
             if dry_run:
                 return RebuildOutcome(finding)
             with context.lease(chunk_lease(chunk.name)) as lease:
                 restored = context.ledger.rebuilds.restore_rows(
-                    lease, found, open_manifest(spool).locations
+                    lease, stored_chunk, open_manifest(spool).locations
                 )
         except (ClaimConflict, IllegalMove) as error:
             return RebuildOutcome(FileFinding(file, FileKind.CONFLICTING, str(error), chunk.name))
@@ -618,7 +618,9 @@ def _require_sealed_tail(chunk: Chunk, opened: OpenedFile) -> None:
     for begin in range(chunk.tail_start, opened.size_bytes, PIECE_BYTES):
         digest.update(opened.caf.read(begin, min(begin + PIECE_BYTES, opened.size_bytes)))
     if digest.digest() != chunk.tail_sha256:
-        raise IntegrityError("its manifest is not the one that was sealed: the copies are damaged")
+        raise IntegrityError(
+            "its manifest differs from the sealed manifest: the copies are damaged"
+        )
 
 
 # --- what is lost with a ledger

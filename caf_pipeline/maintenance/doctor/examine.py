@@ -271,7 +271,7 @@ def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
     """Return what is wrong with a chunk's counts and what to do."""
     members, report = counted(rows.member_count, "member"), "report it, since no crash does this"
     if rows.state in IN_GOOD_STANDING and rows.locations != rows.located_count:
-        problem = f"{counted(rows.locations, 'location')} of {rows.located_count:,}"
+        problem = f"{rows.locations:,} of {counted(rows.located_count, 'location')}"
         if rows.locations > rows.located_count:
             return problem, f"rows were altered in the ledger: {_RESTORE}"
         again = "the next plan archives and pays for the objects without a location again"
