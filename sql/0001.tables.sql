@@ -55,6 +55,7 @@ CREATE TABLE caf_files (
     located_at           timestamptz,
     restored_at          timestamptz,
     adopted_at           timestamptz,
+    unparked_at          timestamptz,
     header               bytea,
     nonce                bytea,
     recipients           text[],

@@ -385,6 +385,11 @@ CAF_FILES: Final = Table(
         comment="when another program's CAF file became this chunk; NULL: packed here",
     ),
     Column(
+        "unparked_at",
+        TIMESTAMPTZ,
+        comment="when the chunk was last unparked; failed runs that began before do not count",
+    ),
+    Column(
         "header", LargeBinary, comment="header of the encrypted file; NULL: stored in the clear"
     ),
     Column("nonce", LargeBinary, comment="nonce of the encrypted file; NULL: stored in the clear"),
