@@ -399,6 +399,7 @@ CREATE TABLE storage_plans (
     balance           bigint NOT NULL,
     space_bytes       bigint,
     used_bytes        bigint,
+    starts_at         timestamptz,
     ends_at           timestamptz,
     latest_end        timestamptz,
     latest_end_space  bigint

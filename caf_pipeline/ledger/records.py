@@ -667,7 +667,7 @@ class SourceProgress:
 class StoragePlanRow:
     """The last reading of an account's space and coins (ujkl). None: no plan.
 
-    `latest_end` is the latest since our last purchase.
+    `latest_end` is the latest since our last purchase; a `purchase_pending` may set an earlier one.
     """
 
     account: str
@@ -675,9 +675,11 @@ class StoragePlanRow:
     balance: int
     space_bytes: int | None
     used_bytes: int | None
+    starts_at: datetime | None
     ends_at: datetime | None
     latest_end: datetime | None
     latest_end_space: int | None
+    purchase_pending: bool
 
 
 @dataclass(frozen=True, slots=True)

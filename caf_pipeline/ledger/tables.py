@@ -1379,6 +1379,7 @@ STORAGE_PLANS: Final = Table(
     Column("balance", BigInteger, nullable=False, comment="coins of the account, in ujkl"),
     Column("space_bytes", BigInteger, comment="bytes of space, all copies counted; NULL: no plan"),
     Column("used_bytes", BigInteger, comment="bytes of it that are used; NULL: no plan"),
+    Column("starts_at", TIMESTAMPTZ, comment="when the plan was bought; NULL: no plan, or unknown"),
     Column("ends_at", TIMESTAMPTZ, comment="when the plan ends; NULL: no plan"),
     Column(
         "latest_end",
