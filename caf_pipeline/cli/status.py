@@ -20,7 +20,7 @@ from caf_pipeline.cli.terminal import (
 from caf_pipeline.inventory.objects import versions_as_json
 from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
 from caf_pipeline.settings import load_settings
-from caf_pipeline.store.jackal.storage_forecast import space_warning
+from caf_pipeline.store.jackal.storage_forecast import end_warning
 from caf_pipeline.system.quantities import show_age
 
 CHUNKS_SHOWN: Final = 50  # of a source, without --all
@@ -93,7 +93,7 @@ def status(
             balance = f"balance {row.balance:,} ujkl"
             read = f"read {show_time(row.read_at)}, {show_age(now - row.read_at)}"
             typer.echo(f"{row.account}: {space}, {balance}, {read}")
-            if warning := space_warning(row, now, settings.jackal.warn_days):
+            if warning := end_warning(row, now, settings.jackal.warn_days):
                 typer.echo(f"{row.account}: {warning}")
         if not plans and not json and settings.store.kind == "jackal":
             typer.echo("the bought space was never read: caf jackal wallet")
@@ -117,7 +117,7 @@ def status(
                             "latest_end": row.latest_end.isoformat() if row.latest_end else None,
                             "balance_ujkl": row.balance,
                             "read_at": row.read_at.isoformat(),
-                            "warning": space_warning(row, now, settings.jackal.warn_days) or None,
+                            "warning": end_warning(row, now, settings.jackal.warn_days) or None,
                         }
                         for row in plans
                     ],
