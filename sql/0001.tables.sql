@@ -55,6 +55,7 @@ CREATE TABLE caf_files (
     located_at           timestamptz,
     restored_at          timestamptz,
     adopted_at           timestamptz,
+    unparked_at          timestamptz,
     header               bytea,
     nonce                bytea,
     recipients           text[],
@@ -398,6 +399,7 @@ CREATE TABLE storage_plans (
     balance           bigint NOT NULL,
     space_bytes       bigint,
     used_bytes        bigint,
+    starts_at         timestamptz,
     ends_at           timestamptz,
     latest_end        timestamptz,
     latest_end_space  bigint

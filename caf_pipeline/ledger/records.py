@@ -169,6 +169,8 @@ class Chunk:
         read_back_at: when all stored bytes last came back, from a copy that has been right since.
         opened_with: recipient of the identity that opened all these bytes.
         unanswered_at: when a copy did not answer a check; None once all answered.
+        runs_count_from: when the chunk was planned or last unparked. Failures of runs that began
+            before do not count.
         tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
@@ -201,6 +203,7 @@ class Chunk:
     samples: Sequence[Sample]
     reason: str
     updated_at: datetime
+    runs_count_from: datetime
     located_at: datetime | None = None
     checked_at: datetime | None = None
     read_back_at: datetime | None = None
@@ -235,13 +238,14 @@ def posting_of(chunk: Chunk) -> PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that needs a run."""
+    """A chunk that needs a run; see `Chunk` for `runs_count_from`."""
 
     source: str
     address: str
     caf_file_id: int
     name: str
     state: ChunkState
+    runs_count_from: datetime
     size_bytes: int
     held: bool
 
@@ -663,7 +667,7 @@ class SourceProgress:
 class StoragePlanRow:
     """The last reading of an account's space and coins (ujkl). None: no plan.
 
-    `latest_end` is the latest since our last purchase.
+    `latest_end` is the latest since our last purchase; a `purchase_pending` may set an earlier one.
     """
 
     account: str
@@ -671,9 +675,11 @@ class StoragePlanRow:
     balance: int
     space_bytes: int | None
     used_bytes: int | None
+    starts_at: datetime | None
     ends_at: datetime | None
     latest_end: datetime | None
     latest_end_space: int | None
+    purchase_pending: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,6 +385,11 @@ CAF_FILES: Final = Table(
         comment="when another program's CAF file became this chunk; NULL: packed here",
     ),
     Column(
+        "unparked_at",
+        TIMESTAMPTZ,
+        comment="when the chunk was last unparked; failed runs that began before do not count",
+    ),
+    Column(
         "header", LargeBinary, comment="header of the encrypted file; NULL: stored in the clear"
     ),
     Column("nonce", LargeBinary, comment="nonce of the encrypted file; NULL: stored in the clear"),
@@ -1374,6 +1379,7 @@ STORAGE_PLANS: Final = Table(
     Column("balance", BigInteger, nullable=False, comment="coins of the account, in ujkl"),
     Column("space_bytes", BigInteger, comment="bytes of space, all copies counted; NULL: no plan"),
     Column("used_bytes", BigInteger, comment="bytes of it that are used; NULL: no plan"),
+    Column("starts_at", TIMESTAMPTZ, comment="when the plan was bought; NULL: no plan, or unknown"),
     Column("ends_at", TIMESTAMPTZ, comment="when the plan ends; NULL: no plan"),
     Column(
         "latest_end",

@@ -43,6 +43,7 @@ CHUNKS: Final = Table(
         "store merkle_root proof_type owner start posted_at verified_at checked_at look_again_at "
         "suspected_at unanswered_at",
     ),
+    Column("runs_count_from", CAF_FILES.c.unparked_at.type),
 )
 LAST_WHOLE_INVENTORIES: Final = Table(
     "last_whole_inventories", VIEWS, *_columns(INVENTORIES, "source_id taken_at")
