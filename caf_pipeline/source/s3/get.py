@@ -83,7 +83,7 @@ class S3ObjectReader:
         return self.checked(obj, start_byte, end_byte, answer)
 
     def _read_by_boto3(self, obj: S3Object, start_byte: int, end_byte: int) -> GetAnswer:
-        more = {}
+        more: dict[str, Any] = {}
         if not _is_whole(obj, start_byte, end_byte):
             more["Range"] = _range(start_byte, end_byte)
         elif self._algorithms(obj):
