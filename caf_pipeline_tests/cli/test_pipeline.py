@@ -172,7 +172,7 @@ def test_the_status_counts_filtered_objects_and_older_versions(caf, s3_server, n
 @pytest.mark.parametrize(
     ("error", "status"), [(RuntimeError("broken"), 1), (OSError(errno.ENOSPC, "full"), 8)]
 )
-def test_the_json_status_of_a_foreign_error_is_the_exit_status(filled, monkeypatch, error, status):
+def test_a_foreign_error_has_its_exit_status_in_json(filled, monkeypatch, error, status):
     def fail(_):
         raise error
 
