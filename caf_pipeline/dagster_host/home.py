@@ -9,6 +9,7 @@ from typing import Final
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
 from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.system.secret_files import make_private
 
 INSTANCE_FILE: Final = "dagster.yaml"
 WORKSPACE_FILE: Final = "workspace.yaml"
@@ -39,7 +40,7 @@ def prepare_dagster_home(settings: Settings) -> Path:
         os.environ[HOME_VARIABLE] = str(folder)
         return folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         for name in (INSTANCE_FILE, WORKSPACE_FILE):
             link = folder / name
             target = next((path / name for path in _FOLDERS if (path / name).is_file()), None)

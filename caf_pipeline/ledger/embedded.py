@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.system.child_environment import child_environment
+from caf_pipeline.system.secret_files import OTHERS, make_private
 
 if TYPE_CHECKING:
     import psutil
@@ -87,7 +88,7 @@ class EmbeddedServer:
                 f"an embedded Postgres cannot run in {str(folder)!r}",
                 hint="choose a `home` without quotes, $ and \\",
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self._find_data()
         self._users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._pid = os.getpid()
@@ -226,6 +227,8 @@ class EmbeddedServer:
                 shutil.rmtree(kept, ignore_errors=True)
             fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
+        if self._account and not _first_closed(self.folder.parents[1], self._account):
+            self._open_passage()
         if self._account and _first_closed(self.folder, self._account):
             self._require_passage(place := _place())
             kept = place / f"ledger-{secrets.token_hex(8)}"
@@ -240,6 +243,14 @@ class EmbeddedServer:
         self._run("initdb", "-D", str(made), "-U", SUPERUSER, *options)
         fresh.rename(self.folder / "data")
         self._find_data()
+
+    def _open_passage(self) -> None:
+        """Let others pass through `home` to the data folder, if nothing else in it is open."""
+        _add_passage(self.folder)
+        home = self.folder.parent
+        others = (entry for entry in home.iterdir() if entry != self.folder)
+        if not any(entry.lstat().st_mode & OTHERS for entry in others if not entry.is_symlink()):
+            _add_passage(home)
 
     # --- root's ledgers under _PLACE ---
 
@@ -547,6 +558,10 @@ def _place() -> Path:
             hint="remove it, or give it to root with mode 755",
         )
     return place
+
+
+def _add_passage(folder: Path) -> None:
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IXGRP | stat.S_IXOTH)
 
 
 def _make_open(folder: Path) -> None:

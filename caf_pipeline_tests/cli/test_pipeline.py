@@ -169,6 +169,13 @@ def test_the_status_counts_filtered_objects_and_older_versions(caf, s3_server, n
     assert (source["uncounted_objects"], source["versions"]) == (0, "all")
 
 
+def test_only_the_owner_enters_home_and_its_folders(archived):
+    home = archived.caf.folder / ".caf"
+    folders = [home, *(path for path in home.iterdir() if path.is_dir())]
+    assert {path.name for path in folders} >= {".caf", "dagster", "inventories", "plans", "staging"}
+    assert {path.name for path in folders if path.stat().st_mode & 0o077} == set()
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(RuntimeError("broken"), 1), (OSError(errno.ENOSPC, "full"), 8)]
 )
