@@ -30,12 +30,14 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Create the folder, link our configuration, and set DAGSTER_HOME.
+    """Create the folder, link our configuration, and set the variables of Dagster's processes.
 
     Leaves an operator's own file alone, and that of a team's project. Raises a SettingsError if the
     folder cannot be written.
     """
     folder = dagster_home(settings)
+    # gRPC's fork handlers crash a process that has threads of gRPC now and then.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if team_project(settings.folder):
         os.environ[HOME_VARIABLE] = str(folder)
         return folder

@@ -1,5 +1,6 @@
 """The embedded server: shared by processes, stopped by the last, and usable after a kill."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -431,6 +432,33 @@ def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
         os.killpg(process.pid, signal.SIGINT)
         process.wait()
         assert ask(other) == [(1,)]
+
+
+COUNTER = """
+import ctypes, os, subprocess, sys
+from pathlib import Path
+from caf_pipeline.ledger.embedded import EmbeddedServer
+prepared = []
+handler = ctypes.CFUNCTYPE(None)(lambda: prepared.append(1))
+assert ctypes.CDLL(None).__register_atfork(handler, None, None, None) == 0
+EmbeddedServer(Path(sys.argv[1])).close()
+print(len(prepared))
+subprocess.run(["/bin/true"], check=True, preexec_fn=lambda: None)
+print(len(prepared))
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="pthread_atfork of glibc"
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_no_fork_handler_runs_when_a_server_starts(folder, closed):
+    if closed:
+        folder.parents[1].chmod(0o700)
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNTER, folder], capture_output=True, text=True, check=True
+    )
+    assert counted.stdout.split() == ["0", "1"]
 
 
 @pytest.mark.thorough
