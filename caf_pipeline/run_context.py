@@ -16,6 +16,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore, Lease
+from caf_pipeline.system.secret_files import make_private
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
@@ -169,7 +170,7 @@ def address_of(settings: SourceSettings) -> str:
 
 def _folder(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private(path)
     except OSError as error:
         raise StagingError(
             f"the folder {path} cannot be created: {error.strerror}",

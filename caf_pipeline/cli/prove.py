@@ -43,6 +43,9 @@ def prove(
     show as suspicious come first, then those checked longest ago. The job caf_prove_SOURCE does the
     same every hour.
 
+    Checks up to four chunks side by side. A copy that lost a range takes two minutes. Lost or wrong
+    bytes are recorded at once, so that `caf repair` knows them even if you interrupt this command.
+
     \b
     damaged:     too few copies or wrong bytes; `caf repair` fixes it.
     unanswered:  some copies do not answer, the others are right; checked first next time.

@@ -47,6 +47,7 @@ from caf_pipeline.errors import (
     SettingsError,
     StagingError,
     UsageError,
+    exit_code_of,
     one_line,
 )
 from caf_pipeline.inventory.filters import FILTERS
@@ -83,7 +84,7 @@ def run_command(
     The last line on stdout is a JSON summary if `json`, even after an error.
     """
     done: list[Summary] = []
-    ended: dict[str, object] = {}
+    ended: dict[str, object] = {"exit_status": CafError.exit_code}
     try:
         run_source(
             source,
@@ -93,19 +94,19 @@ def run_command(
             workers=workers,
             done=done,
         )
+        ended = {"exit_status": exit_status(done)}
     except CafError as error:
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
     except KeyboardInterrupt:
         ended = {"exit_status": interrupted_status(), "error": "interrupted"}
         raise
+    except Exception as error:
+        ended = {"exit_status": exit_code_of(error), "error": f"{type(error).__name__}: {error}"}
+        raise
     finally:
         if json:
-            report = {
-                "exit_status": exit_status(done),
-                "sources": [summary.as_json() for summary in done],
-                **ended,
-            }
+            report = {**ended, "sources": [summary.as_json() for summary in done]}
             sys.stdout.write(dump_json(report) + "\n")
             sys.stdout.flush()
     return exit_status(done)

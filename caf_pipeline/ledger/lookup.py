@@ -239,8 +239,8 @@ class Lookup:
         """Return those that the source's objects need, by name."""
         statement = (
             "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, "
-            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes "
-            "FROM chunks JOIN caf_files USING (caf_file_id) "
+            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes, "
+            "recipients FROM chunks JOIN caf_files USING (caf_file_id) "
             "JOIN sources ON sources.source_id = chunks.source_id "
             "WHERE sources.name = %(source)s AND header IS NOT NULL "
             "AND chunk_state IN ('sealed', 'located', 'parked') ORDER BY chunks.name"
@@ -250,10 +250,11 @@ class Lookup:
         return [
             EncryptedChunk(
                 name,
-                ChunkHeader(header, nonce, caf_size_bytes),
+                ChunkHeader(header, nonce, caf_bytes),
                 PostRecord(root, owner, start, stored_bytes) if start is not None else None,
+                recipients or (),
             )
-            for name, header, nonce, caf_size_bytes, root, owner, start, stored_bytes in rows
+            for name, header, nonce, caf_bytes, root, owner, start, stored_bytes, recipients in rows
         ]
 
     def encrypted_chunk(self, source: str) -> str | None:

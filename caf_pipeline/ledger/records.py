@@ -131,11 +131,15 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedChunk:
-    """A sealed chunk with its header. `posting` is None before it is located."""
+    """A sealed chunk with its header.
+
+    `posting` is None before it is located. `recipients` are those of the seal; empty if unknown.
+    """
 
     name: str
     header: ChunkHeader
     posting: PostRecord | None
+    recipients: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from caf_pipeline.maintenance.scrub import (
     checks_of,
     is_small,
     located_or_damaged,
+    mark_damaged,
     unverified_copies,
 )
 from caf_pipeline.packing.packer import remove_staged
@@ -71,9 +72,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
                 )
             return _finish(context, lease, chunk, posting, findings, origin="none needed")
         if chunk.state is ChunkState.LOCATED:
-            context.ledger.moves.move(
-                lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings)
-            )
+            mark_damaged(context, lease, name, described(findings))
             chunk = context.ledger.chunks.get(name)
         # Before the upload: a wrong copy must be proven again, in new windows.
         context.ledger.replicas.record_checks(

@@ -449,6 +449,32 @@ def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger,
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_ended_look_leaves_its_faults_to_a_repair(archived, ledger, network, number):
+    files = {bytes.fromhex(file["merkle"]): file for file in network.state()["files"]}
+    for root in [chunk.merkle_root for chunk in ledger.chunks.list()]:
+        file = files[root]
+        first, *others = map(network.provider_addresses.index, file["providers"])
+        network.delete_blob(first, root)
+        for other in others:
+            network.lose_range(other, root, 0, file["size_bytes"])
+    looking = archived.start("prove", "src", "--limit", "1")
+    wait_for(lambda: ledger.chunks.list(states=[ChunkState.DAMAGED]), looking)
+    looking.send_signal(number)
+    looking.communicate(timeout=PATIENCE_SECONDS)
+    (damaged,) = ledger.chunks.list(states=[ChunkState.DAMAGED])
+    copies = ledger.replicas.list(damaged.name)
+    assert all(copy.listed for copy in copies)
+    assert any(copy.fault for copy in copies)
+    assert damaged.checked_at is None
+    for provider in range(len(network.providers)):
+        network.misbehave(provider=provider, closes_lost=True)  # the repair need not wait
+    repaired = archived("repair", "src")
+    assert "no chunk" not in repaired.err
+    assert damaged.name in repaired.out.decode() + repaired.err
+
+
+@pytest.mark.thorough
 def test_damage_is_found_reported_and_repaired(archived, ledger, network):
     first = ledger.chunks.list()[0]
     holder = ledger.replicas.list(first.name)[0].provider

@@ -27,6 +27,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
@@ -235,10 +236,13 @@ def test_an_identity_opens_every_chunk(tmp_path, source, ledger):
     worker = a_private_context(tmp_path, source, ledger)
     names = archive_everything(worker)
     assert checked(worker) == [KeyCheck(name) for name in names]
-    assert all(result.problem for result in checked(worker, age.new_identity()))
+    for result in checked(worker, age.new_identity()):
+        assert result.identity_problem
+        assert not result.header_problem
 
 
-def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
+@pytest.mark.parametrize("identity", [IDENTITY, age.new_identity()], ids=["right", "wrong"])
+def test_a_foreign_stored_header_is_told_from_a_wrong_identity(tmp_path, source, ledger, identity):
     worker = a_private_context(tmp_path, source, ledger)
     (name, *_) = archive_everything(worker)
     chunk = ledger.chunks.get(name)
@@ -247,9 +251,21 @@ def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
     assert len(forged) == len(header.header)
     path = worker.store._chunk_path(posting_of(chunk))
     path.write_bytes(forged + path.read_bytes()[len(forged) :])
-    problems = {result.chunk: result.problem for result in checked(worker)}
-    assert problems[name]
-    assert not any(problem for other, problem in problems.items() if other != name)
+    results = {result.chunk: result for result in checked(worker, identity)}
+    assert [result.chunk for result in results.values() if result.header_problem] == [name]
+    for result in results.values():
+        assert bool(result.identity_problem) == (identity is not IDENTITY)
+
+
+def test_a_foreign_header_in_the_ledger_is_told(tmp_path, source, ledger, database):
+    worker = a_private_context(tmp_path, source, ledger)
+    (name, *_) = archive_everything(worker)
+    forged = age.make_header([age.new_identity().recipient], os.urandom(16))
+    with connected(database) as connection:
+        connection.execute("UPDATE caf_files SET header = %s WHERE name = %s", (forged, name))
+    results = {result.chunk: result for result in checked(worker)}
+    assert results[name].header_problem
+    assert not any(result.identity_problem for result in results.values())
 
 
 def test_a_posted_chunk_is_checked_without_its_store(tmp_path, source, ledger):
