@@ -127,6 +127,13 @@ CREATE TABLE staging_reservations (
     size_bytes   bigint NOT NULL
 );
 
+-- With the worker key, a secret opens the journals of a private chunk. It is in no backup, and the
+-- seal deletes it, so that remains of a journal do not open a sealed chunk.
+CREATE TABLE packing_secrets (
+    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    secret       bytea NOT NULL CHECK (length(secret) = 32)
+);
+
 -- Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 -- statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
 

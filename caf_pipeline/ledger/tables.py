@@ -613,6 +613,27 @@ STAGING_RESERVATIONS: Final = Table(
     comment="Bytes of staging folders that are reserved for chunks.",
 )
 
+PACKING_SECRETS: Final = Table(
+    "packing_secrets",
+    METADATA,
+    Column(
+        "caf_file_id",
+        BigInteger,
+        ForeignKey("caf_files.caf_file_id"),
+        primary_key=True,
+        comment="private chunk that is being packed",
+    ),
+    Column(
+        "secret",
+        LargeBinary,
+        CheckConstraint("length(secret) = 32"),
+        nullable=False,
+        comment="random; opens the chunk's journals together with the worker key",
+    ),
+    comment="Secrets of the packings of private chunks. The seal deletes them, and no backup has "
+    "them, so that remains of a journal do not open a sealed chunk.",
+)
+
 # Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 # statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
 

@@ -177,7 +177,8 @@ def _files_to_encrypt_into(
     earlier: EarlierPacking | None = None
     why = ""
     if key := context.settings.worker_key:
-        cipher = EntryCipher(bytes.fromhex(key.get_secret_value()), name)
+        secret = context.ledger.staging.packing_secret(lease, name)
+        cipher = EntryCipher(bytes.fromhex(key.get_secret_value()), secret, name)
         others = [file for file in files if file.epoch != lease.epoch]
         earlier, why = find_earlier(others, packer.opening, cipher)
     elif any(file.kind in ("part", "packed") for file in files):
