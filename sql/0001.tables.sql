@@ -132,7 +132,7 @@ CREATE TABLE staging_reservations (
 CREATE TABLE packing_secrets (
     caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
     secret       bytea NOT NULL CHECK (length(secret) = 32)
-);
+) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0);  -- deleted rows have secrets
 
 -- Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 -- statement loads them under a lock on the chunk's row, and referenced rows are never deleted.

@@ -56,6 +56,16 @@ CREATE CONSTRAINT TRIGGER begins_with_its_copies AFTER INSERT ON caf_files DEFER
 CREATE CONSTRAINT TRIGGER is_of_its_chunk AFTER INSERT OR UPDATE OF caf_file_id, state OR DELETE ON chunk_copies
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION require_copies();
 
+-- Every move that ends a packing deletes its secret.
+CREATE FUNCTION forget_packing_secret() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM packing_secrets WHERE caf_file_id = NEW.caf_file_id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER ends_its_packing AFTER UPDATE OF state ON caf_files FOR EACH ROW
+    WHEN (OLD.state <> NEW.state AND NEW.state NOT IN ('planned', 'packing', 'parked'))
+    EXECUTE FUNCTION forget_packing_secret();
+
 -- Objects archived in parts: every part of one plan is located, in a chunk in good standing, and
 -- the parts cover the object without gaps. Only this view decides that such an object is located.
 -- `caf_file_id` is the first part's. LATERAL with LIMIT: one lookup a part, even without statistics

@@ -40,7 +40,7 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
-from caf_pipeline.ledger.moves import forget_secret, require_state, samples_as_json
+from caf_pipeline.ledger.moves import require_state, samples_as_json
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import RemoteChunk, Skip
@@ -297,7 +297,6 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
             f"chunk {chunk} cannot be replaced by a stored file: it was posted",
             hint=f"'caf unpark {chunk}'",
         )
-    forget_secret(connection, caf_file_id)
     forget_pending(connection, caf_file_id)
     forget_log_times(connection, caf_file_id)
     if not has_part(connection, caf_file_id):

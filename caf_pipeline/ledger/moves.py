@@ -28,7 +28,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocated
 from caf_pipeline.ledger.records import chunk_lease
-from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, PACKING_SECRETS
+from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES
 from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease, PostRecord, Sample
 
@@ -45,8 +45,6 @@ _LOCK: Final = (
     .where(CAF_FILES.c.name == bindparam("chunk"))
     .with_for_update(key_share=True)  # NO KEY UPDATE: others may insert rows that refer to it
 )
-
-_RESUMABLE: Final = (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.PARKED)
 
 
 def move_row(
@@ -81,14 +79,7 @@ def move_row(
         connection.execute(
             update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id).values(values)
         )
-    if after not in _RESUMABLE:
-        forget_secret(connection, caf_file_id)
     return chunk_row(connection, caf_file_id)
-
-
-def forget_secret(connection: Connection, caf_file_id: int) -> None:
-    """Delete the secret of a chunk's packing. Its journals cannot be opened afterwards."""
-    connection.execute(delete(PACKING_SECRETS).where(PACKING_SECRETS.c.caf_file_id == caf_file_id))
 
 
 def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:

@@ -207,8 +207,8 @@ def _files_to_encrypt_into(
         raise
 
     def replaced() -> None:
+        reserve(size_bytes)  # a run that lost its lease must not remove what another run reads
         remove_staged(*kept)
-        reserve(size_bytes)
 
     if earlier:
         earlier.replaced = replaced

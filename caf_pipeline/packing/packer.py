@@ -581,6 +581,8 @@ def _member_row(
 def remove_staged(*paths: Path) -> None:
     """Remove the files that exist. Journals, which may hold a file key, are overwritten first."""
     for path in paths:
-        if path.suffix == ".journal":
-            overwrite(path)
-        path.unlink(missing_ok=True)
+        try:
+            if path.suffix == ".journal":
+                overwrite(path)
+        finally:
+            path.unlink(missing_ok=True)

@@ -199,8 +199,8 @@ def overwrite(path: Path) -> None:
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError), open(os.open(path, flags), "wb", buffering=0) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            return
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            return  # a link to another file must not destroy it
         for position in range(0, status.st_size, WRITE_BYTES):
             file.write(bytes(min(WRITE_BYTES, status.st_size - position)))
         os.fsync(file.fileno())

@@ -13,6 +13,7 @@ from caf_pipeline.formats.chunkio import LogReader, LogWriter
 from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES
 from caf_pipeline.inventory.plan import read_chunk_plan
 from caf_pipeline.ledger import backup, chunk_moves
+from caf_pipeline.maintenance.remove_source import find_leftovers, remove_leftovers
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.journal.format import Checkpoint, Journal, PackedMember
 from caf_pipeline.packing.journal.takeover import find_earlier
@@ -23,7 +24,7 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.broken_packings import broken_chunk
-from caf_pipeline_tests.support.crashes import run_killed
+from caf_pipeline_tests.support.crashes import mended, run_killed
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.encrypted_staging import (
     IDENTITY,
@@ -420,25 +421,45 @@ def stolen_file_keys(context, copies, name):
     return keys
 
 
-def test_a_journal_is_overwritten_before_it_is_removed(tmp_path, ledger):
+def continues(context, chunk):
+    sealed(context, chunk.name)
+
+
+def is_withdrawn(context, chunk):
+    chunk_steps.withdraw(context, chunk.name)
+
+
+def is_withdrawn_elsewhere(context, chunk):
+    settings = {**private_settings(), "staging": context.settings.home / "other machine"}
+    there = a_run_context(context.settings.home.parent, context.objects, context.ledger, **settings)
+    chunk_steps.withdraw(there, chunk.name)
+    assert mended(context)
+
+
+def is_removed(context, chunk):
+    remove_leftovers(find_leftovers(context.settings, context.ledger, "src"))
+
+
+@pytest.mark.parametrize("end", [continues, is_withdrawn, is_withdrawn_elsewhere, is_removed])
+def test_a_journal_is_overwritten_before_it_is_removed(tmp_path, ledger, end):
     context = a_worker(tmp_path, ledger)
     chunk = broken_chunk(context)
     (journal,) = context.staging().glob("*.journal")
-    kept = tmp_path / "blocks of the disk"
-    os.link(journal, kept)
-    size_bytes = kept.stat().st_size
-    sealed(context, chunk.name)
-    assert not journal.exists()
-    assert kept.read_bytes() == bytes(size_bytes)
+    with journal.open("rb") as blocks:
+        size_bytes = os.fstat(blocks.fileno()).st_size
+        end(context, chunk)
+        assert not journal.exists()
+        assert blocks.read() == bytes(size_bytes)
 
 
-def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path):
-    target, link = tmp_path / "file", tmp_path / "c.1.journal"
-    target.write_bytes(b"content")
-    link.symlink_to(target)
-    remove_staged(link)
-    assert target.read_bytes() == b"content"
-    assert not link.is_symlink()
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path, link):
+    file, name = tmp_path / "file", tmp_path / "c.1.journal"
+    file.write_bytes(b"content")
+    link(file, name)
+    remove_staged(name)
+    assert file.read_bytes() == b"content"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 # --- the secret of a packing
