@@ -46,6 +46,7 @@ CREATE TABLE caf_files (
     skipped_count        bigint NOT NULL DEFAULT 0,
     released_count       bigint NOT NULL DEFAULT 0,
     samples              jsonb NOT NULL DEFAULT '[]',
+    unread               jsonb,
     tail_start           bigint,
     tail_sha256          bytea,
     has_log_times        boolean NOT NULL DEFAULT false,

@@ -342,6 +342,12 @@ CAF_FILES: Final = Table(
         comment="samples for read-backs: offset, length and SHA-256 of stored bytes",
     ),
     Column(
+        "unread",
+        JSONB,
+        comment="stored bytes that a rebuild read to make the rows, like `samples`; NULL: packed "
+        "here, or all bytes were compared with the Merkle root and with these",
+    ),
+    Column(
         "tail_start",
         BigInteger,
         comment="first byte of manifest, index and footer in the file; NULL: not known",

@@ -10,6 +10,7 @@ Source: docs/explanation/jackal.md (a listed proof may have failed).
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
@@ -47,6 +48,13 @@ OBJECT_BYTES: Final = 1 << 20
 
 _ONLY_JOINED: Final = "the listed proof may be that of its joining alone"
 
+READ_WHOLE_BYTES: Final = 32 << 30
+"""Bytes of unread chunks that a look of the hourly watch reads: one chunk of the largest size."""
+
+NOT_READ_WHOLE: Final = (
+    "a rebuild restored it, and its bytes were not compared with its Merkle root since"
+)
+
 MOST_UNANSWERED: Final = 1000
 """More silent chunks than this are an outage."""
 
@@ -76,11 +84,23 @@ class ProofReport:
             return "damaged"
         if self.unanswered:
             return "unanswered"
+        if self.chunk.unread:
+            return "unread"
         return "unverified" if self.unverified else "proven"
 
+    @property
+    def reason(self) -> str:
+        """Why the chunk is not proven, or ""."""
+        unread = NOT_READ_WHOLE if self.chunk.unread else ""
+        return self.explanation or self.unanswered or unread or self.unverified
 
-def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = None) -> ProofReport:
+
+def prove_chunk(
+    context: RunContext, name: str, *, an_object: Sample | None = None, whole: bool = False
+) -> ProofReport:
     """Look at a located or damaged chunk and record the result.
+
+    `whole` reads all bytes of a chunk that is `unread`, from one copy that has its Merkle root.
 
     A located chunk that fails becomes `damaged`. Only `repair` ends that. Raises StoreUnreachable.
     """
@@ -99,7 +119,18 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
             or chunk.state is ChunkState.DAMAGED
         ):
             samples = [random.SystemRandom().choice(samples)]
-        findings = check_copies(context, lease, chunk, posting, samples, an_object=an_object)
+        findings = check_copies(
+            context, lease, chunk, posting, samples, an_object=an_object, whole=whole
+        )
+        contradiction = next((finding.contradiction for finding in findings if finding.whole), "")
+        if contradiction:
+            if chunk.state is ChunkState.LOCATED:
+                context.ledger.moves.move(
+                    lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=contradiction
+                )
+            return ProofReport(context.ledger.chunks.get(name), (), (), contradiction)
+        if chunk.unread and any(finding.whole and finding.good for finding in findings):
+            context.ledger.replicas.record_whole(lease, name)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
             context.ledger.replicas.record_unanswered(lease, name)
@@ -157,10 +188,13 @@ def mark_wrong(
     return explanation
 
 
-def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
+def prove_oldest(
+    context: RunContext, limit: int, *, whole_bytes: int | None = None
+) -> Iterator[ProofReport]:
     """Look at up to `limit` chunks, the least recently checked first.
 
-    Silent chunks come first, until a quarter of the looks (at least one) had no answer again. Then
+    Unread chunks come first, and are read whole: at least one, and up to `whole_bytes`, if given.
+    Then come silent chunks, until a quarter of the looks (at least one) had no answer again. Then
     come suspect chunks (`check_chain_listing`). One look in four is kept for other chunks. Up to
     half of these are for chunks that wait for their next proof window, so that two windows in a row
     can be seen. Silent chunks do not use up a look.
@@ -170,10 +204,12 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
     unanswered: StoreUnreachable | None = None
     tried: set[str] = set()
     looked_at = 0
-    for group in ("unanswered", "suspected", "oldest"):
+    for group in ("unread", "unanswered", "suspected", "oldest"):
         end = limit if group == "oldest" else limit - limit // 4
         most = limit + MOST_UNANSWERED
-        if group == "unanswered":
+        if group == "unread":
+            chunks = _unread(context, whole_bytes)
+        elif group == "unanswered":
             chunks = context.ledger.chunks.unanswered(context.source)
         elif group == "suspected":
             chunks = context.ledger.chunks.suspected(context.source, most)
@@ -189,7 +225,8 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
                 continue
             tried.add(chunk.name)
             try:
-                report = prove_chunk(context, chunk.name)
+                is_whole = whole_bytes is None or group == "unread"
+                report = prove_chunk(context, chunk.name, whole=is_whole)
             except HeldByOther:
                 continue
             except NoChainAnswer:
@@ -205,6 +242,14 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
             yield report
     if unanswered:
         raise unanswered
+
+
+def _unread(context: RunContext, whole_bytes: int | None) -> Sequence[Chunk]:
+    chunks = context.ledger.chunks.unread(context.source)
+    if whole_bytes is None:
+        return chunks
+    sums = accumulate(chunk.stored_size_bytes for chunk in chunks)
+    return chunks[: max(1, sum(size_bytes <= whole_bytes for size_bytes in sums))]
 
 
 def located_or_damaged(context: RunContext, name: str) -> Chunk:
@@ -228,16 +273,21 @@ def check_copies(
     samples: Sequence[Sample],
     *,
     an_object: Sample | None = None,
+    whole: bool = False,
 ) -> Sequence[CopyFinding]:
     """Ask every copy for samples and an object, or for all of a small file.
 
     If an object differs from the ledger's row, the copy is read whole to see which is wrong.
+    `whole` reads copies of an unread chunk until one is right. A contradiction ends the check.
     """
-    findings = []
+    findings: list[CopyFinding] = []
     for copy in context.store.copies(posting):
         context.wait_while_paused(lease.check)
-        if is_small(chunk):
+        was_read = any(finding.whole and finding.good for finding in findings)
+        if is_small(chunk) or (whole and chunk.unread and not was_read):
             findings.append(check_whole_copy(context, lease, chunk, posting, copy))
+            if findings[-1].contradiction:
+                break
             continue
         finding = check_copy(context.store, posting, copy, samples)
         if finding.good and an_object is not None:
