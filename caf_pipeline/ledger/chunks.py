@@ -269,7 +269,7 @@ class Chunks(LedgerPart):
         return [_chunk(row) for row in self._rows(_SUSPECTED, source=source, limit=limit)]
 
     def unread(self, source: str) -> Sequence[Chunk]:
-        """Located, answering chunks that a rebuild restored and nobody compared with their root.
+        """Located, answering chunks that were not read whole since a rebuild restored them.
 
         The longest unchecked comes first.
         """

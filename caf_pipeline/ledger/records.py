@@ -173,7 +173,7 @@ class Chunk:
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
         adopted: another program wrote the file, without head and manifest.
-        unread: stored bytes that a rebuild read, if nobody compared all bytes with the root since.
+        unread: stored bytes that a rebuild read, until all bytes are compared with the root.
     """
 
     caf_file_id: int
