@@ -423,7 +423,7 @@ def test_sealed_chunk_opens_with_no_journal_and_worker_key(tmp_path, ledger, mon
 def stolen_file_keys(context, copies, name, secrets=None):
     """The file keys in all journals that a thief of disk, worker key and database opens.
 
-    Without the database, the thief guesses `secrets`.
+    A thief who lacks the database guesses `secrets`.
     """
     opening = opening_of_chunk(context, name)
     worker_key, keys = bytes.fromhex(WORKER_KEY), set()
