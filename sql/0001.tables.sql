@@ -46,6 +46,7 @@ CREATE TABLE caf_files (
     skipped_count        bigint NOT NULL DEFAULT 0,
     released_count       bigint NOT NULL DEFAULT 0,
     samples              jsonb NOT NULL DEFAULT '[]',
+    unread               jsonb,
     tail_start           bigint,
     tail_sha256          bytea,
     has_log_times        boolean NOT NULL DEFAULT false,
@@ -127,6 +128,13 @@ CREATE TABLE staging_reservations (
     folder       text NOT NULL,
     size_bytes   bigint NOT NULL
 );
+
+-- With the worker key, a secret opens the journals of a private chunk. It is in no backup, and the
+-- seal deletes it, so that remains of a journal do not open a sealed chunk.
+CREATE TABLE packing_secrets (
+    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    secret       bytea NOT NULL CHECK (length(secret) = 32)
+) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0);  -- deleted rows have secrets
 
 -- Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 -- statement loads them under a lock on the chunk's row, and referenced rows are never deleted.

@@ -287,7 +287,7 @@ def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
 
 def proof_description(report: scrub.ProofReport) -> str:
     """Return why a chunk is not proven, or ""."""
-    reason = report.explanation or report.unanswered or report.unverified
+    reason = report.reason
     return metadata.shorten_hashes(
         reason if not reason or report.explanation else f"{report.verdict}: {reason}"
     )

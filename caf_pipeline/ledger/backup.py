@@ -24,6 +24,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.schema_files import APPLIED, made_by, schema_files
+from caf_pipeline.ledger.tables import PACKING_SECRETS
 from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
 
@@ -189,7 +190,9 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         try:
-            excluded = [f"--exclude-table={name}" for name in foreign]
+            # A secret must not outlive the seal, in a backup neither.
+            excluded = [f"--exclude-table-data={PACKING_SECRETS.name}"]
+            excluded += [f"--exclude-table={name}" for name in foreign]
             # pg_dump would write its table of contents to standard output twice.
             with programs.started(
                 "pg_dump",

@@ -179,6 +179,7 @@ class Chunk:
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
         adopted: another program wrote the file, without head and manifest.
+        unread: stored bytes that a rebuild read, until all bytes are compared with the root.
     """
 
     caf_file_id: int
@@ -221,6 +222,7 @@ class Chunk:
     copy_state: CopyState | None = None
     encrypted: bool = False
     opened_with: str | None = None
+    unread: Sequence[Sample] = ()
 
     @property
     def was_read_back(self) -> bool:
@@ -264,6 +266,7 @@ class RemoteChunk:
         archive_id: id in its head and in the note of its post; None for a file to adopt.
         plan_sha256: None if not known. Then nothing counts as released.
         header: None if the file is not encrypted.
+        unread: stored bytes that were read, unless the Merkle root of all bytes was compared.
     """
 
     file: PostedFile
@@ -288,6 +291,7 @@ class RemoteChunk:
     manifest_sha256: bytes
     part: "PartLocation | None" = None
     header: ChunkHeader | None = None
+    unread: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True, slots=True)

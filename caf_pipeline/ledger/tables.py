@@ -342,6 +342,12 @@ CAF_FILES: Final = Table(
         comment="samples for read-backs: offset, length and SHA-256 of stored bytes",
     ),
     Column(
+        "unread",
+        JSONB,
+        comment="stored bytes that a rebuild read to make the rows, like `samples`; NULL: packed "
+        "here, or all bytes were compared with the Merkle root and with these",
+    ),
+    Column(
         "tail_start",
         BigInteger,
         comment="first byte of manifest, index and footer in the file; NULL: not known",
@@ -616,6 +622,27 @@ STAGING_RESERVATIONS: Final = Table(
         "size_bytes", BigInteger, nullable=False, comment="bytes that are reserved in the folder"
     ),
     comment="Bytes of staging folders that are reserved for chunks.",
+)
+
+PACKING_SECRETS: Final = Table(
+    "packing_secrets",
+    METADATA,
+    Column(
+        "caf_file_id",
+        BigInteger,
+        ForeignKey("caf_files.caf_file_id"),
+        primary_key=True,
+        comment="private chunk that is being packed",
+    ),
+    Column(
+        "secret",
+        LargeBinary,
+        CheckConstraint("length(secret) = 32"),
+        nullable=False,
+        comment="random; opens the chunk's journals together with the worker key",
+    ),
+    comment="Secrets of the packings of private chunks. The seal deletes them, and no backup has "
+    "them, so that remains of a journal do not open a sealed chunk.",
 )
 
 # Objects. Claims and locations have no foreign keys, which halved the rate of loading. One

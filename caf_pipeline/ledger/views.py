@@ -35,7 +35,7 @@ CHUNKS: Final = Table(
         CAF_FILES,
         "caf_file_id name source_id plan_id number reason epoch attempts object_count "
         "object_bytes expected_size_bytes caf_size_bytes stored_size_bytes member_count "
-        "member_bytes skipped_count released_count samples tail_start tail_sha256 "
+        "member_bytes skipped_count released_count samples unread tail_start tail_sha256 "
         "has_log_times created_at updated_at sealed_at located_at restored_at adopted_at",
     ),
     *_columns(
