@@ -62,15 +62,19 @@ def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:
     return back_up(ledger.database, path, embedded=not has_own_server(settings))
 
 
-def inspect_backup(settings: Settings, ledger: Ledger, path: Path) -> BackupContents:
+def inspect_backup(
+    settings: Settings, ledger: Ledger, path: Path, *, unverified: bool
+) -> BackupContents:
     """See `ledger.backup.read_backup`."""
-    return read_backup(Programs(ledger.database, embedded=not has_own_server(settings)), path)
+    programs = Programs(ledger.database, embedded=not has_own_server(settings))
+    return read_backup(programs, path, unverified=unverified)
 
 
-def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
+def restore_ledger(settings: Settings, ledger: Ledger, path: Path, *, unverified: bool) -> None:
     """See `ledger.backup.restore`."""
     programs = Programs(ledger.database, embedded=not has_own_server(settings))
-    restore(programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
+    reason = "a backup was restored: run `caf doctor`, then `caf resume`"
+    restore(programs, path, reason=reason, unverified=unverified)
 
 
 def open_store(

@@ -45,6 +45,7 @@ CREATE TABLE caf_files (
     member_bytes         bigint NOT NULL DEFAULT 0,
     skipped_count        bigint NOT NULL DEFAULT 0,
     released_count       bigint NOT NULL DEFAULT 0,
+    located_count        bigint NOT NULL DEFAULT 0,
     samples              jsonb NOT NULL DEFAULT '[]',
     unread               jsonb,
     tail_start           bigint,
@@ -208,7 +209,7 @@ CREATE TABLE object_parts (
     end_byte        bigint NOT NULL,
     location_part   integer NOT NULL,
     abandoned       boolean NOT NULL DEFAULT false,
-    CONSTRAINT within_the_object CHECK (part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte
+    CONSTRAINT within_the_object CHECK (part >= 1 AND part <= part_count AND start_byte >= 0 AND start_byte < end_byte
         AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = (end_byte = object_bytes)),
     UNIQUE (plan_id, file_path, version_id, etag, object_bytes, rewritten_at, part),
     UNIQUE (source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part)
@@ -449,8 +450,8 @@ CREATE TABLE folder_store (
 
 -- Orders of the operator. Without an order the settings apply.
 CREATE TABLE orders (
-    name        text PRIMARY KEY CHECK (name IN ('paused', 'bandwidth', 'spend_cap')),
+    name        text PRIMARY KEY CHECK (name IN ('paused', 'unverified', 'bandwidth', 'spend_cap')),
     value       text NOT NULL CHECK (value <> ''),
     ordered_at  timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT numbers CHECK (name = 'paused' OR value ~ '^(-1|[0-9]{1,18})$')
+    CONSTRAINT numbers CHECK (name IN ('paused', 'unverified') OR value ~ '^(-1|[0-9]{1,18})$')
 );

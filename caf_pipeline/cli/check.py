@@ -26,11 +26,13 @@ from caf_pipeline.errors import (
     IdentityMissing,
     IntegrityError,
     NotProven,
+    RowAltered,
     StoreUnreachable,
     UsageError,
 )
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import CheckedObject, Openable, check_objects, sampled
+from caf_pipeline.retrieval.holders import ROW
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.settings import Settings, load_settings
@@ -47,6 +49,7 @@ class _Sums:
     objects: int = 0
     size_bytes: int = 0
     wrong: int = 0
+    altered: int = 0  # rows of the ledger; their chunks are not to blame
     unread: int = 0
     closed: int = 0
     unread_chunks: int = 0
@@ -77,6 +80,9 @@ def check(  # noqa: PLR0917 - the command line's options
     Reads a random sample, at least one, of the objects that `caf ls --recursive` lists, and keeps
     nothing.
 
+    If the chunk's own manifest contradicts the ledger's row of an object, the row was altered. Such
+    an object is "altered", and its chunk is not to blame.
+
     An object is right if any provider returns it right. The command counts, for each provider, the
     objects that another one had to supply. It then proves these objects' chunks as `caf prove`
     does, and marks damaged chunks for `caf repair`.
@@ -101,7 +107,7 @@ def check(  # noqa: PLR0917 - the command line's options
       3   Wrong settings or source, or no identity opens some object's chunk.
       6   The database failed.
       7   Some objects, or restored chunks, could not be read now; none is wrong.
-      9   No provider returns some object right.
+      9   No provider returns some object right, or rows of the ledger were altered.
       11  No archived key begins with PREFIX.
     """
     if full and sample is not None:
@@ -148,6 +154,12 @@ def check(  # noqa: PLR0917 - the command line's options
             hint=f"'caf repair {source}' stores damaged chunks again"
             if damaged
             else "no chunk was found damaged: 'caf prove' and 'caf doctor' look again",
+        )
+    if sums.altered:
+        raise RowAltered(
+            f"{counted(sums.altered, 'row')} of '{source}' in the ledger differ from the chunks' "
+            "own manifests; the chunks are not damaged",
+            hint=ROW,
         )
     if ended:
         raise ended
@@ -247,8 +259,9 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
     sums.objects += 1
     for provider in checked.failed:
         sums.providers[provider] = sums.providers.get(provider, 0) + 1
+    is_altered = isinstance(checked.error, RowAltered)
     errors = [*checked.failed.values(), *([checked.error] if checked.error else [])]
-    if any(error.permanent for error in errors):
+    if any(error.permanent for error in errors) and not is_altered:
         for part in checked.location.ranges:
             length = part.end_byte - part.start_byte
             if length:
@@ -257,12 +270,14 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
     if error is None:
         sums.size_bytes += checked.location.size_bytes
         return
-    if error.permanent:
+    if is_altered:
+        sums.altered += 1
+    elif error.permanent:
         sums.wrong += 1
     else:
         sums.unread += 1
         sums.hint = sums.hint or error.hint
-    result = "wrong" if error.permanent else "unread"
+    result = "altered" if is_altered else "wrong" if error.permanent else "unread"
     if json:
         print_json({"key": key, "result": result, "error": str(error)})
     else:
@@ -277,6 +292,7 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
                 "objects_listed": sums.listed,
                 "bytes_right": sums.size_bytes,
                 "wrong": sums.wrong,
+                "altered": sums.altered,
                 "unread": sums.unread,
                 "not_opened": sums.closed,
                 "unread_chunks": sums.unread_chunks,
@@ -289,6 +305,8 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
         f"{sums.wrong:,} wrong, {sums.unread:,} could not be read "
         f"({show_size(sums.size_bytes)} right)"
     )
+    if sums.altered:
+        typer.echo(f"{counted(sums.altered, 'object')} with an altered row in the ledger")
     if sums.closed:
         typer.echo(f"{counted(sums.closed, 'object')} not compared: no identity opens their chunks")
     for provider, objects in sorted(sums.providers.items()):

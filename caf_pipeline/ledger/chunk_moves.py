@@ -267,7 +267,7 @@ class ChunkMoves(LedgerPart):
                 chunk,
                 _S.VERIFIED,
                 _S.LOCATED,
-                changes={"located_at": func.now()},
+                changes={"located_at": func.now(), "located_count": CAF_FILES.c.member_count},
             )
             written = locate_pending(connection, moved.caf_file_id)
             if written != moved.member_count:

@@ -375,7 +375,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Numbers of a chunk's rows. A restored chunk may have fewer locations than members."""
+    """Numbers of a chunk's rows. `located_count` is how many locations it had when located."""
 
     caf_file_id: int
     chunk: str | None
@@ -384,7 +384,8 @@ class ChunkRows:
     pending: int
     claims: int
     member_count: int
-    restored: bool
+    located_count: int
+    adopted: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,6 +335,13 @@ CAF_FILES: Final = Table(
         comment="objects that packing neither took nor skipped; another plan may take them",
     ),
     Column(
+        "located_count",
+        BigInteger,
+        nullable=False,
+        server_default=ZERO,
+        comment="rows that the chunk got in file_locations; other chunks may have other members",
+    ),
+    Column(
         "samples",
         JSONB,
         nullable=False,
@@ -838,7 +845,7 @@ OBJECT_PARTS: Final = Table(
         comment="whether the plan gave up the object; stored parts of it are never returned",
     ),
     CheckConstraint(
-        "part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte"
+        "part >= 1 AND part <= part_count AND start_byte >= 0 AND start_byte < end_byte"
         " AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = "
         "(end_byte = object_bytes)",
         name="within_the_object",
@@ -1522,7 +1529,7 @@ ORDERS: Final = Table(
     Column(
         "name",
         Text,
-        CheckConstraint("name IN ('paused', 'bandwidth', 'spend_cap')"),
+        CheckConstraint("name IN ('paused', 'unverified', 'bandwidth', 'spend_cap')"),
         primary_key=True,
         comment="what the operator ordered",
     ),
@@ -1531,11 +1538,14 @@ ORDERS: Final = Table(
         Text,
         CheckConstraint("value <> ''"),
         nullable=False,
-        comment="why everything is paused; bytes a second, 0: no limit; ujkl, -1: no cap",
+        comment="why everything is paused or not verified; bytes a second, 0: no limit; ujkl, -1: "
+        "no cap",
     ),
     Column(
         "ordered_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when it was ordered"
     ),
-    CheckConstraint("name = 'paused' OR value ~ '^(-1|[0-9]{1,18})$'", name="numbers"),
+    CheckConstraint(
+        "name IN ('paused', 'unverified') OR value ~ '^(-1|[0-9]{1,18})$'", name="numbers"
+    ),
     comment="Orders of the operator. Without an order the settings apply.",
 )

@@ -422,8 +422,11 @@ def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
     first, other = parts_of(context)[:2]
     archive_chunk(context, first, until=step)
+    log = context.ledger.transactions(context.holder)
+    assert log.lost_posts(context.archive_id) == []
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
+    assert log.lost_posts(context.archive_id) == []
     archive_chunk(context, first)
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
     assert is_nowhere(context)
@@ -431,6 +434,17 @@ def test_paid_part_continues_but_is_never_read(context, source, step):
     del source.unavailable["huge"]
     report = plan(context)
     assert account_for_plan(context, report).gone == 0
+
+
+def test_missing_row_of_a_part_comes_back(context):
+    archive_everything(context)
+    before = rows_of(context.ledger)
+    with connected(context.ledger.database) as connection:
+        connection.execute("DELETE FROM file_locations WHERE part = 2")
+    assert is_nowhere(context)
+    assert [outcome.rows for outcome in rebuild(context) if outcome.rows] == [1]
+    assert rows_of(context.ledger) == before
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
 def test_lost_located_part_makes_object_planned_again(context, source):
