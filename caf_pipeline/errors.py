@@ -63,11 +63,14 @@
 help until somebody changes something.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells count."""
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class CafError(Exception):
@@ -107,6 +110,14 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
     while isinstance(error, Exception):
         error = error.__cause__ or error.__context__
     return error
+
+
+def exit_code_of(error: Exception) -> int:
+    """Return the exit status of a command that ends with this error, whoever raised it."""
+    if isinstance(error, CafError):
+        return error.exit_code
+    is_full = isinstance(error, OSError) and error.errno in _NO_SPACE
+    return StagingError.exit_code if is_full else CafError.exit_code
 
 
 def with_hint(error: Exception) -> str:

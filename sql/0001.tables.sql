@@ -47,6 +47,7 @@ CREATE TABLE caf_files (
     released_count       bigint NOT NULL DEFAULT 0,
     located_count        bigint NOT NULL DEFAULT 0,
     samples              jsonb NOT NULL DEFAULT '[]',
+    unread               jsonb,
     tail_start           bigint,
     tail_sha256          bytea,
     has_log_times        boolean NOT NULL DEFAULT false,
@@ -56,6 +57,7 @@ CREATE TABLE caf_files (
     located_at           timestamptz,
     restored_at          timestamptz,
     adopted_at           timestamptz,
+    unparked_at          timestamptz,
     header               bytea,
     nonce                bytea,
     recipients           text[],
@@ -127,6 +129,13 @@ CREATE TABLE staging_reservations (
     folder       text NOT NULL,
     size_bytes   bigint NOT NULL
 );
+
+-- With the worker key, a secret opens the journals of a private chunk. It is in no backup, and the
+-- seal deletes it, so that remains of a journal do not open a sealed chunk.
+CREATE TABLE packing_secrets (
+    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    secret       bytea NOT NULL CHECK (length(secret) = 32)
+) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0);  -- deleted rows have secrets
 
 -- Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 -- statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
@@ -399,6 +408,7 @@ CREATE TABLE storage_plans (
     balance           bigint NOT NULL,
     space_bytes       bigint,
     used_bytes        bigint,
+    starts_at         timestamptz,
     ends_at           timestamptz,
     latest_end        timestamptz,
     latest_end_space  bigint

@@ -1,7 +1,7 @@
 """`caf check`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -21,9 +21,11 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import (
+    CafError,
     HeldByOther,
     IdentityMissing,
     IntegrityError,
+    NotProven,
     RowAltered,
     StoreUnreachable,
     UsageError,
@@ -50,6 +52,7 @@ class _Sums:
     altered: int = 0  # rows of the ledger; their chunks are not to blame
     unread: int = 0
     closed: int = 0
+    unread_chunks: int = 0
     hint: str = ""  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
     """Objects that each provider returned wrong or not at all."""
@@ -84,6 +87,9 @@ def check(  # noqa: PLR0917 - the command line's options
     objects that another one had to supply. It then proves these objects' chunks as `caf prove`
     does, and marks damaged chunks for `caf repair`.
 
+    A chunk that a rebuild restored is read whole, once, before its first object, and compared with
+    its Merkle root. That needs the right to write to the ledger.
+
     An object in an encrypted chunk is read only if an identity opens the chunk. Others are counted
     as not compared.
 
@@ -100,7 +106,7 @@ def check(  # noqa: PLR0917 - the command line's options
       2   SHARE is not a share.
       3   Wrong settings or source, or no identity opens some object's chunk.
       6   The database failed.
-      7   Some objects could not be read now; none is wrong.
+      7   Some objects, or restored chunks, could not be read now; none is wrong.
       9   No provider returns some object right, or rows of the ledger were altered.
       11  No archived key begins with PREFIX.
     """
@@ -133,10 +139,11 @@ def check(  # noqa: PLR0917 - the command line's options
         object_progress(f"checking {source}") as advance,
     ):
         openable = Openable(sampled(listed(), share), store)
-        ended = take_all(check_objects(openable, store), take)
+        unread = _UnreadChunks(settings, source, set(lookup.unread_chunks(source)))
+        ended = take_all(check_objects(unread.read_before(openable, take), store), take)
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current)
-        sums.closed = openable.closed_count
+        sums.closed, sums.unread_chunks = openable.closed_count, len(unread.not_compared)
         _print_sums(source, sums, json)
     damaged = bool(sums.wrong or sums.suspects) and _mark_damaged(settings, source, sums)
     if sums.wrong:
@@ -161,12 +168,66 @@ def check(  # noqa: PLR0917 - the command line's options
             f"{counted(sums.unread, 'object')} of '{source}' could not be read now",
             hint=sums.hint or "try again later",
         )
+    if unread.not_compared:
+        name, reason = min(unread.not_compared.items())
+        raise NotProven(
+            f"{counted(sums.unread_chunks, 'restored chunk')} of '{source}' could not be compared "
+            f"with the Merkle root; {name}: {reason}",
+            hint=f"'caf prove {source}' compares them, on a machine that may write to the ledger",
+        )
     if sums.closed:
         raise IdentityMissing(
             f"{counted(sums.closed, 'object')} of '{source}' could not be compared: "
             f"{openable.reason}",
             hint="check them on a machine with the identity",
         )
+
+
+class _UnreadChunks:
+    """Chunks that a rebuild restored. `not_compared` has why a chunk could not be read whole."""
+
+    def __init__(self, settings: Settings, source: str, names: set[str]) -> None:
+        self.not_compared: dict[str, str] = {}
+        self._wrong: dict[str, str] = {}
+        self._names = names
+        self._settings = settings
+        self._source = source
+
+    def read_before(
+        self, locations: Iterable[Location], take: Callable[[CheckedObject], None]
+    ) -> Iterator[Location]:
+        """Yield locations; read an unread chunk whole before its first. `take` gets wrong ones."""
+        for location in locations:
+            chunks = {part.chunk for part in location.ranges}
+            for name in sorted(chunks & self._names):
+                self._names.remove(name)
+                self._compare(name)
+            if wrong := sorted(chunks & self._wrong.keys()):
+                error = IntegrityError(f"chunk {wrong[0]} is damaged: {self._wrong[wrong[0]]}")
+                take(CheckedObject(location, error))
+            else:
+                yield location
+
+    def _compare(self, name: str) -> None:
+        # Loaded here because few archives were rebuilt.
+        from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
+        from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
+        from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415
+
+        note(f"a rebuild restored chunk {name}: reading it whole once")
+        settings, source = self._settings, self._source
+        try:
+            with (
+                opened_ledger(settings) as ledger,
+                opened_run_context(settings, ledger, source, register=False) as context,
+            ):
+                report = prove_chunk(context, name, whole=True)
+        except CafError as error:
+            self.not_compared[name] = str(error)
+            return
+        if report.chunk.unread:
+            is_wrong = report.explanation and all(check.fault for check in report.checks)
+            (self._wrong if is_wrong else self.not_compared)[name] = report.reason
 
 
 def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
@@ -234,6 +295,7 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
                 "altered": sums.altered,
                 "unread": sums.unread,
                 "not_opened": sums.closed,
+                "unread_chunks": sums.unread_chunks,
                 "providers_passed_over": sums.providers,
             }
         )

@@ -173,6 +173,11 @@ def _rebuild(
             for kind, count in sorted(kinds.items())
         )
         typer.echo(f"{name}: {counts or 'nothing is listed'}")
+    if unread := len(ledger.lookup.unread_chunks(name)):
+        note(
+            f"{name}: {counted(unread, 'restored chunk')} count as unread until 'caf prove {name}' "
+            "has read all their bytes and compared them with the Merkle root"
+        )
     if settings.store.kind == "jackal" and not kinds.keys() - {FileKind.FOREIGN}:
         note(
             f"{name}: no listed file has this owner; if another wallet posted the chunks, give its "

@@ -42,6 +42,7 @@ from caf_pipeline.ledger.schema_files import (
     made_by,
     schema_files,
 )
+from caf_pipeline.ledger.tables import PACKING_SECRETS
 from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
 
@@ -278,7 +279,9 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         try:
-            excluded = [f"--exclude-table={name}" for name in foreign]
+            # A secret must not outlive the seal, in a backup neither.
+            excluded = [f"--exclude-table-data={PACKING_SECRETS.name}"]
+            excluded += [f"--exclude-table={name}" for name in foreign]
             # pg_dump would write its table of contents to standard output twice.
             with programs.started(
                 "pg_dump",
@@ -529,6 +532,7 @@ def _entries(
         listed = process.stdout.read().decode(errors="replace").splitlines()
     kept = []
     without_rows = {APPLIED, *(name for kind, name in _created(files) if kind == "TABLE")}
+    without_rows.discard(PACKING_SECRETS.name)  # `back_up` leaves them out
     for line in listed:
         entry = _ENTRY.match(line)
         if entry is None or entry["what"] in _IGNORED:

@@ -16,16 +16,15 @@ from sqlalchemy import (
     Text,
     Update,
     bindparam,
-    cast,
     delete,
     exists,
     func,
-    literal,
+    null,
     or_,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 
 from caf_pipeline.chunk_state import GOOD, IN_GOOD_STANDING, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
@@ -41,7 +40,7 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
-from caf_pipeline.ledger.moves import require_state, samples_as_json
+from caf_pipeline.ledger.moves import as_jsonb, require_state
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import RemoteChunk, Skip
@@ -379,7 +378,8 @@ def _write_chunk(
         "member_bytes": chunk.member_bytes,
         "skipped_count": chunk.skipped_count,
         "released_count": object_count - decided_count,
-        "samples": cast(literal(samples_as_json(chunk.samples), Text), JSONB),
+        "samples": as_jsonb(chunk.samples),
+        "unread": as_jsonb(chunk.unread) if chunk.unread else null(),
         "sealed_at": func.now(),
         "located_at": func.now(),
         "restored_at": func.now(),

@@ -349,6 +349,12 @@ CAF_FILES: Final = Table(
         comment="samples for read-backs: offset, length and SHA-256 of stored bytes",
     ),
     Column(
+        "unread",
+        JSONB,
+        comment="stored bytes that a rebuild read to make the rows, like `samples`; NULL: packed "
+        "here, or all bytes were compared with the Merkle root and with these",
+    ),
+    Column(
         "tail_start",
         BigInteger,
         comment="first byte of manifest, index and footer in the file; NULL: not known",
@@ -390,6 +396,11 @@ CAF_FILES: Final = Table(
         "adopted_at",
         TIMESTAMPTZ,
         comment="when another program's CAF file became this chunk; NULL: packed here",
+    ),
+    Column(
+        "unparked_at",
+        TIMESTAMPTZ,
+        comment="when the chunk was last unparked; failed runs that began before do not count",
     ),
     Column(
         "header", LargeBinary, comment="header of the encrypted file; NULL: stored in the clear"
@@ -618,6 +629,27 @@ STAGING_RESERVATIONS: Final = Table(
         "size_bytes", BigInteger, nullable=False, comment="bytes that are reserved in the folder"
     ),
     comment="Bytes of staging folders that are reserved for chunks.",
+)
+
+PACKING_SECRETS: Final = Table(
+    "packing_secrets",
+    METADATA,
+    Column(
+        "caf_file_id",
+        BigInteger,
+        ForeignKey("caf_files.caf_file_id"),
+        primary_key=True,
+        comment="private chunk that is being packed",
+    ),
+    Column(
+        "secret",
+        LargeBinary,
+        CheckConstraint("length(secret) = 32"),
+        nullable=False,
+        comment="random; opens the chunk's journals together with the worker key",
+    ),
+    comment="Secrets of the packings of private chunks. The seal deletes them, and no backup has "
+    "them, so that remains of a journal do not open a sealed chunk.",
 )
 
 # Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
@@ -1381,6 +1413,7 @@ STORAGE_PLANS: Final = Table(
     Column("balance", BigInteger, nullable=False, comment="coins of the account, in ujkl"),
     Column("space_bytes", BigInteger, comment="bytes of space, all copies counted; NULL: no plan"),
     Column("used_bytes", BigInteger, comment="bytes of it that are used; NULL: no plan"),
+    Column("starts_at", TIMESTAMPTZ, comment="when the plan was bought; NULL: no plan, or unknown"),
     Column("ends_at", TIMESTAMPTZ, comment="when the plan ends; NULL: no plan"),
     Column(
         "latest_end",

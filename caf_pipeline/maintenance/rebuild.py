@@ -330,6 +330,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
             chunk = read_chunk(opened, named.copies, named.head, of=context.source, spool=spool)
             if named.must_prove:
                 opened.stored.prove(file.proof_type)
+                chunk = replace(chunk, unread=())
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, name)
             return

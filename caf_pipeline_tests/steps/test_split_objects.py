@@ -36,6 +36,7 @@ from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.current_content import next_second
+from caf_pipeline_tests.support.encrypted_staging import packing_secrets, private_settings
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
@@ -576,6 +577,22 @@ def test_parts_located_concurrently_make_object_located(context, database_url):
     assert not failed
     assert context.ledger.lookup.locate("src", "huge")
     assert context.ledger.chunks.account("src").claimed_objects == 3
+
+
+def test_a_withdrawn_part_takes_the_secrets_of_planned_parts(tmp_path, source, ledger):
+    settings = private_settings() | {"target": "128KiB"}
+    context = a_run_context(tmp_path, source, ledger, **settings)
+    plan(context)
+    first, second, *_ = [chunk for chunk in ledger.chunks.list("src") if chunk.part]
+    for chunk in (first, second):
+        chunk_steps.load_batch(context, chunk.name)
+        with chunk_steps.lease_chunk(context, chunk.name) as lease:
+            ledger.staging.packing_secret(lease, chunk.name)
+    chunk_steps.park(context, second.name, "a test")
+    assert chunk_steps.unpark(context, second.name).state is ChunkState.PLANNED
+    chunk_steps.withdraw(context, first.name)
+    assert ledger.chunks.get(second.name).state is ChunkState.WITHDRAWN
+    assert packing_secrets(ledger) == []
 
 
 @pytest.mark.thorough
