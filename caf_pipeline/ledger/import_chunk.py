@@ -271,8 +271,9 @@ class ChunkImport(LedgerPart):
     def restore_rows(self, lease: Lease, chunk: RemoteChunk, rows: Batches) -> RestoredRows:
         """Write the locations that a chunk in good standing lacks. Altered rows stay.
 
-        Objects that another chunk in good standing has keep their location. `rows` returns batches
-        of LOCATION_SCHEMA. If an error is raised, nothing was written.
+        Objects that another chunk in good standing has keep their location. A chunk with new
+        locations counts as unread if its `unread` has bytes. `rows` returns batches of
+        LOCATION_SCHEMA. If an error is raised, nothing was written.
 
         Raises:
             LedgerError: the rows do not fit the chunk's counts.
@@ -302,6 +303,13 @@ class ChunkImport(LedgerPart):
             record_header_sets(connection, rows(), chunk.part)
             if written:  # a full read did not compare them
                 forget_full_read(connection, caf_file_id)
+                if chunk.unread:
+                    before = func.coalesce(CAF_FILES.c.unread, as_jsonb(()))
+                    connection.execute(
+                        update(CAF_FILES)
+                        .where(CAF_FILES.c.caf_file_id == caf_file_id)
+                        .values(unread=before.op("||")(as_jsonb(chunk.unread)))
+                    )
                 follow_move(connection, caf_file_id, ChunkState.LOCATED)
             return RestoredRows(written, compared.altered, compared.altered_key or "")
 

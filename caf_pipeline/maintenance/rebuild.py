@@ -588,7 +588,9 @@ def _restore_rows(
             opened = open_file(file, stored, context.opened.identities)
             head = read_head(opened.caf, opened.size_bytes)
             stored_chunk = read_chunk(opened, copies, head, of=context.source, spool=spool)
-            _require_sealed_tail(chunk, opened)
+            if chunk.tail_start is not None:
+                _require_sealed_tail(chunk, opened, chunk.tail_start)
+                stored_chunk = replace(stored_chunk, unread=())
             stored_chunk = replace(stored_chunk, name=chunk.name)
             finding = FileFinding(file, FileKind.INCOMPLETE, name=chunk.name, chunk=stored_chunk)
             if dry_run:
@@ -611,12 +613,10 @@ def _restore_rows(
     return RebuildOutcome(finding, restored.restored)
 
 
-def _require_sealed_tail(chunk: Chunk, opened: OpenedFile) -> None:
+def _require_sealed_tail(chunk: Chunk, opened: OpenedFile, tail_start: int) -> None:
     """Raise IntegrityError if manifest and index are not those that were sealed here."""
-    if chunk.tail_start is None:
-        return
     digest = hashlib.sha256()
-    for begin in range(chunk.tail_start, opened.size_bytes, PIECE_BYTES):
+    for begin in range(tail_start, opened.size_bytes, PIECE_BYTES):
         digest.update(opened.caf.read(begin, min(begin + PIECE_BYTES, opened.size_bytes)))
     if digest.digest() != chunk.tail_sha256:
         raise IntegrityError(

@@ -81,6 +81,9 @@ def test_missing_rows_come_back_from_the_chunk(context, rows):
     ((kind, missing),) = rebuilt(context)
     assert (kind, missing) == (FileKind.INCOMPLETE, len(BODIES) if rows == "true" else 1)
     assert rows_of(context.ledger) == before
+    assert not context.ledger.chunks.list("src")[
+        0
+    ].unread  # the seal's hash of the tail was compared
     assert of_rows(context) == []
     assert rebuilt(context) == []
     assert all(body(context, key) == content for key, content in BODIES.items())
@@ -119,9 +122,12 @@ def test_row_that_a_rebuilt_ledger_lost_is_noticed(context, new_ledger):
     lost = dataclasses.replace(context, lazy_ledger=Lazy.of(new_ledger()))
     assert [kind for kind, _ in rebuilt(lost)] == [FileKind.CHUNK]
     assert of_rows(lost) == []
+    (chunk,) = lost.ledger.chunks.list("src")
+    change(lost, "UPDATE caf_files SET unread = NULL")
     change(lost, f"DELETE FROM file_locations WHERE {ONE}")
     assert len(of_rows(lost)) == 1
     assert rebuilt(lost) == [(FileKind.INCOMPLETE, 1)]
+    assert lost.ledger.chunks.get(chunk.name).unread  # its root was not compared this time
 
 
 def test_restored_row_ends_an_earlier_full_read(context):

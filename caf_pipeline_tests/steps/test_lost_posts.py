@@ -149,6 +149,9 @@ def test_a_live_transaction_counts_as_a_post(context, database):
     with connected(database) as connection:
         connection.execute(
             "UPDATE chunk_copies SET state = 'posting', owner = NULL, start = NULL, "
-            "posted_at = NULL; DELETE FROM claims"
+            "posted_at = NULL, archive_id = repeat('f', 32); DELETE FROM claims"
         )
     assert lost(context) == [chunk.name]
+    log = context.ledger.transactions(context.holder)
+    assert log.lost_posts("f" * 32) == [chunk.name]  # as a post of an older archive of the source
+    assert log.lost_posts("e" * 32) == []
