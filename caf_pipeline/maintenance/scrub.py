@@ -11,7 +11,7 @@ Source: docs/explanation/jackal.md (a listed proof may have failed).
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -246,13 +246,14 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
             if not (batch := list(islice(remaining, max(looks, 0)))):
                 break
             tried.update(chunk.name for chunk in batch)
-            for report in side_by_side(batch, look, CHUNKS_AT_ONCE, drains=True):
-                if report is None:
-                    continue
-                is_silent = bool(report.unanswered) and (group == "unanswered" or not report.checks)
-                again += is_silent
-                looked_at += not is_silent
-                yield report
+            with closing(side_by_side(batch, look, CHUNKS_AT_ONCE, drains=True)) as reports:
+                for report in filter(None, reports):
+                    is_silent = bool(report.unanswered) and (
+                        group == "unanswered" or not report.checks
+                    )
+                    again += is_silent
+                    looked_at += not is_silent
+                    yield report
     if silent:
         raise silent[0]
 
