@@ -358,7 +358,7 @@ def test_a_cut_look_records_the_fault_that_it_found(context, store, name, how):
     assert repair_chunk(context, name).chunk.state is ChunkState.LOCATED
 
 
-def test_a_cut_look_does_not_judge_by_the_number_of_copies(context, store, name):
+def test_a_cut_look_judges_by_no_number_of_copies(context, store, name):
     store.unlisted = {"carl"}
     store.away = {"anna"}
     cut_at(store, "bert")
