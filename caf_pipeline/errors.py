@@ -53,6 +53,7 @@
     │   └── NotPublic
     ├── StagingError               8   the disk is full, or the folder missing or read-only
     ├── IntegrityError             9   bytes differ from what was recorded
+    │   └── RowAltered
     ├── HeldByOther               10   another live run holds the lease
     ├── NotLocated                11   no such archived object, chunk or source
     ├── AlertNotSent              17   no receiver took an alert; the next tick sends it again
@@ -412,6 +413,10 @@ class IntegrityError(CafError):
     """Bytes differ from what was recorded of them."""
 
     exit_code = 9
+
+
+class RowAltered(IntegrityError):
+    """A row of the ledger differs from the chunk's own manifest. The chunk is not damaged."""
 
 
 class HeldByOther(CafError):

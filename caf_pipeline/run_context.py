@@ -43,6 +43,10 @@ class Lazy(Generic[T]):
                 self._made.append(self._make())
             return self._made[0]
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._made)
+
     def close(self) -> None:
         """Another `get` creates a new value."""
         with self._lock:

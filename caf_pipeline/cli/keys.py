@@ -226,7 +226,8 @@ def worker() -> None:
     r"""Print a new worker key.
 
     Set it as CAF_WORKER_KEY where chunks are packed. It encrypts the journals of private chunks, so
-    that a killed run resumes. If no key is set, such a chunk starts again. The key opens no chunk.
+    that a killed run resumes. If no key is set, such a chunk starts again. The key opens no chunk
+    that was sealed.
 
     \b
     Example:

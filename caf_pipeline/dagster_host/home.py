@@ -1,8 +1,8 @@
 """Prepares DAGSTER_HOME, Dagster's folder on this machine, without a slow import of Dagster."""
 
 import os
+import secrets
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,9 +53,10 @@ def prepare_dagster_home(settings: Settings) -> Path:
                 )
             if is_own(link) or (link.is_symlink() and link.readlink() == target):
                 continue
-            link.unlink(missing_ok=True)
-            with suppress(FileExistsError):  # another process was faster
-                link.symlink_to(target)
+            # Replace the link in one step: another process may read the file at any moment.
+            new_link = folder / f".caf-{secrets.token_hex(8)}.partial"
+            new_link.symlink_to(target)
+            new_link.replace(link)
     except OSError as error:
         raise SettingsError(
             f"Dagster's folder {folder} cannot be created: {error.strerror}",

@@ -266,6 +266,21 @@ class Lookup:
         )
         return next(iter(self._column(statement, {"source": source})), None)
 
+    def unread_chunks(self, source: str) -> Mapping[str, str]:
+        """Return the chunks that a rebuild restored and that were not read whole since.
+
+        The value is the chunk's damage, or "".
+        """
+        if not can_be_stored(source):
+            return {}
+        statement = (
+            "SELECT caf_files.name, damage FROM caf_files JOIN chunk_copies USING (caf_file_id) "
+            "JOIN sources USING (source_id) WHERE sources.name = %(source)s "
+            "AND caf_files.state = 'located' AND unread IS NOT NULL"
+        )
+        with self._connections.connection() as connection:
+            return dict(connection.execute(statement, {"source": source}).fetchall())
+
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"
         return set(self._column(statement, {"chunks": list(chunks)}))

@@ -87,6 +87,9 @@ _READ_BACK: Final = _FULL_READ.on_conflict_do_update(
         "read_at": func.now(),
     },
 )
+_READ_WHOLE: Final = (
+    update(CAF_FILES).where(CAF_FILES.c.caf_file_id == bindparam("id")).values(unread=null())
+)
 _UNLIST: Final = (
     update(REPLICAS)
     .where(
@@ -185,6 +188,13 @@ class Replicas(LedgerPart):
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
             values = {"id": caf_file_id, "provider": provider, "opened_with": opened_with}
             connection.execute(_READ_BACK, values)
+            connection.execute(_READ_WHOLE, {"id": caf_file_id})
+
+    def record_whole(self, lease: Lease, chunk: str) -> None:
+        """Record that a restored chunk's bytes have its root, and are those that made its rows."""
+        with self._engine.begin() as connection:
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "read as a whole")
+            connection.execute(_READ_WHOLE, {"id": caf_file_id})
 
 
 def _record_check(connection: Connection, caf_file_id: int, check: CopyCheck) -> None:

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import accumulate, islice
 from typing import Final
 
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
@@ -55,6 +56,13 @@ _ONLY_JOINED: Final = "the listed proof may be that of its joining alone"
 CHUNKS_AT_ONCE: Final = 4
 """A look is mostly waiting: 120 s for a copy that lost a range."""
 
+READ_WHOLE_BYTES: Final = 32 << 30
+"""Bytes of unread chunks that a look of the hourly watch reads: one chunk of the largest size."""
+
+NOT_READ_WHOLE: Final = (
+    "a rebuild restored it, and its bytes were not compared with its Merkle root since"
+)
+
 MOST_UNANSWERED: Final = 1000
 """More silent chunks than this are an outage."""
 
@@ -84,7 +92,15 @@ class ProofReport:
             return "damaged"
         if self.unanswered:
             return "unanswered"
+        if self.chunk.unread:
+            return "unread"
         return "unverified" if self.unverified else "proven"
+
+    @property
+    def reason(self) -> str:
+        """Why the chunk is not proven, or ""."""
+        unread = NOT_READ_WHOLE if self.chunk.unread else ""
+        return self.explanation or self.unanswered or unread or self.unverified
 
 
 class OneRequestEach:
@@ -115,12 +131,15 @@ def prove_chunk(
     name: str,
     *,
     an_object: Sample | None = None,
+    whole: bool = False,
     requests: OneRequestEach | None = None,
 ) -> ProofReport:
     """Look at a located or damaged chunk and record the result.
 
-    A located chunk that fails becomes `damaged`. Only `repair` ends that. `requests` are shared
-    with looks at other chunks. Raises StoreUnreachable.
+    `whole` reads all bytes of a chunk that is `unread`, from one copy that has its Merkle root.
+    `requests` are shared with looks at other chunks.
+
+    A located chunk that fails becomes `damaged`. Only `repair` ends that. Raises StoreUnreachable.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
@@ -138,8 +157,22 @@ def prove_chunk(
         ):
             samples = [random.SystemRandom().choice(samples)]
         findings = check_copies(
-            context, lease, chunk, posting, samples, an_object=an_object, requests=requests
+            context,
+            lease,
+            chunk,
+            posting,
+            samples,
+            an_object=an_object,
+            whole=whole,
+            requests=requests,
         )
+        contradiction = next((finding.contradiction for finding in findings if finding.whole), "")
+        if contradiction:
+            if chunk.state is ChunkState.LOCATED:
+                mark_damaged(context, lease, name, contradiction)
+            return ProofReport(context.ledger.chunks.get(name), (), (), contradiction)
+        if chunk.unread and any(finding.whole and finding.good for finding in findings):
+            context.ledger.replicas.record_whole(lease, name)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
             context.ledger.replicas.record_unanswered(lease, name)
@@ -199,11 +232,13 @@ def mark_wrong(
     return explanation
 
 
-def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
+def prove_oldest(
+    context: RunContext, limit: int, *, whole_bytes: int | None = None
+) -> Iterator[ProofReport]:
     """Look at up to `limit` chunks, the least recently checked first.
 
-    At most `CHUNKS_AT_ONCE` are looked at side by side; the reports keep the order. Silent chunks
-    come first, until a quarter of the looks (at least one) had no answer again. Then
+    Unread chunks come first, and are read whole: at least one, and up to `whole_bytes`, if given.
+    Then come silent chunks, until a quarter of the looks (at least one) had no answer again. Then
     come suspect chunks (`check_chain_listing`). One look in four is kept for other chunks. Up to
     half of these are for chunks that wait for their next proof window, so that two windows in a row
     can be seen. Silent chunks do not use up a look.
@@ -213,9 +248,9 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
     silent: list[StoreUnreachable] = []
     requests = OneRequestEach()
 
-    def look(chunk: Chunk) -> ProofReport | None:
+    def look(chunk: Chunk, *, whole: bool) -> ProofReport | None:
         try:
-            return prove_chunk(context, chunk.name, requests=requests)
+            return prove_chunk(context, chunk.name, whole=whole, requests=requests)
         except HeldByOther:
             return None
         except NoChainAnswer:
@@ -226,10 +261,12 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
 
     tried: set[str] = set()
     looked_at = 0
-    for group in ("unanswered", "suspected", "oldest"):
+    for group in ("unread", "unanswered", "suspected", "oldest"):
         end = limit if group == "oldest" else limit - limit // 4
         most = limit + MOST_UNANSWERED
-        if group == "unanswered":
+        if group == "unread":
+            chunks = _unread(context, whole_bytes)
+        elif group == "unanswered":
             chunks = context.ledger.chunks.unanswered(context.source)
         elif group == "suspected":
             chunks = context.ledger.chunks.suspected(context.source, most)
@@ -245,8 +282,10 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
                 looks = min(looks, max(1, limit // 4) - again)
             if not (batch := list(islice(remaining, max(looks, 0)))):
                 break
+            is_whole = whole_bytes is None or group == "unread"
             tried.update(chunk.name for chunk in batch)
-            with closing(side_by_side(batch, look, CHUNKS_AT_ONCE, drains=True)) as reports:
+            work = partial(look, whole=is_whole)
+            with closing(side_by_side(batch, work, CHUNKS_AT_ONCE, drains=True)) as reports:
                 for report in filter(None, reports):
                     is_silent = bool(report.unanswered) and (
                         group == "unanswered" or not report.checks
@@ -256,6 +295,14 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
                     yield report
     if silent:
         raise silent[0]
+
+
+def _unread(context: RunContext, whole_bytes: int | None) -> Sequence[Chunk]:
+    chunks = context.ledger.chunks.unread(context.source)
+    if whole_bytes is None:
+        return chunks
+    sums = accumulate(chunk.stored_size_bytes for chunk in chunks)
+    return chunks[: max(1, sum(size_bytes <= whole_bytes for size_bytes in sums))]
 
 
 def located_or_damaged(context: RunContext, name: str) -> Chunk:
@@ -279,20 +326,24 @@ def check_copies(
     samples: Sequence[Sample],
     *,
     an_object: Sample | None = None,
+    whole: bool = False,
     requests: OneRequestEach | None = None,
 ) -> Sequence[CopyFinding]:
     """Ask every copy for samples and an object, or for all of a small file.
 
-    If an object differs from the ledger's row, the copy is read whole to see which is wrong. A copy
-    that has lost bytes, or has wrong ones, is recorded at once; a located chunk becomes `damaged`.
+    If an object differs from the ledger's row, the copy is read whole to see which is wrong.
+    `whole` reads copies of an unread chunk until one is right. A contradiction ends the check. A
+    copy that has lost bytes, or has wrong ones, is recorded at once; a located chunk becomes
+    `damaged`.
     """
     requests = requests or OneRequestEach()
     copies = context.store.copies(posting)
     findings: dict[str, CopyFinding] = {}
     while remaining := [copy for copy in copies if copy.provider not in findings]:
+        was_read = any(finding.whole and finding.good for finding in findings.values())
         with requests.any_of(remaining) as copy:
             context.wait_while_paused(lease.check)
-            if is_small(chunk):
+            if is_small(chunk) or (whole and chunk.unread and not was_read):
                 finding = check_whole_copy(context, lease, chunk, posting, copy)
             else:
                 finding = check_copy(context.store, posting, copy, samples)
@@ -303,6 +354,8 @@ def check_copies(
         findings[copy.provider] = finding
         if finding.fault:
             _record_fault(context, lease, chunk, list(findings.values()))
+        if finding.contradiction:
+            return [finding]
     return [findings[copy.provider] for copy in copies]
 
 

@@ -146,16 +146,15 @@ def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source,
 
 
 def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
-    worker = a_private_context(tmp_path, source, ledger)
-    (planned, *_) = plan(worker).chunks
-    archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
+    archive_everything(a_private_context(tmp_path, source, ledger))
     identity = tmp_path / "identity"
     identity.write_text(IDENTITY.reveal())
-    caf = tmp_path / "chunk.caf"
-    command = [age_tool, "-d", "-i", identity, "-o", caf, staged_path(worker, planned.name)]
-    subprocess.run(command, check=True)
-    reader = CafReader.open(StagedSource(caf), name="chunk")
-    assert len(reader) == ledger.chunks.get(planned.name).member_count + 2
+    member_count = 0
+    for stored in (tmp_path / "store" / "chunks").glob("*.caf"):
+        caf = tmp_path / stored.name
+        subprocess.run([age_tool, "-d", "-i", identity, "-o", caf, stored], check=True)
+        member_count += len(CafReader.open(StagedSource(caf), name="chunk")) - 2
+    assert member_count == len(source.bodies)
 
 
 def test_a_flipped_bit_is_an_integrity_error(tmp_path, source, ledger):
