@@ -487,8 +487,8 @@ os.execv(sys.argv[3], sys.argv[3:])
 def _as_user(account: tuple[int, int] | None, *command: str) -> list[str]:
     """Return a command line that runs the program at a path as a user, by default as this one.
 
-    `subprocess`'s own `user` runs the fork handlers of all libraries. Those of gRPC, which Dagster
-    loads, crash the process now and then.
+    `subprocess`'s own `user` runs the fork handlers of all libraries. Dagster loads gRPC, whose
+    handlers crash the process now and then.
     """
     if account is None:
         return [*command]

@@ -11,7 +11,7 @@ Source: docs/explanation/jackal.md (a listed proof may have failed).
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
@@ -284,15 +284,15 @@ def prove_oldest(
                 break
             is_whole = whole_bytes is None or group == "unread"
             tried.update(chunk.name for chunk in batch)
-            for report in side_by_side(
-                batch, partial(look, whole=is_whole), CHUNKS_AT_ONCE, drains=True
-            ):
-                if report is None:
-                    continue
-                is_silent = bool(report.unanswered) and (group == "unanswered" or not report.checks)
-                again += is_silent
-                looked_at += not is_silent
-                yield report
+            work = partial(look, whole=is_whole)
+            with closing(side_by_side(batch, work, CHUNKS_AT_ONCE, drains=True)) as reports:
+                for report in filter(None, reports):
+                    is_silent = bool(report.unanswered) and (
+                        group == "unanswered" or not report.checks
+                    )
+                    again += is_silent
+                    looked_at += not is_silent
+                    yield report
     if silent:
         raise silent[0]
 

@@ -47,8 +47,8 @@ def check_keys(
         try:
             OpenedChunk.open(chunk.header, identities)
         except NoMatchingIdentity:
-            own = {str(identity.recipient) for identity in identities}
-            if own.isdisjoint(chunk.recipients):
+            recipients = {str(identity.recipient) for identity in identities}
+            if recipients.isdisjoint(chunk.recipients):
                 identity_problem = "these identities are none of its recipients'"
             else:
                 header_problem = "the ledger's header is foreign: its recipients do not open it"

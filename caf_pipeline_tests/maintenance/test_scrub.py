@@ -326,12 +326,12 @@ def test_chunk_without_answers_does_not_delay_others(context, store):
 
 def cut_at(store, provider):
     """Interrupt every look when it reads from a provider."""
-    asked = store.read
+    read_stored = store.read
 
     def read(*arguments, **named):
         if named["provider"] == provider:
             raise KeyboardInterrupt
-        return asked(*arguments, **named)
+        return read_stored(*arguments, **named)
 
     store.read = read
 
@@ -358,7 +358,7 @@ def test_a_cut_look_records_the_fault_that_it_found(context, store, name, how):
     assert repair_chunk(context, name).chunk.state is ChunkState.LOCATED
 
 
-def test_a_cut_look_does_not_judge_by_the_number_of_copies(context, store, name):
+def test_a_cut_look_judges_by_no_number_of_copies(context, store, name):
     store.unlisted = {"carl"}
     store.away = {"anna"}
     cut_at(store, "bert")
@@ -388,7 +388,7 @@ def test_four_chunks_are_looked_at_by_one_request_a_provider(tmp_path, ledger):
     names = archive_everything(context)
     assert len(names) > CHUNKS_AT_ONCE
     together, lock = threading.Barrier(CHUNKS_AT_ONCE), threading.Lock()
-    asked, reading, most = store.read, [], set()
+    read_stored, reading, most = store.read, [], set()
 
     def read(at, *arguments, **named):
         with lock:
@@ -399,7 +399,7 @@ def test_four_chunks_are_looked_at_by_one_request_a_provider(tmp_path, ledger):
             assert len({root for root, _ in reading}) <= CHUNKS_AT_ONCE
         if is_first:
             together.wait(PATIENCE_SECONDS)
-        pieces = list(asked(at, *arguments, **named))
+        pieces = list(read_stored(at, *arguments, **named))
         with lock:
             reading.remove((at.merkle_root, named["provider"]))
         return iter(pieces)
