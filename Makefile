@@ -65,10 +65,11 @@ $(READY): pyproject.toml requirements.lock
 # tries again. CARGO_ONCE makes cargo try crates.io once, for 10 s a connection.
 $(NATIVE): $(READY) $(wildcard native/*.toml native/*.lock native/src/*)
 	@$(BIN)/uv pip uninstall --quiet --python $(BIN)/python caf-pipeline-native 2>/dev/null || true
+	@rm -rf $(VENV)/native
 	@if ! command -v cargo >/dev/null; then \
 	  echo "caf-pipeline-native is not built, since there is no cargo: Merkle roots are taken in Python"; \
-	elif CARGO_TARGET_DIR=$(CARGO_TARGET) $(CARGO_ONCE) $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps \
-	  --reinstall-package caf-pipeline-native ./native >$(VENV)/native.log 2>&1; then touch $@; \
+	elif { CARGO_TARGET_DIR=$(CARGO_TARGET) $(CARGO_ONCE) $(BIN)/uv build --quiet --wheel --out-dir $(VENV)/native ./native \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(VENV)/native/*.whl; } >$(VENV)/native.log 2>&1; then touch $@; \
 	else echo "caf-pipeline-native could not be built ($(VENV)/native.log says why): Merkle roots are taken in Python"; fi
 
 demo: $(READY)
@@ -165,11 +166,10 @@ screenshots: $(READY)
 	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py
 
 # The extra `logs` is for `caf logs search`. Without the extra `host`, all commands must work on SQLite.
-wheel: $(READY)
+wheel: setup
 	@rm -rf dist
 	$(BIN)/uv build --quiet --wheel --out-dir dist
-	@if command -v cargo >/dev/null; then CARGO_TARGET_DIR=$(CARGO_TARGET) $(BIN)/uv build --quiet --wheel --out-dir dist ./native; \
-	else echo "caf-pipeline-native is not built, since there is no cargo"; fi
+	@if [ -f $(NATIVE) ]; then cp $(VENV)/native/*.whl dist; fi
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
 	&& $(BIN)/uv venv --quiet --python "$(or $(PYTHON),$(BIN)/python)" "$$folder" \
 	&& $(BIN)/uv pip install --quiet --python "$$folder/bin/python" --constraint requirements.lock \
