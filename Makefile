@@ -6,7 +6,8 @@
 #   make network        keep the demo's Jackal network running, to fetch from it; Ctrl-C ends it
 #   make setup          set up .venv, and the compiled Merkle root if cargo is installed
 #   make test           most behaviours, in minutes (ARGS as for pytest)
-#   make test-all       everything, also faults, fuzz inputs, daemons and the documents' commands
+#   make test-changed   the same, and the thorough tests of what changed since .ci/tested, as CI does
+#   make test-all       everything, also faults, fuzz inputs, daemons and the documents' commands; writes .ci/tested
 #   make lint types     ruff, mypy and, if cargo is installed, rustfmt and clippy
 #   make test-sqlalchemy-2.0   the ledger's tests with the newest SQLAlchemy 2.0
 #   make test-jackal    from an empty ledger to proofs, on the network of JACKAL_LCD or a loopback one
@@ -45,7 +46,7 @@ FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.14 pytho
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
+.PHONY: help setup lint-native demo ui network test test-changed test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -88,8 +89,14 @@ ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-re
 test: $(READY)
 	$(ALL_TESTS) -m "not thorough" --hypothesis-profile few $(ARGS)
 
+# The last commit whose whole tests passed, and what was skipped there. Commit the file after `make test-all`.
+TESTED := .ci/tested
+
 test-all: $(READY)
-	$(ALL_TESTS) $(ARGS)
+	$(ALL_TESTS) $(if $(ARGS),$(ARGS),--record=$(TESTED))
+
+test-changed: $(READY)
+	$(ALL_TESTS) --changed-since=$(TESTED) --hypothesis-profile few $(ARGS)
 
 # A project with Dagster's storage on Postgres may have to stay at SQLAlchemy 2.0: with 2.1 dagster-postgres uses psycopg 3 for a
 # plain postgresql:// URL.
