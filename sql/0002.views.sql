@@ -19,9 +19,9 @@ SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
     caf_files.state AS chunk_state, copies.state AS copy_state, store, header IS NOT NULL AS encrypted,
     CASE WHEN caf_files.state = 'located' THEN damage ELSE reason END AS reason, epoch, attempts,
     object_count, object_bytes, expected_size_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count,
-    released_count, merkle_root, proof_type, owner, start, samples, tail_start, tail_sha256, has_log_times, created_at,
+    released_count, merkle_root, proof_type, owner, start, samples, unread, tail_start, tail_sha256, has_log_times, created_at,
     caf_files.updated_at, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at, checked_at, look_again_at,
-    suspected_at, unanswered_at
+    suspected_at, unanswered_at, greatest(created_at, unparked_at) AS runs_count_from
 FROM caf_files LEFT JOIN chunk_copies AS copies USING (caf_file_id);
 
 -- Refuses, at the end of a transaction, states of a chunk and its copies that no move of
@@ -55,6 +55,16 @@ CREATE CONSTRAINT TRIGGER begins_with_its_copies AFTER INSERT ON caf_files DEFER
     FOR EACH ROW WHEN (NEW.state <> 'planned') EXECUTE FUNCTION require_copies();
 CREATE CONSTRAINT TRIGGER is_of_its_chunk AFTER INSERT OR UPDATE OF caf_file_id, state OR DELETE ON chunk_copies
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION require_copies();
+
+-- Every move that ends a packing deletes its secret.
+CREATE FUNCTION forget_packing_secret() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM packing_secrets WHERE caf_file_id = NEW.caf_file_id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER ends_its_packing AFTER UPDATE OF state ON caf_files FOR EACH ROW
+    WHEN (OLD.state <> NEW.state AND NEW.state NOT IN ('planned', 'packing', 'parked'))
+    EXECUTE FUNCTION forget_packing_secret();
 
 -- Objects archived in parts: every part of one plan is located, in a chunk in good standing, and
 -- the parts cover the object without gaps. Only this view decides that such an object is located.

@@ -15,7 +15,14 @@ from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
-from caf_pipeline.maintenance.doctor.findings import Actor, Finding, MendResult, not_checked
+from caf_pipeline.maintenance.doctor.findings import (
+    Actor,
+    Finding,
+    Kind,
+    MendResult,
+    mendable,
+    not_checked,
+)
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import jackal_of
 from caf_pipeline.settings import Settings, load_settings
@@ -28,6 +35,8 @@ RUN: Final = "caf doctor"
 _OWN_STATUS: Final = (3, 6, 7, 8)
 """Errors with these statuses end the command; others count as 1."""
 
+_OF_STORE: Final = (Kind.FILE, Kind.TRANSACTION)
+"""If one of these needs an operator, the ledger and the store do not agree."""
 
 _OUTCOMES: Final = {
     Actor.MENDED: "mended",
@@ -53,7 +62,8 @@ def doctor(
     and leftovers of killed inventories and plans. It also finds unknown chunks on Jackal, rows
     without a chunk, located chunks that the chain no longer lists, chunks that no run continues,
     and stray partitions in Dagster. In your own Dagster project it also names settings of the
-    instance that would help.
+    instance that would help. After `caf backup --restore --unverified`, it decides whether the
+    ledger fits the store.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
     Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf
@@ -86,6 +96,7 @@ def doctor(
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
                 examination.examine_dagster(settings, ledger, "stray_partitions", name)
+            examination.judge_backup(ledger, of_all_sources=source is None)
             examination.examine_dagster(settings, ledger, "instance_findings")
     examination.close()
 
@@ -97,6 +108,7 @@ class _Examination:
         self._handled: set[tuple[str, str]] = set()  # sources share some findings
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
+        self._fits = True  # the ledger and the store agree
 
     def examine_source(
         self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str
@@ -117,7 +129,12 @@ class _Examination:
         ):
             if (finding.kind, finding.name) not in self._handled:
                 self._handled.add((finding.kind, finding.name))
-                self._handle(finding)
+                actor = self._handle(finding)
+                self._fits = self._fits and not (
+                    finding.kind in (Kind.UNSEEN, Kind.ROWS)
+                    or (finding.kind is Kind.COPIES and finding.mend)  # not known before
+                    or (finding.kind in _OF_STORE and actor in (Actor.OPERATOR, Actor.DOCTOR))
+                )
 
     def examine_dagster(
         self, settings: Settings, ledger: Ledger, command: str, *source: str
@@ -129,6 +146,26 @@ class _Examination:
             return
         for finding in examine_state(*source, settings=settings, ledger=ledger):
             self._handle(finding)
+
+    def judge_backup(self, ledger: Ledger, *, of_all_sources: bool) -> None:
+        """Let the pause after the restore of a backup without a hash end, if the ledger fits."""
+        if not (problem := ledger.controls.unverified()):
+            return
+
+        def accept() -> MendResult:
+            ledger.controls.accept()
+            return MendResult("it fits the store: 'caf resume' ends the pause")
+
+        if of_all_sources and self._fits:
+            self._handle(mendable(Kind.BACKUP, "the ledger", problem, "accepted", accept))
+            return
+        remedy = (
+            "run this again when the findings above about rows, files, transactions and what was "
+            "not looked at are gone"
+            if of_all_sources
+            else "run 'caf doctor' for all sources"
+        )
+        self._handle(Finding(Kind.BACKUP, "the ledger", problem, remedy, Actor.OPERATOR))
 
     def close(self) -> None:
         """Print the number of findings. Raises CafError if any is not repaired."""
@@ -159,7 +196,7 @@ class _Examination:
             hint = "the lines above say what to do" if operator else "run it without --dry-run"
             raise CafError(", ".join(parts), hint=hint)
 
-    def _handle(self, finding: Finding) -> None:
+    def _handle(self, finding: Finding) -> Actor:
         outcome: MendResult | None = None
         error = finding.error
         if finding.mend is not None and not self._dry_run:
@@ -188,7 +225,7 @@ class _Examination:
                     "turn": str(actor),
                 }
             )
-            return
+            return actor
         if outcome:
             then = outcome.done
         elif finding.mend is None:
@@ -199,3 +236,4 @@ class _Examination:
             printable(f"{finding.kind}  {finding.name}: {finding.problem}")
             + (f"; {printable(then)}" if then else "")
         )
+        return actor

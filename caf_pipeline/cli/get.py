@@ -56,6 +56,9 @@ def get(  # noqa: PLR0917 - the command line's options
     returns wrong bytes, the next one is tried. FILE is replaced if it exists; a symbolic link is
     followed.
 
+    A note says so if the object's chunk was restored by a rebuild, and its bytes were not compared
+    with its Merkle root since. `caf prove` and `caf check` do that.
+
     Returns the version that S3 had at the last inventory, or else the newest archived version, with
     a note.
 
@@ -85,6 +88,9 @@ def get(  # noqa: PLR0917 - the command line's options
         archived = fetch(lookup, store, source, key, version, as_of=moment)
         if warning := _not_current(key, archived.location):
             note(warning)
+        unread = lookup.unread_chunks(source)
+        for chunk in sorted(unread.keys() & {part.chunk for part in archived.location.ranges}):
+            note(_not_read_whole(chunk, unread[chunk], source))
         if member is not None:
             # Loaded here because few objects are .tar.co files.
             from caf_pipeline.cli.cotar import opened_cotar  # noqa: PLC0415
@@ -100,6 +106,14 @@ def get(  # noqa: PLR0917 - the command line's options
             save(archived, output)
         else:
             write_bytes(archived.pieces)
+
+
+def _not_read_whole(chunk: str, damage: str, source: str) -> str:
+    why = f" (it is damaged: {damage})" if damage else ""
+    return (
+        f"a rebuild restored chunk {chunk}, and its bytes were not yet found to have its Merkle "
+        f"root{why}: these bytes may be forged; 'caf prove {source}' reads the chunk whole"
+    )
 
 
 def _not_current(key: str, location: Location) -> str:

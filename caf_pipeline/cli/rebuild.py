@@ -46,14 +46,15 @@ def rebuild(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Restore a lost ledger from the stored chunks.
+    r"""Restore a lost ledger, or missing rows, from the stored chunks.
 
     Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
     Encrypted chunks need an identity; without one, nothing is restored. A folder has no owner: a
     rebuild from it trusts whoever can write there.
     Opens one chunk of each archive that the ledger does not know, to learn its source. Reports each
     file: restored, known, or why it is left out. You can repeat the command; it never changes what
-    the ledger already has.
+    the ledger already has. A chunk that lacks locations in the ledger gets them back from its
+    manifest. Rows that differ from the manifest are reported, and stay.
 
     A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
     differ is restored only with --whole.
@@ -69,7 +70,7 @@ def rebuild(
     \b
     Exit status:
       0   All listed files are in the ledger.
-      1   Some files are left out.
+      1   Some files are left out, or rows of the ledger were altered.
       2   ADDRESS is not an address.
       3   Wrong settings, wallet or source, or no identity.
       6   The database failed.
@@ -119,6 +120,12 @@ def rebuild(
             "if copies differ; until then only 'caf run NAME --new-archive' plans such a source, "
             "and archives these objects again",
         )
+    if kinds[FileKind.ALTERED]:
+        raise CafError(
+            f"rows of {counted(kinds[FileKind.ALTERED], 'chunk')} were altered in the ledger",
+            hint="restore a backup; or delete these rows from file_locations and run 'caf rebuild' "
+            "again",
+        )
 
 
 def _rebuild(
@@ -166,6 +173,11 @@ def _rebuild(
             for kind, count in sorted(kinds.items())
         )
         typer.echo(f"{name}: {counts or 'nothing is listed'}")
+    if unread := len(ledger.lookup.unread_chunks(name)):
+        note(
+            f"{name}: {counted(unread, 'restored chunk')} count as unread until 'caf prove {name}' "
+            "has read all their bytes and compared them with the Merkle root"
+        )
     if settings.store.kind == "jackal" and not kinds.keys() - {FileKind.FOREIGN}:
         note(
             f"{name}: no listed file has this owner; if another wallet posted the chunks, give its "
@@ -208,6 +220,12 @@ def _print(outcome: RebuildOutcome, dry_run: bool) -> None:
             typer.echo(printable(f"{file}: {kind}: {finding.why}"))
         return
     done = "to be restored" if dry_run else "restored"
+    if finding.kind in (FileKind.INCOMPLETE, FileKind.ALTERED):
+        rows = "missing locations" if outcome.rows is None else counted(outcome.rows, "location")
+        typer.echo(f"{chunk.name}: {rows} {done}")
+        if finding.why:
+            typer.echo(printable(f"{chunk.name}: altered: {finding.why}"))
+        return
     new = outcome.rows not in (None, chunk.member_count)
     rows = f", {outcome.rows:,} of them not located before" if new else ""
     copies = counted(len(chunk.copies), "listed copy", "listed copies")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
-from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, GOOD, UNDER_WAY, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.inventory.manifest import LogTimes, PartLocation
 from caf_pipeline.ledger.copy import (
@@ -103,6 +103,8 @@ class ChunkMoves(LedgerPart):
         copy_changes: dict[str, Any] = {}
         if after is _S.PACKING:
             changes["attempts"] = CAF_FILES.c.attempts + 1
+        if before is _S.PARKED and after in UNDER_WAY:
+            changes["unparked_at"] = func.now()
         if (before, after) == (_S.SEALED, _S.PACKING):
             # The sealed file is lost, and its root must never be posted.
             changes |= dict.fromkeys(
@@ -265,7 +267,7 @@ class ChunkMoves(LedgerPart):
                 chunk,
                 _S.VERIFIED,
                 _S.LOCATED,
-                changes={"located_at": func.now()},
+                changes={"located_at": func.now(), "located_count": CAF_FILES.c.member_count},
             )
             written = locate_pending(connection, moved.caf_file_id)
             if written != moved.member_count:

@@ -239,8 +239,8 @@ class Lookup:
         """Return those that the source's objects need, by name."""
         statement = (
             "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, "
-            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes "
-            "FROM chunks JOIN caf_files USING (caf_file_id) "
+            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes, "
+            "recipients FROM chunks JOIN caf_files USING (caf_file_id) "
             "JOIN sources ON sources.source_id = chunks.source_id "
             "WHERE sources.name = %(source)s AND header IS NOT NULL "
             "AND chunk_state IN ('sealed', 'located', 'parked') ORDER BY chunks.name"
@@ -250,10 +250,11 @@ class Lookup:
         return [
             EncryptedChunk(
                 name,
-                ChunkHeader(header, nonce, caf_size_bytes),
+                ChunkHeader(header, nonce, caf_bytes),
                 PostRecord(root, owner, start, stored_bytes) if start is not None else None,
+                recipients or (),
             )
-            for name, header, nonce, caf_size_bytes, root, owner, start, stored_bytes in rows
+            for name, header, nonce, caf_bytes, root, owner, start, stored_bytes, recipients in rows
         ]
 
     def encrypted_chunk(self, source: str) -> str | None:
@@ -264,6 +265,21 @@ class Lookup:
             "ORDER BY caf_files.name LIMIT 1"
         )
         return next(iter(self._column(statement, {"source": source})), None)
+
+    def unread_chunks(self, source: str) -> Mapping[str, str]:
+        """Return the chunks that a rebuild restored and that were not read whole since.
+
+        The value is the chunk's damage, or "".
+        """
+        if not can_be_stored(source):
+            return {}
+        statement = (
+            "SELECT caf_files.name, damage FROM caf_files JOIN chunk_copies USING (caf_file_id) "
+            "JOIN sources USING (source_id) WHERE sources.name = %(source)s "
+            "AND caf_files.state = 'located' AND unread IS NOT NULL"
+        )
+        with self._connections.connection() as connection:
+            return dict(connection.execute(statement, {"source": source}).fetchall())
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"

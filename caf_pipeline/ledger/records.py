@@ -131,11 +131,15 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedChunk:
-    """A sealed chunk with its header. `posting` is None before it is located."""
+    """A sealed chunk with its header.
+
+    `posting` is None before it is located. `recipients` are those of the seal; empty if unknown.
+    """
 
     name: str
     header: ChunkHeader
     posting: PostRecord | None
+    recipients: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +173,13 @@ class Chunk:
         read_back_at: when all stored bytes last came back, from a copy that has been right since.
         opened_with: recipient of the identity that opened all these bytes.
         unanswered_at: when a copy did not answer a check; None once all answered.
+        runs_count_from: when the chunk was planned or last unparked. Failures of runs that began
+            before do not count.
         tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
         adopted: another program wrote the file, without head and manifest.
+        unread: stored bytes that a rebuild read, until all bytes are compared with the root.
     """
 
     caf_file_id: int
@@ -201,6 +208,7 @@ class Chunk:
     samples: Sequence[Sample]
     reason: str
     updated_at: datetime
+    runs_count_from: datetime
     located_at: datetime | None = None
     checked_at: datetime | None = None
     read_back_at: datetime | None = None
@@ -214,6 +222,7 @@ class Chunk:
     copy_state: CopyState | None = None
     encrypted: bool = False
     opened_with: str | None = None
+    unread: Sequence[Sample] = ()
 
     @property
     def was_read_back(self) -> bool:
@@ -235,13 +244,14 @@ def posting_of(chunk: Chunk) -> PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that needs a run."""
+    """A chunk that needs a run; see `Chunk` for `runs_count_from`."""
 
     source: str
     address: str
     caf_file_id: int
     name: str
     state: ChunkState
+    runs_count_from: datetime
     size_bytes: int
     held: bool
 
@@ -256,6 +266,7 @@ class RemoteChunk:
         archive_id: id in its head and in the note of its post; None for a file to adopt.
         plan_sha256: None if not known. Then nothing counts as released.
         header: None if the file is not encrypted.
+        unread: stored bytes that were read, unless the Merkle root of all bytes was compared.
     """
 
     file: PostedFile
@@ -280,6 +291,7 @@ class RemoteChunk:
     manifest_sha256: bytes
     part: "PartLocation | None" = None
     header: ChunkHeader | None = None
+    unread: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +375,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Numbers of a chunk's rows. A restored chunk may have fewer locations than members."""
+    """Numbers of a chunk's rows. `located_count` is how many locations it had when located."""
 
     caf_file_id: int
     chunk: str | None
@@ -372,7 +384,8 @@ class ChunkRows:
     pending: int
     claims: int
     member_count: int
-    restored: bool
+    located_count: int
+    adopted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,7 +676,7 @@ class SourceProgress:
 class StoragePlanRow:
     """The last reading of an account's space and coins (ujkl). None: no plan.
 
-    `latest_end` is the latest since our last purchase.
+    `latest_end` is the latest since our last purchase; a `purchase_pending` may set an earlier one.
     """
 
     account: str
@@ -671,9 +684,11 @@ class StoragePlanRow:
     balance: int
     space_bytes: int | None
     used_bytes: int | None
+    starts_at: datetime | None
     ends_at: datetime | None
     latest_end: datetime | None
     latest_end_space: int | None
+    purchase_pending: bool
 
 
 @dataclass(frozen=True, slots=True)

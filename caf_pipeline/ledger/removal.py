@@ -49,6 +49,7 @@ OF_AN_ADDRESS: Final = (
 
 OF_A_CHUNK: Final = (
     "staging_reservations",
+    "packing_secrets",
     "replicas",
     "full_reads",
     "chunk_copies",

@@ -456,6 +456,10 @@ class TransactionLog(LedgerPart):
         rows = self._rows(query("unknown_roots"), roots=list(roots), signed=signed)
         return [bytes(root) for (root,) in rows]
 
+    def lost_posts(self, archive_id: str) -> Sequence[str]:
+        """Return posted chunks of the archive's source whose objects could be paid for again."""
+        return [row.name for row in self._rows(query("lost_posts"), archive=archive_id)]
+
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """`sequence` is the account's before the search."""
         self._execute(

@@ -9,9 +9,12 @@ an identity, and are opened only if their header has the hash in the post.
 A file whose name is taken is read whole: its Merkle root proves its content. It replaces a chunk
 that was never posted, or else is named after its root. A chunk with too few copies is `damaged`.
 
+A chunk of the ledger that lacks locations gets them from its manifest.
+
 Source: docs/reference/chunk-format.md.
 """
 
+import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence, Set
@@ -23,7 +26,13 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
-from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState, CopyState
+from caf_pipeline.chunk_state import (
+    CLAIMING,
+    IN_GOOD_STANDING,
+    NOT_POSTED,
+    ChunkState,
+    CopyState,
+)
 from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     ArchiveError,
@@ -39,11 +48,18 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.ledger.records import Chunk, RemoteChunk, chunk_lease, plan_lease
+from caf_pipeline.ledger.records import (
+    Chunk,
+    RemoteChunk,
+    chunk_lease,
+    plan_lease,
+    posting_of,
+)
 from caf_pipeline.maintenance.unknown_archives import open_archive, possible_archive_ids
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.packing.staging import remove_all
 from caf_pipeline.retrieval.remote_chunk import (
+    PIECE_BYTES,
     AgreedSource,
     Head,
     OpenedFile,
@@ -84,6 +100,8 @@ class FileKind(StrEnum):
     SUPERSEDED = "superseded"
     UNDECIDED = "undecided"
     OTHER_SOURCE = "other_source"
+    INCOMPLETE = "incomplete"  # a chunk that lacked rows in the ledger
+    ALTERED = "altered"  # a chunk with rows that differ from its manifest
 
 
 _UNPOSTED: Final = frozenset({*NOT_POSTED, ChunkState.PARKED})
@@ -96,6 +114,8 @@ NOTHING_MISSING: Final = frozenset(
         FileKind.DOUBLE,
         FileKind.SUPERSEDED,
         FileKind.OTHER_SOURCE,
+        FileKind.INCOMPLETE,
+        FileKind.ALTERED,
     }
 )
 
@@ -310,6 +330,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
             chunk = read_chunk(opened, named.copies, named.head, of=context.source, spool=spool)
             if named.must_prove:
                 opened.stored.prove(file.proof_type)
+                chunk = replace(chunk, unread=())
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, name)
             return
@@ -450,7 +471,7 @@ def rebuild(
     dry_run: bool = False,
     sources: dict[str, str] | None = None,
 ) -> Iterator[RebuildOutcome]:
-    """Restore every chunk that the ledger lacks, and yield the outcome for each file.
+    """Restore every chunk and location that the ledger lacks, and yield the outcome for each file.
 
     Archives that no source of the ledger has are the source's if their chunks name it. The newest
     such archive gives a source without chunks its id. `sources` has the source of archives that
@@ -467,10 +488,16 @@ def rebuild(
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
-        archive_ids, others = _own_archives(
+        archive_ids, others = own_archives(
             context, owner, {} if sources is None else sources, whole
         )
         complete = True
+        for outcome in _incomplete_chunks(context, whole=whole, dry_run=dry_run):
+            lease.check()
+            if not outcome.complete and not dry_run:
+                context.ledger.rebuilds.begin(context.source)
+            complete = complete and outcome.complete
+            yield outcome
         findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(archive_ids))
         for finding in chain(findings, others):
             lease.check()
@@ -499,7 +526,7 @@ def rebuild(
             context.ledger.rebuilds.end(context.source)
 
 
-def _own_archives(
+def own_archives(
     context: RunContext, owner: str, sources: dict[str, str], whole: bool
 ) -> tuple[Sequence[str], Sequence[FileFinding]]:
     """Return the source's archives in the store, the newest last, and findings for others."""
@@ -521,6 +548,80 @@ def _own_archives(
             why = f"its archive {archive_id} belongs to source '{source}'"
             others.append(FileFinding(archive.file, FileKind.OTHER_SOURCE, why))
     return archive_ids, others
+
+
+# --- single rows
+
+
+def _incomplete_chunks(
+    context: RunContext, *, whole: bool, dry_run: bool
+) -> Iterator[RebuildOutcome]:
+    for rows in context.ledger.stray_rows.by_chunk(context.source):
+        if (
+            rows.chunk is not None
+            and rows.state in IN_GOOD_STANDING
+            and rows.locations < rows.located_count
+        ):
+            yield _restore_rows(
+                context, context.ledger.chunks.get(rows.chunk), whole=whole, dry_run=dry_run
+            )
+
+
+def _restore_rows(
+    context: RunContext, chunk: Chunk, *, whole: bool, dry_run: bool
+) -> RebuildOutcome:
+    posting, root = posting_of(chunk), chunk.merkle_root
+    header = context.ledger.lookup.chunk_header(root) if root and chunk.encrypted else None
+    file = PostedFile(posting, chunk.proof_type or 0, header.sha256 if header else None)
+    if chunk.adopted:
+        why = "the ledger lacks rows of it, and another program wrote it: restore a backup"
+        return RebuildOutcome(FileFinding(file, FileKind.KNOWN, why, chunk.name))
+    copies = list({copy.provider: copy for copy in context.store.copies(posting)}.values())
+    with _spool(context, encrypted=chunk.encrypted) as spool:
+        try:
+            stored = AgreedSource(
+                context.store,
+                posting,
+                [copy.provider for copy in copies],
+                proof_type=file.proof_type if whole else None,
+            )
+            opened = open_file(file, stored, context.opened.identities)
+            head = read_head(opened.caf, opened.size_bytes)
+            stored_chunk = read_chunk(opened, copies, head, of=context.source, spool=spool)
+            _require_sealed_tail(chunk, opened)
+            stored_chunk = replace(stored_chunk, name=chunk.name)
+            finding = FileFinding(file, FileKind.INCOMPLETE, name=chunk.name, chunk=stored_chunk)
+            if dry_run:
+                return RebuildOutcome(finding)
+            with context.lease(chunk_lease(chunk.name)) as lease:
+                restored = context.ledger.rebuilds.restore_rows(
+                    lease, stored_chunk, open_manifest(spool).locations
+                )
+        except (ClaimConflict, IllegalMove) as error:
+            return RebuildOutcome(FileFinding(file, FileKind.CONFLICTING, str(error), chunk.name))
+        except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
+            return RebuildOutcome(_refused(file, error, chunk.name))
+    if restored.altered:
+        why = (
+            f"{counted(restored.altered, 'row')} of the ledger, such as that of "
+            f"'{restored.altered_key}', differ from its manifest: the ledger was altered, and the "
+            "stored chunk is not damaged"
+        )
+        finding = replace(finding, kind=FileKind.ALTERED, why=why)
+    return RebuildOutcome(finding, restored.restored)
+
+
+def _require_sealed_tail(chunk: Chunk, opened: OpenedFile) -> None:
+    """Raise IntegrityError if manifest and index are not those that were sealed here."""
+    if chunk.tail_start is None:
+        return
+    digest = hashlib.sha256()
+    for begin in range(chunk.tail_start, opened.size_bytes, PIECE_BYTES):
+        digest.update(opened.caf.read(begin, min(begin + PIECE_BYTES, opened.size_bytes)))
+    if digest.digest() != chunk.tail_sha256:
+        raise IntegrityError(
+            "its manifest differs from the sealed manifest: the copies are damaged"
+        )
 
 
 # --- what is lost with a ledger

@@ -44,6 +44,7 @@ from caf_pipeline.store.protocol import (
 )
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
+from caf_pipeline.system.secret_files import make_private
 
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
@@ -218,7 +219,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         if self._id:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             marker = self._read_marker() or self._write_marker(secrets.token_hex(16))
             recorded = self._ledger.mark_folder_store(marker)
         except OSError as error:

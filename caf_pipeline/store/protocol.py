@@ -188,6 +188,18 @@ def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
         )
 
 
+def refuse_lost_posts(chunks: Sequence[str]) -> None:
+    """Raise StoredAlready for posted chunks whose objects are neither claimed nor archived."""
+    if chunks:
+        more = f" and {len(chunks) - 1:,} others" if len(chunks) > 1 else ""
+        raise StoredAlready(
+            f"chunk {chunks[0]}{more} was posted, but the ledger neither claims its objects nor "
+            "has them as archived. Nothing is planned, packed or posted, because objects could be "
+            "stored and paid for twice",
+            hint="run 'caf doctor'",
+        )
+
+
 class Lease(Protocol):
     """The right to change one thing, renewed in the background. `epoch` grows with each holder."""
 
@@ -245,6 +257,8 @@ class TransactionLog(ChainHeights, Protocol):
     def explains(self, account: str, archive_id: str, sequence: int) -> bool: ...
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]: ...
+
+    def lost_posts(self, archive_id: str) -> Sequence[str]: ...
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None: ...
 

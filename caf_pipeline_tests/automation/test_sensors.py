@@ -25,7 +25,13 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
-from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
+from caf_pipeline_tests.support.pipeline_runs import (
+    ARCHIVE,
+    SOURCE,
+    fail_run,
+    failed_runs_of,
+    start_run,
+)
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
@@ -474,6 +480,24 @@ def test_a_chunk_is_parked_after_too_many_failures(pipeline, tick, monkeypatch):
     assert [request.partition_key for request in requests] == [chunk]
 
 
+@pytest.mark.thorough
+def test_failures_before_unparking_do_not_park_again(pipeline, tick, monkeypatch):
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    for _ in range(pipeline.settings.runs.attempts):
+        fail_run(pipeline, chunk)
+    # The sensor's process died right after this move.
+    chunk_steps.park(pipeline.run_context(), chunk, "its runs failed too often")
+    chunk_steps.unpark(pipeline.run_context(), chunk)
+    for _ in range(pipeline.settings.runs.attempts):
+        requests, _, _ = tick("caf_launch_chunks")
+        assert [request.partition_key for request in requests] == [chunk]
+        fail_run(pipeline, chunk)
+    assert tick("caf_launch_chunks")[0] == []
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.PARKED
+
+
 def test_a_held_run_does_not_reset_the_failures(pipeline):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
@@ -482,7 +506,7 @@ def test_a_held_run_does_not_reset_the_failures(pipeline):
     with held.lease(f"chunk/{chunk}"):
         assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     fail_run(pipeline, chunk)
-    assert len(launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])) == 2
+    assert len(failed_runs_of(pipeline, chunk)) == 2
 
 
 def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
@@ -500,7 +524,7 @@ def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
     unruly_s3.fail(503, "SlowDown", kind=None)
     for _ in range(settings.runs.attempts + 1):
         assert not pipeline.execute(ARCHIVE, partition_key=chunk).success
-    runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
+    runs = failed_runs_of(pipeline, chunk)
     assert len(runs) == settings.runs.attempts + 1
     assert launching.pause_seconds(len(runs)) == 32 * 60  # outages lengthen the pause, too
     assert evaluate_tick(pipeline, "caf_launch_chunks").skip_message.startswith(

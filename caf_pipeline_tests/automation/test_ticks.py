@@ -1,6 +1,7 @@
 """Ticks are short: hanging servers end them, and their cost does not grow with the chunks."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
@@ -372,8 +373,9 @@ class NarrowStore:
 
 
 def chunks_of(*sizes: int) -> list[LaunchableChunk]:
+    now = datetime.now(UTC)
     return [
-        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, size, held=False)
+        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, now, size, held=False)
         for size in sizes
     ]
 

@@ -1,5 +1,6 @@
 """`caf run`, `get`, `status` and an operator's commands, especially with bad input."""
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host import run_source
 from caf_pipeline.errors import LedgerError
 from caf_pipeline_tests.support.command_line import (
     KEYS,
@@ -164,6 +166,27 @@ def test_the_status_counts_filtered_objects_and_older_versions(caf, s3_server, n
     text, source = status_of(caf)
     assert "1 current, 1 older, 1 gone, " in text
     assert (source["uncounted_objects"], source["versions"]) == (0, "all")
+
+
+def test_only_the_owner_enters_home_and_its_folders(archived):
+    home = archived.caf.folder / ".caf"
+    folders = [home, *(path for path in home.iterdir() if path.is_dir())]
+    assert {path.name for path in folders} >= {".caf", "dagster", "inventories", "plans", "staging"}
+    assert {path.name for path in folders if path.stat().st_mode & 0o077} == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("broken"), 1), (OSError(errno.ENOSPC, "full"), 8)]
+)
+def test_a_foreign_error_has_its_exit_status_in_json(filled, monkeypatch, error, status):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(run_source, "reap_dead_runs", fail)
+    ended = filled[0]("run", "--json")
+    report = json.loads(ended.out.splitlines()[-1])
+    assert (report["exit_status"], ended.status) == (status, status)
+    assert type(error).__name__ in report["error"]
 
 
 def test_all_versions_need_a_bucket_with_versions(filled, s3_server, new_bucket):

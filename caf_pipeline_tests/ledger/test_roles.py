@@ -47,6 +47,12 @@ def test_a_reader_finds_what_a_worker_archived(ledger_as, located):
     assert reader.chunks.get(located).state is ChunkState.LOCATED
 
 
+def test_a_reader_reads_no_secret_of_a_packing(ledger_as):
+    database = ledger_as("caf_reader").database
+    with pytest.raises(InsufficientPrivilege), connected(database) as connection:
+        connection.execute("SELECT secret FROM packing_secrets")
+
+
 @pytest.mark.parametrize(
     "table", ["sources", "leases", "file_locations", "full_reads", "schema_files"]
 )

@@ -463,7 +463,7 @@ def test_chunk_with_too_few_locations_is_reported(context, name, database_url):
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
     (finding,) = examined(context)
     assert (finding.kind, finding.name, finding.actor) == (Kind.ROWS, name, Actor.OPERATOR)
-    assert finding.problem == "59 locations of 60 members"
+    assert finding.problem == "59 of 60 locations"
 
 
 def test_outdated_kept_locations_are_removed(context, name, found_then_mended, database_url):

@@ -307,7 +307,7 @@ def test_restored_chunks_are_proven_and_repaired_without_their_plan(archived, lo
     list(rebuild.rebuild(lost))
     assert not list(lost.plans().iterdir())
     chunk = lost.ledger.chunks.list()[0]
-    assert prove_chunk(lost, chunk.name).proven
+    assert prove_chunk(lost, chunk.name, whole=True).proven
     for provider in lost.store.folders:
         lost.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
     assert not prove_chunk(lost, chunk.name).proven

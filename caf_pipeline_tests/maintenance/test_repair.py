@@ -79,6 +79,26 @@ def test_a_chunk_is_repaired_from_another_provider(context, name):
     assert list(context.staging().iterdir()) == []
 
 
+def test_a_downloaded_chunk_is_durable_before_it_has_its_name(context, name, monkeypatch):
+    damage(context, name, "anna", "bert")
+    synced, was_durable = set(), []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def recorded_replace(old, new):
+        if new == staged_path(context, name):
+            was_durable.append(os.stat(old).st_ino in synced)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    assert repair_chunk(context, name).origin == "provider"
+    assert was_durable == [True]
+
+
 def test_chunk_without_right_copies_is_packed_again(context, name):
     damage(context, name, *EVERYBODY)
     assert repair_chunk(context, name).origin == "source"

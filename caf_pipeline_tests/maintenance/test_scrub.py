@@ -1,6 +1,7 @@
 """The proof watch: results, records and changes of a look at a located chunk."""
 
 import os
+import threading
 
 import pytest
 
@@ -9,11 +10,12 @@ from caf_pipeline.errors import CafError, StoreAway, StoreUnreachable
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.repair import repair_chunk
-from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
+from caf_pipeline.maintenance.scrub import CHUNKS_AT_ONCE, prove_chunk, prove_oldest
 from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -324,6 +326,100 @@ def test_chunk_without_answers_does_not_delay_others(context, store):
     with pytest.raises(StoreUnreachable):
         next(reports)
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
+
+
+# --- looks that are cut
+
+
+def cut_at(store, provider):
+    """Interrupt every look when it reads from a provider."""
+    asked = store.read
+
+    def read(*arguments, **named):
+        if named["provider"] == provider:
+            raise KeyboardInterrupt
+        return asked(*arguments, **named)
+
+    store.read = read
+
+
+def damage(store, at, provider, how):
+    if how == "lost":
+        store.lost[provider] = (0, 1)
+    else:
+        overwrite(store.file(provider, at))
+
+
+@pytest.mark.parametrize("how", ["lost", "wrong"])
+def test_a_cut_look_records_the_fault_that_it_found(context, store, name, how):
+    damage(store, posting(context, name), "anna", how)
+    cut_at(store, "bert")
+    with pytest.raises(KeyboardInterrupt):
+        prove_chunk(context, name)
+    chunk, copies = context.ledger.chunks.get(name), context.ledger.replicas.list(name)
+    assert (chunk.state, "anna: " in chunk.reason) == (ChunkState.DAMAGED, True)
+    assert [copy.provider for copy in copies if copy.fault] == ["anna"]
+    assert all(copy.listed for copy in copies)
+    assert chunk.checked_at is None
+    del store.read
+    assert repair_chunk(context, name).chunk.state is ChunkState.LOCATED
+
+
+def test_a_cut_look_does_not_judge_by_the_number_of_copies(context, store, name):
+    store.unlisted = {"carl"}
+    store.away = {"anna"}
+    cut_at(store, "bert")
+    with pytest.raises(KeyboardInterrupt):
+        prove_chunk(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
+    assert [copy.listed for copy in context.ledger.replicas.list(name)] == [True] * 3
+
+
+def test_a_whole_look_keeps_the_whole_reason(context, store, name):
+    overwrite(store.file("anna", posting(context, name)))
+    store.unlisted = {"carl"}
+    report = prove_chunk(context, name)
+    assert report.chunk.reason == report.explanation
+    assert "0 of 3" not in report.explanation
+    assert "1 of 3" in report.explanation
+
+
+# --- side by side
+
+
+def test_four_chunks_are_looked_at_by_one_request_a_provider(tmp_path, ledger):
+    providers = ("anna", "bert", "carl", "dora", "emil")
+    store = SeveralFolders(tmp_path / "several", providers)
+    source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(120)})
+    context = a_run_context(tmp_path, source, ledger, store=store)
+    names = archive_everything(context)
+    assert len(names) > CHUNKS_AT_ONCE
+    together, lock = threading.Barrier(CHUNKS_AT_ONCE), threading.Lock()
+    asked, reading, most = store.read, [], set()
+
+    def read(at, *arguments, **named):
+        with lock:
+            is_first = len(most) < CHUNKS_AT_ONCE
+            most.add(at.merkle_root)
+            reading.append((at.merkle_root, named["provider"]))
+            assert len({provider for _, provider in reading}) == len(reading)
+            assert len({root for root, _ in reading}) <= CHUNKS_AT_ONCE
+        if is_first:
+            together.wait(PATIENCE_SECONDS)
+        pieces = list(asked(at, *arguments, **named))
+        with lock:
+            reading.remove((at.merkle_root, named["provider"]))
+        return iter(pieces)
+
+    store.read = read
+    reports = list(prove_oldest(context, 100))
+    assert [report.chunk.name for report in reports] == sorted(names)
+    assert all(report.checks and not report.explanation for report in reports)
+
+
+def test_the_limit_holds_for_looks_side_by_side(context):
+    names = archive_everything(context)
+    assert len(list(prove_oldest(context, len(names) - 1))) == len(names) - 1
 
 
 def test_a_chunk_that_did_not_answer_is_looked_at_first(context, store):

@@ -36,6 +36,7 @@ from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.current_content import next_second
+from caf_pipeline_tests.support.encrypted_staging import packing_secrets, private_settings
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
@@ -432,8 +433,11 @@ def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
     first, other = parts_of(context)[:2]
     archive_chunk(context, first, until=step)
+    log = context.ledger.transactions(context.holder)
+    assert log.lost_posts(context.archive_id) == []
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
+    assert log.lost_posts(context.archive_id) == []
     archive_chunk(context, first)
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
     assert is_nowhere(context)
@@ -441,6 +445,17 @@ def test_paid_part_continues_but_is_never_read(context, source, step):
     del source.unavailable["huge"]
     report = plan(context)
     assert account_for_plan(context, report).gone == 0
+
+
+def test_missing_row_of_a_part_comes_back(context):
+    archive_everything(context)
+    before = rows_of(context.ledger)
+    with connected(context.ledger.database) as connection:
+        connection.execute("DELETE FROM file_locations WHERE part = 2")
+    assert is_nowhere(context)
+    assert [outcome.rows for outcome in rebuild(context) if outcome.rows] == [1]
+    assert rows_of(context.ledger) == before
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
 @pytest.mark.thorough
@@ -578,6 +593,22 @@ def test_parts_located_concurrently_make_object_located(context, database_url):
     assert not failed
     assert context.ledger.lookup.locate("src", "huge")
     assert context.ledger.chunks.account("src").claimed_objects == 3
+
+
+def test_a_withdrawn_part_takes_the_secrets_of_planned_parts(tmp_path, source, ledger):
+    settings = private_settings() | {"target": "128KiB"}
+    context = a_run_context(tmp_path, source, ledger, **settings)
+    plan(context)
+    first, second, *_ = [chunk for chunk in ledger.chunks.list("src") if chunk.part]
+    for chunk in (first, second):
+        chunk_steps.load_batch(context, chunk.name)
+        with chunk_steps.lease_chunk(context, chunk.name) as lease:
+            ledger.staging.packing_secret(lease, chunk.name)
+    chunk_steps.park(context, second.name, "a test")
+    assert chunk_steps.unpark(context, second.name).state is ChunkState.PLANNED
+    chunk_steps.withdraw(context, first.name)
+    assert ledger.chunks.get(second.name).state is ChunkState.WITHDRAWN
+    assert packing_secrets(ledger) == []
 
 
 @pytest.mark.thorough

@@ -116,7 +116,7 @@ def _kill_at(owner: object, name: str, *, before: bool) -> None:
 
 def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict[str, Any]) -> None:
     name, before = at
-    owner = TransactionLog if hasattr(TransactionLog, name) else ChunkMoves
+    owner = next(owner for owner in (TransactionLog, ChunkMoves, Staging) if hasattr(owner, name))
     _kill_at(owner, name, before=before)
     ledger = Ledger(Database(url))
     store = open_jackal_store if "jackal" in settings else None

@@ -26,7 +26,7 @@ _READ: Final = ("docs", "demo", "deploy", "benchmarks", "README.md", "CHANGELOG.
 _OF_NO_TEST: Final = ("CONTRIBUTING.md", "LICENSE", ".gitignore", ".ci")
 _OF_EVERY_TEST: Final = re.compile(rf"caf_pipeline/setting|{TESTS}/support/|.*conftest\.py$")
 _PROGRAM: Final = {"entry", "definitions", "filesystem", "dagster_host"}
-"""The string "caf" starts the command, which finds others by entry points, or fsspec's file system."""
+"""The string "caf" starts the command, which uses entry points, or fsspec's file system."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

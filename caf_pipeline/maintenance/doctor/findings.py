@@ -22,6 +22,7 @@ class Kind(StrEnum):
     KEYS = "keys"
     LEASE = "lease"
     TRANSACTION = "transaction"
+    BACKUP = "backup"
     ROWS = "rows"
     FILE = "file on the store"
     COPIES = "copies"

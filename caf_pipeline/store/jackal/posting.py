@@ -63,6 +63,7 @@ from caf_pipeline.store.protocol import (
     SignedTransaction,
     TransactionLog,
     WaitingPost,
+    refuse_lost_posts,
     refuse_unknown_posts,
 )
 from caf_pipeline.system.quantities import counted
@@ -456,6 +457,7 @@ class Poster:
         }
         for archive_id in sorted(filter(None, map(archive_of, notes))):
             refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
+            refuse_lost_posts(log.lost_posts(archive_id))
         timeout_height = self._chain.height() + self._settings.timeout_blocks
         terms = TransactionTerms(
             self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee
