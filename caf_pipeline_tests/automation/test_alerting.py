@@ -38,6 +38,8 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
@@ -113,7 +115,6 @@ def parked(pipeline):
     return pipeline, chunk
 
 
-@pytest.mark.thorough
 def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_server):
     pipeline, chunk = parked
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
@@ -208,7 +209,6 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
     assert [item["status"] for item in webhook.got[0]["alerts"]] == ["begun"]
 
 
-@pytest.mark.thorough
 def test_a_pause_ends_no_delay_and_new_reasons_are_reported(pipeline, webhook):
     pipeline.put(12)
     moved, _ = pipeline.plan()
@@ -435,7 +435,6 @@ def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes)
     }
 
 
-@pytest.mark.thorough
 def test_conditions_come_from_the_ledger_and_pauses_explain_delays(
     pipeline,
 ):

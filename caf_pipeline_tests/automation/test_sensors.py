@@ -36,6 +36,8 @@ from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
@@ -211,7 +213,6 @@ def test_a_plan_from_the_future_delays_no_other(ticks, monkeypatch):
     assert ticks.next_part() == {"after": ""}
 
 
-@pytest.mark.thorough
 def test_a_source_with_reports_plans_its_listing(pipeline, tick):
     settings = pipeline.settings.sources[SOURCE].model_copy(
         update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"}
@@ -457,7 +458,6 @@ def test_a_failed_chunk_waits_before_its_next_launch(pipeline, tick, monkeypatch
     assert [request.partition_key for request in requests] == [chunk]
 
 
-@pytest.mark.thorough
 def test_a_chunk_is_parked_after_too_many_failures(pipeline, tick, monkeypatch):
     from caf_pipeline.steps.chunk_steps import unpark
 
@@ -509,7 +509,6 @@ def test_a_held_run_does_not_reset_the_failures(pipeline):
     assert len(failed_runs_of(pipeline, chunk)) == 2
 
 
-@pytest.mark.thorough
 def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
     source = pipeline.settings.sources[SOURCE].model_copy(
         update={"endpoint_url": unruly_s3.endpoint}
@@ -564,7 +563,6 @@ def test_located_chunks_are_not_launched(pipeline, tick):
     assert chunk not in [request.partition_key for request in requests]
 
 
-@pytest.mark.thorough
 def test_completeness_is_checked_once_after_the_last_chunk(pipeline, tick):
     pipeline.put(12)
     first, second = pipeline.plan()
@@ -579,7 +577,6 @@ def test_completeness_is_checked_once_after_the_last_chunk(pipeline, tick):
     assert tick("caf_launch_chunks")[0] == []
 
 
-@pytest.mark.thorough
 def test_an_incomplete_source_is_checked_after_another_located_chunk(pipeline, tick):
     pipeline.put(2)
     (chunk,) = pipeline.plan()

@@ -29,6 +29,8 @@ from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run, with_sett
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 MANY = 20_000
@@ -111,7 +113,6 @@ def on_silent_jackal(pipeline, network):
         yield with_settings(pipeline, store=StoreSettings(kind="jackal"), jackal=jackal), server
 
 
-@pytest.mark.thorough
 def test_a_hanging_chain_skips_the_tick_and_is_named(on_silent_jackal):
     pipeline, server = on_silent_jackal
     tick = evaluate_tick(pipeline, "caf_launch_chunks", tick_seconds=TICK_SECONDS)
@@ -121,7 +122,6 @@ def test_a_hanging_chain_skips_the_tick_and_is_named(on_silent_jackal):
     assert f"within {TICK_SECONDS} s" in tick.skip_message
 
 
-@pytest.mark.thorough
 def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     pipeline, _ = on_silent_jackal
     plan_chunks(pipeline, SOURCE, 1)
@@ -134,7 +134,6 @@ def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     assert request.job_name == "caf_audit_done"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cursor", ['{"after": "key-7"}', '{"after": "key-7", "since": "key-3", "pages": 2}']
 )
@@ -150,7 +149,6 @@ def test_a_hanging_bucket_skips_the_tick_and_keeps_the_cursor(pipeline, cursor):
         assert server.asked
 
 
-@pytest.mark.thorough
 def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
@@ -161,7 +159,6 @@ def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
         assert len(server.asked) == requests
 
 
-@pytest.mark.thorough
 def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
@@ -175,7 +172,6 @@ def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
 # ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_a_tick_is_constant_in_the_number_of_chunks(pipeline, statements):
     plan_chunks(pipeline, SOURCE, 10)
     evaluate_tick(pipeline, "caf_launch_chunks")  # what a process does once
@@ -234,7 +230,6 @@ def of_100_sources(pipeline):
     return pipeline
 
 
-@pytest.mark.thorough
 def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
     pipeline = of_100_sources
     sensors = [
@@ -251,7 +246,6 @@ def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
     }
 
 
-@pytest.mark.thorough
 def test_the_next_tick_continues_with_the_remaining_sources(of_100_sources, monkeypatch):
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:

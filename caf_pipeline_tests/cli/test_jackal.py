@@ -85,6 +85,7 @@ def funded(network, coins: int = COINS):
     return wallet
 
 
+@pytest.mark.thorough
 def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_url):
     with granted_roles(database_url) as url_as:
         reader = replace(
@@ -104,6 +105,7 @@ def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_
             assert done.status == 0, (command, done.err)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_read_does_not_wait_for_a_silent_chain(archived):
     with silent_server() as chain:
         reading = archived.start("get", "src", "key-00", CAF_JACKAL__LCD=json.dumps([chain.url]))
@@ -184,6 +186,7 @@ def test_a_price_counts_every_copy(caf):
     assert shown["missing_bytes"] == 0
 
 
+@pytest.mark.thorough
 def test_a_price_below_the_minimum_names_the_priced_size(source):
     least = "1,000,000,000 bytes, the least that is sold"
     assert f" for {least}, for 30 days" in source("jackal", "price", "300MB").out.decode()
@@ -295,6 +298,7 @@ def test_a_killed_purchase_is_finished_and_never_repeated(caf, network, ledger):
 # --- what the chain lists
 
 
+@pytest.mark.thorough
 def test_the_chain_and_the_ledger_name_the_same_files(archived):
     done = archived("jackal", "files", "src", "--json")
     assert done.status == 0, done.err
@@ -428,6 +432,7 @@ def test_prove_without_located_chunks_proves_nothing(source):
     assert (done.status, "proven" in done.out.decode()) == (0, False)
 
 
+@pytest.mark.thorough
 def test_stored_chunks_are_proven(archived, ledger):
     lines = [json.loads(line) for line in archived("prove", "src", "--json").out.splitlines()]
     assert len(lines) == len(ledger.chunks.list())
@@ -435,6 +440,7 @@ def test_stored_chunks_are_proven(archived, ledger):
     assert len(archived("prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger, network):
     first, second, *_ = ledger.chunks.list()
     silent = network.provider_addresses.index(ledger.replicas.list(first.name)[0].provider)
@@ -540,6 +546,7 @@ def test_an_unknown_chunk_cannot_be_repaired(caf):
 # --- a run, and what ends it
 
 
+@pytest.mark.thorough
 def test_a_source_not_marked_public_is_refused_before_packing(
     source, s3_server, new_bucket, ledger
 ):

@@ -33,6 +33,8 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
+pytestmark = pytest.mark.thorough
+
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -105,7 +107,6 @@ def test_foreign_files_under_the_archive_are_reported_without_rows(
     assert context.ledger.chunks.list() == []
 
 
-@pytest.mark.thorough
 def test_a_provider_with_wrong_bytes_is_named_and_ignored(
     ledger,
     new_ledger,
@@ -222,7 +223,6 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     assert len(again("get", "src", "key-03").out) == 100_000
 
 
-@pytest.mark.thorough
 def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
     fresh = new_ledger()
     caf = on(archived, fresh)
@@ -240,7 +240,6 @@ def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
     assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
 
 
-@pytest.mark.thorough
 def test_a_dry_rebuild_lists_losses_only_with_restorable_chunks(
     archived,
     new_ledger,
@@ -290,7 +289,6 @@ def test_an_unknown_source_is_one_sentence(caf):
     expect_error(caf("rebuild", "other"), 3, "'other'")
 
 
-@pytest.mark.thorough
 def test_a_chain_that_is_away_is_one_sentence(caf):
     expect_error(caf("rebuild", "src", CAF_JACKAL__LCD=json.dumps([NOWHERE])), 7, "127.0.0.1:9")
 

@@ -22,6 +22,8 @@ from caf_pipeline_tests.support.pipeline_runs import SOURCE
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 

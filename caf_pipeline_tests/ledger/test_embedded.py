@@ -22,6 +22,8 @@ from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
 from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 
+pytestmark = pytest.mark.thorough
+
 USER = """
 import sys
 from pathlib import Path
@@ -83,7 +85,6 @@ def postmaster(folder):
     return process if process.status() != psutil.STATUS_ZOMBIE else None
 
 
-@pytest.mark.thorough
 def test_the_last_of_two_processes_stops_the_server(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
@@ -95,7 +96,6 @@ def test_the_last_of_two_processes_stops_the_server(folder):
     assert not (folder / "data" / "postmaster.pid").exists()
 
 
-@pytest.mark.thorough
 def test_a_killed_user_leaves_the_server_running(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
@@ -105,7 +105,6 @@ def test_a_killed_user_leaves_the_server_running(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_server_without_users_serves_the_next_process(folder):
     with user(folder) as other:
         other.kill()
@@ -116,7 +115,6 @@ def test_a_server_without_users_serves_the_next_process(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_killed_server_comes_back_with_what_was_committed(folder):
     server = EmbeddedServer(folder)
     ask(server, "CREATE TABLE kept AS SELECT 7 AS seven")
@@ -130,7 +128,6 @@ def test_a_killed_server_comes_back_with_what_was_committed(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_long_lived_process_starts_its_killed_server_again(folder):
     ledger = open_ledger(Settings(home=folder.parent))
     try:
@@ -148,7 +145,6 @@ def test_a_long_lived_process_starts_its_killed_server_again(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_revived_server_keeps_its_ledger(folder):
     server = EmbeddedServer(folder)
     os.kill(postmaster(folder).pid, signal.SIGKILL)
@@ -168,7 +164,6 @@ def test_a_stale_pid_file_of_another_process_is_ignored(folder):
     server.close()
 
 
-@pytest.mark.thorough
 def test_a_truncated_pid_file_is_ignored(folder):
     EmbeddedServer(folder).close()
     for content in (b"", b"x\n", b"1\n", bytes(range(256)), b"9" * 99 + b"\n", b"1\n2\n3\n4\n\0\n"):
@@ -178,7 +173,6 @@ def test_a_truncated_pid_file_is_ignored(folder):
         server.close()
 
 
-@pytest.mark.thorough
 def test_garbage_in_the_pid_file_starts_no_second_server(folder):
     server = EmbeddedServer(folder)
     running = postmaster(folder)
@@ -292,7 +286,6 @@ def test_a_link_to_a_lost_ledger_starts_no_empty_one(folder):
 
 
 @as_root
-@pytest.mark.thorough
 def test_a_copied_home_needs_its_own_ledger(folder):
     folder.parents[1].chmod(0o700)
     EmbeddedServer(folder).close()
@@ -305,7 +298,6 @@ def test_a_copied_home_needs_its_own_ledger(folder):
 
 
 @as_root
-@pytest.mark.thorough
 def test_a_linked_server_of_a_deleted_folder_is_ended(folder):
     folder.parents[1].chmod(0o700)
     EmbeddedServer(folder)
@@ -318,7 +310,6 @@ def test_a_linked_server_of_a_deleted_folder_is_ended(folder):
 
 
 @as_root
-@pytest.mark.thorough
 def test_private_programs_are_copied(folder, monkeypatch):
     folder.parent.mkdir()
     place = folder.parent / "place"
@@ -340,7 +331,6 @@ def test_private_programs_are_copied(folder, monkeypatch):
     assert [path.name[:9] for path in place.iterdir()] == ["programs-"]
 
 
-@pytest.mark.thorough
 def test_a_half_made_data_folder_is_made_again(folder):
     (folder / "data.new").mkdir(parents=True)
     (folder / "data.new" / "PG_VERSION").write_text("18\n")
@@ -349,7 +339,6 @@ def test_a_half_made_data_folder_is_made_again(folder):
     server.close()
 
 
-@pytest.mark.thorough
 def test_a_link_to_another_folder_deletes_nothing_there(folder):
     precious = folder.parent / "precious"
     precious.mkdir(parents=True)
@@ -361,7 +350,6 @@ def test_a_link_to_another_folder_deletes_nothing_there(folder):
     assert (precious / "file").read_text() == "kept"
 
 
-@pytest.mark.thorough
 def test_a_server_of_a_deleted_folder_is_ended(folder):
     EmbeddedServer(folder)
     old = postmaster(folder)
@@ -374,7 +362,6 @@ def test_a_server_of_a_deleted_folder_is_ended(folder):
     server.close()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"]
 )
@@ -392,7 +379,6 @@ def test_a_folder_that_pg_ctl_cannot_quote_is_refused(folder, character):
         EmbeddedServer(path)
 
 
-@pytest.mark.thorough
 def test_only_the_servers_user_enters_a_separate_socket_folder(folder):
     (deep := folder / ("deep/" * 40)).mkdir(parents=True)
     server = EmbeddedServer(deep)
@@ -402,7 +388,6 @@ def test_only_the_servers_user_enters_a_separate_socket_folder(folder):
     assert not server.socket_folder.exists()
 
 
-@pytest.mark.thorough
 def test_concurrent_processes_start_one_server(folder):
     commands = [[sys.executable, "-c", USER, str(folder)]] * 4
     processes = [
@@ -416,7 +401,6 @@ def test_concurrent_processes_start_one_server(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
     command = [sys.executable, "-c", USER, str(folder)]
     process = subprocess.Popen(
@@ -461,14 +445,12 @@ def test_no_fork_handler_runs_when_a_server_starts(folder, closed):
     assert counted.stdout.split() == ["0", "1"]
 
 
-@pytest.mark.thorough
 def test_a_process_has_one_share(folder):
     assert embedded_server(folder) is embedded_server(folder.parent / "." / "postgres")
     embedded_server(folder).close()
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_another_major_version_is_refused(folder):
     EmbeddedServer(folder).close()
     (folder / "data" / "PG_VERSION").write_text("17\n")
@@ -476,7 +458,6 @@ def test_another_major_version_is_refused(folder):
         EmbeddedServer(folder)
 
 
-@pytest.mark.thorough
 def test_a_server_that_cannot_start_says_why(folder):
     EmbeddedServer(folder).close()
     with (folder / "data" / "server.log").open("a") as file:

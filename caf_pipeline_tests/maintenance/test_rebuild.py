@@ -120,6 +120,7 @@ def kinds(outcomes):
     return [outcome.finding.kind for outcome in outcomes]
 
 
+@pytest.mark.thorough
 def test_a_rebuilt_ledger_has_the_rows_of_the_lost_one(archived, lost):
     outcomes = list(rebuild.rebuild(lost))
     assert set(kinds(outcomes)) == {FileKind.CHUNK}
@@ -344,6 +345,7 @@ def test_unreadable_chunk_is_restored_by_the_next_rebuild(archived, lost):
     assert rows_of(lost.ledger) == rows_of(archived.ledger)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", [100, -2, -1000])
 def test_differing_copies_are_refused_and_named(archived, lost, at):
     posting = a_posting(archived)
@@ -582,6 +584,7 @@ SPOOFS = {
 }
 
 
+@pytest.mark.thorough
 def test_spoofed_chunk_gives_no_row(bare, tmp_path):
     expected = {}
     for number, (name, (changes, said)) in enumerate(SPOOFS.items(), 1):
@@ -621,6 +624,7 @@ def a_part(archive_id, **changes):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NO_PARTS)
 def test_a_part_that_cannot_be_gives_no_row(bare, tmp_path, name):
     put(

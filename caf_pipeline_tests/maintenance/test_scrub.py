@@ -87,6 +87,7 @@ def test_a_store_without_windows_has_nothing_to_verify(context, store, name):
     assert prove_chunk(context, name).proven
 
 
+@pytest.mark.thorough
 def test_unverified_chunk_is_looked_at_first_next_window(context, store):
     first, second = archive_everything(context)
     store.window = store.now = 4
@@ -177,6 +178,7 @@ def test_first_look_compares_all_samples_and_later_looks_two(context, store, nam
     assert len(asked) == 3 * 2
 
 
+@pytest.mark.thorough
 def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     store.unlisted = {"bert"}
     report = prove_chunk(context, name)
@@ -188,6 +190,7 @@ def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     }
 
 
+@pytest.mark.thorough
 def test_lying_provider_makes_a_chunk_damaged(context, store, name):
     prove_chunk(context, name)
     overwrite(store.file("carl", posting(context, name)))
@@ -197,6 +200,7 @@ def test_lying_provider_makes_a_chunk_damaged(context, store, name):
     assert list(report.read_back) == ["anna", "bert"]
 
 
+@pytest.mark.thorough
 def test_wrong_copy_damages_a_chunk_with_enough_copies(context, store, name):
     store.required_copies = 2
     overwrite(store.file("carl", posting(context, name)))
@@ -241,6 +245,7 @@ def test_unreachable_listed_provider_is_no_damage(context, store, name):
     assert report.chunk.state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_fault_persists_while_its_provider_is_silent(context, store, name):
     overwrite(store.file("bert", posting(context, name)))
     prove_chunk(context, name)
@@ -249,6 +254,7 @@ def test_fault_persists_while_its_provider_is_silent(context, store, name):
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["bert"]
 
 
+@pytest.mark.thorough
 def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(context, store, name):
     store.unlisted = {"bert"}
     prove_chunk(context, name)
@@ -264,6 +270,7 @@ def test_a_chunk_under_way_is_not_proven(context):
         prove_chunk(context, name)
 
 
+@pytest.mark.thorough
 def test_the_chunks_looked_at_longest_ago_come_first(context):
     names = archive_everything(context)
     assert len(names) == 2
@@ -452,6 +459,7 @@ def test_silent_chunks_take_a_quarter_of_the_looks(context, store):
     assert len(list(prove_oldest(context, 4))) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("look", [prove_chunk, repair_chunk])
 def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
     context = a_run_context(tmp_path, MemorySource({"key": b"x" * 40_000}), ledger)

@@ -115,6 +115,7 @@ def assert_no_nonce_repeats(copies):
 # --- resuming
 
 
+@pytest.mark.thorough
 def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, database_url):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
@@ -128,6 +129,7 @@ def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, databa
     ends_right(context, chunk.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(9, MOMENTS, 9), every=10))
 def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger, a_changing_source())
@@ -150,6 +152,7 @@ def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, 
     ends_right(context, chunk.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 80, 2), every=10))
 def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, second):
     context = a_worker(tmp_path, ledger)
@@ -162,6 +165,7 @@ def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, se
     assert sealed(context, chunk.name).resumed_bytes >= before
 
 
+@pytest.mark.thorough
 def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
     context = a_worker(tmp_path, ledger, a_changing_source())
     (chunk,) = plan(context).chunks
@@ -179,6 +183,7 @@ def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
     ends_right(context, chunk.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(100, 142), every=20))
 def test_kill_while_rolling_back_leaves_a_pair(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger, a_changing_source())
@@ -235,6 +240,7 @@ def test_damaged_segment_ends_what_is_resumed(tmp_path, ledger):
 # --- nothing to resume
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["", "a1" * 32])
 def test_without_the_worker_key_nothing_is_resumed(tmp_path, ledger, key):
     chunk = broken_chunk(a_worker(tmp_path, ledger))
@@ -364,6 +370,7 @@ def test_no_entry_repeats_a_nonce(tmp_path, opening):
 # --- what a stolen staging disk has
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [100, 150])
 def test_killed_run_leaves_nothing_in_the_clear(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger)

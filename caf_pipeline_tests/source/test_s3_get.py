@@ -136,6 +136,7 @@ REASONS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("answer", "reason"), REASONS)
 def test_an_object_that_cannot_be_archived_has_its_reason(scripted_s3, answer, reason):
     with pytest.raises(ObjectUnavailable, match="s3://bucket-of-script/plain ") as caught:
@@ -233,6 +234,7 @@ def test_non_ascii_headers_equal_those_of_boto3(scripted_s3, value, bounds, answ
     assert part.headers == source.read_headers(object_of()).headers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("headers", "algorithms"),
     [

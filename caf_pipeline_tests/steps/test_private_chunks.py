@@ -288,6 +288,7 @@ def test_a_private_plan_keeps_room_for_encryption(tmp_path, source, ledger):
 # --- a run that ends after each step
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staging", ["kept", "lost"])
 @pytest.mark.parametrize("last", CHUNK_STEPS, ids=lambda step: step.__name__)
 def test_another_run_continues_after_each_step(tmp_path, source, ledger, last, staging):
