@@ -173,6 +173,7 @@ class Chunk:
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
         adopted: another program wrote the file, without head and manifest.
+        from_unknown_post: it was restored, and nothing shows that this ledger posted it.
     """
 
     caf_file_id: int
@@ -214,6 +215,12 @@ class Chunk:
     copy_state: CopyState | None = None
     encrypted: bool = False
     opened_with: str | None = None
+    from_unknown_post: bool = False
+
+    @property
+    def was_packed_here(self) -> bool:
+        """Whether this ledger packed it."""
+        return self.tail_start is not None
 
     @property
     def was_read_back(self) -> bool:
@@ -256,6 +263,7 @@ class RemoteChunk:
         archive_id: id in its head and in the note of its post; None for a file to adopt.
         plan_sha256: None if not known. Then nothing counts as released.
         header: None if the file is not encrypted.
+        from_unknown_post: nothing shows that this ledger posted it.
     """
 
     file: PostedFile
@@ -280,6 +288,7 @@ class RemoteChunk:
     manifest_sha256: bytes
     part: "PartLocation | None" = None
     header: ChunkHeader | None = None
+    from_unknown_post: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,12 +450,16 @@ def require_zone(as_of: datetime | None) -> None:
         )
 
 
+UNKNOWN_POST: Final = "unknown_post"
+"""The status of a location if nothing shows that this ledger posted its chunk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A location row and its chunk.
 
     `currency` is None if the lookup named a version, else `older_versions` counts the key's other
-    located versions. `parts` are in order.
+    located versions. `parts` are in order. `from_unknown_post`: see `Chunk`.
     """
 
     row: LocationRow
@@ -455,6 +468,7 @@ class Location:
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
     older_versions: int = 0
+    from_unknown_post: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -462,6 +476,8 @@ class Location:
 
     @property
     def status(self) -> str:
+        if self.from_unknown_post:
+            return UNKNOWN_POST
         return self.currency.status if self.currency else ""
 
     @property
