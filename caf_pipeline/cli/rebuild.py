@@ -28,7 +28,6 @@ from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.jackal.wallet import require_address
 from caf_pipeline.store.protocol import PostedFile
 
-
 _POSTS_SHOWN: Final = 50
 
 
@@ -215,7 +214,7 @@ def _print_post(source: str, post: PostedFile, time: datetime, json: bool) -> No
         print_json(
             {
                 "source": source,
-                "kind": "unknown_post",
+                "kind": "listed",
                 "merkle_root": posting.merkle_root.hex(),
                 "owner": posting.owner,
                 "start": posting.start,

@@ -34,9 +34,13 @@ _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
 _ARCHIVE_ID: Final = select(SOURCES.c.archive_id).where(_OF_NAME)
 _POST_KEY: Final = select(POST_KEYS.c.key).join(SOURCES).where(_OF_NAME)
-_NEW_KEY: Final = insert(POST_KEYS).from_select(
-    ["source_id", "key"],
-    select(SOURCES.c.source_id, bindparam("key", type_=LargeBinary)).where(_OF_NAME),
+_NEW_KEY: Final = (
+    insert(POST_KEYS)
+    .from_select(
+        ["source_id", "key"],
+        select(SOURCES.c.source_id, bindparam("key", type_=LargeBinary)).where(_OF_NAME),
+    )
+    .on_conflict_do_nothing()
 )
 _ARCHIVES: Final = union(
     select(SOURCES.c.archive_id, SOURCES.c.name, SOURCES.c.address),
@@ -68,9 +72,9 @@ class Sources(LedgerPart):
             "address": address,
         }
         with self._engine.begin() as connection:
-            if connection.execute(_NEW, facts).rowcount:
-                key = secrets.token_bytes(POST_KEY_BYTES)
-                connection.execute(_NEW_KEY, {"source": name, "key": key})
+            connection.execute(_NEW, facts)
+            key = secrets.token_bytes(POST_KEY_BYTES)
+            connection.execute(_NEW_KEY, {"source": name, "key": key})
             recorded = connection.execute(_ADDRESS, {"source": name}).scalar_one()
             if recorded == address:
                 return
