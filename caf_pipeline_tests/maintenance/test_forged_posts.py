@@ -10,15 +10,15 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoredAlready
 from caf_pipeline.ledger import backup
-from caf_pipeline.ledger.records import UNKNOWN_POST
+from caf_pipeline.ledger.records import UNKNOWN_POST, chunk_lease, posting_of
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.doctor.key_changes import Change
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import inventories, planning
-from caf_pipeline.store.jackal.names import archive_note
+from caf_pipeline.steps import chunk_steps, inventories, planning
+from caf_pipeline.store.jackal.names import archive_note, mac_of
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.crashes import examined, mended
 from caf_pipeline_tests.support.forged_chunks import Forgery, a_skip
@@ -150,6 +150,16 @@ def test_keys_that_an_unknown_post_changes_are_listed(context, thief):
     assert changes == [("key-0", Change.VERSION), ("new", Change.NEW)]
 
 
+def test_copied_mac_of_an_own_post_is_not_believed(context, thief):
+    (name,) = archive_everything(context)
+    posting = posting_of(context.ledger.chunks.get(name))
+    own = context.store.chain.file(posting.merkle_root, posting.owner, posting.start)
+    thief({"new": FORGED}, mac=mac_of(own.note))
+    mended(context)
+    assert len(unknown(context)) == 1
+    assert context.ledger.lookup.locate("src", "new") is None
+
+
 def test_without_an_order_no_way_leads_into_the_ledger(context, thief):
     archive_everything(context)
     thief({"new": FORGED})
@@ -197,6 +207,32 @@ def test_same_identity_is_left_out_of_an_added_forgery(context, thief):
     assert [
         entry.chunk for entry in context.ledger.lookup.locate_versions("src", ["key-0"])["key-0"]
     ] == [context.ledger.lookup.locate("src", "key-0").chunk]
+
+
+def test_withdrawn_location_is_not_replaced_by_an_unknown_post(context, thief):
+    (name,) = archive_everything(context)
+    row = context.ledger.lookup.locate("src", "key-0").row
+    with context.lease(chunk_lease(name)) as lease:
+        context.ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED)
+        context.ledger.moves.move(lease, name, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
+
+    def same(changed):
+        changed.update(etag=row.etag, last_modified=row.last_modified)
+
+    thief({"key-0": bytes(5_000)}, change_row=same)
+    ordered(context)
+    assert context.ledger.lookup.locate("src", "key-0") is None
+    run(context)
+    own_content_is_returned(context, context.objects.bodies)
+
+
+def test_repair_does_not_vouch_for_an_unknown_post(context, thief):
+    thief({"new": FORGED})
+    ordered(context)
+    (chunk,) = context.ledger.chunks.list("src")
+    with context.lease(chunk_lease(chunk.name)) as lease:
+        stored = chunk_steps.to_store(context, lease, context.ledger.chunks.get(chunk.name))
+    assert stored.mac is None
 
 
 def test_object_of_an_unknown_post_is_archived_and_replaced(context, thief):
