@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
+from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoredAlready
 from caf_pipeline.ledger import backup
@@ -19,6 +20,7 @@ from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.names import archive_note, mac_of
+from caf_pipeline.store.protocol import post_mac
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.crashes import examined, mended
 from caf_pipeline_tests.support.forged_chunks import Forgery, a_skip
@@ -45,14 +47,14 @@ def open_context(tmp_path, network, wallet):
     bucket, bodies = f"stolen-{next(_numbers)}", {f"key-{n}": os.urandom(5_000) for n in range(5)}
     opened = []
 
-    def make(ledger):
+    def make(ledger, words=wallet.words):
         context = a_private_context(
             tmp_path / "home",
             MemorySource(dict(bodies)),
             ledger,
             identity=IDENTITY,
             store=open_jackal_store,
-            jackal=jackal_settings(network, mnemonic=wallet.words, proof_seconds=20),
+            jackal=jackal_settings(network, mnemonic=words, proof_seconds=20),
             sources={"src": {"bucket": bucket, "target_size": "8MiB"}},
         )
         opened.append(context.store)
@@ -77,10 +79,19 @@ def later(row):
 def thief(network, wallet, context, tmp_path):
     """Post a forged chunk with the wallet, encrypted to the recipient; return the post."""
 
-    def post(bodies, *, mac=None, change_row=later, **more):
+    def post(bodies, *, mac=None, key=None, change_row=later, **more):
         path = tmp_path / f"forged-{next(_numbers)}"
         Forgery(context.archive_id, bodies, change_row=change_row, **more).write(path)
         header_sha256 = encrypt(path)
+        if key:
+            mac = post_mac(
+                key,
+                archive_id=context.archive_id,
+                merkle_root=merkle_root(path, 3),
+                stored_size_bytes=path.stat().st_size,
+                proof_type=3,
+                header_sha256=header_sha256,
+            )
         with httpx.Client() as client:
             user = ChainUser(network, client, wallet.words)
             note = archive_note(context.archive_id, header_sha256, mac)
@@ -343,3 +354,34 @@ def test_doctor_tells_own_posts_from_forged_after_an_older_backup(context, older
     assert any("restored, with 5 locations" in done for _, _, done in mended(context))
     assert len(unknown(context)) == 1
     own_content_is_returned(context, bodies)
+
+
+def test_thief_with_the_key_replaces_no_archived_version(context, thief):
+    archive_everything(context)
+    row = context.ledger.lookup.locate("src", "key-0").row
+
+    def same(changed):
+        changed.update(etag=row.etag, last_modified=row.last_modified)
+
+    thief(
+        {"key-0": bytes(5_000), "new": FORGED},
+        change_row=same,
+        key=context.ledger.sources.post_key("src"),
+    )
+    mended(context)
+    assert get(context, "new") == FORGED  # the ledger takes the post for its own
+    own_content_is_returned(context, context.objects.bodies)
+
+
+def test_rebuild_adds_own_posts_of_an_earlier_wallet(open_context, context, older, thief, network):
+    archive_everything(context)
+    thief({"new": FORGED})
+    older()
+    changed = open_context(context.ledger, wallet_with_space(network).words)
+    assert unknown(changed) == []
+    outcomes = list(rebuild.rebuild(changed, owner=context.store.owner()))
+    assert {outcome.finding.kind for outcome in outcomes} == {
+        FileKind.CHUNK,
+        FileKind.UNKNOWN_POST,
+    }
+    own_content_is_returned(changed, context.objects.bodies)
