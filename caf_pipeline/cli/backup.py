@@ -27,9 +27,9 @@ def backup(
     r"""Back up the ledger, or restore it.
 
     A backup shows the ledger at one moment, even while runs go on. Its format is pg_dump's custom
-    format, and only you can read it. It contains the names of all objects and the key by which the
-    ledger recognizes its posts, but no staged files, plans or words of the wallet: see
-    docs/how-to/backup.md.
+    format, and only you can read it. It contains the names of all objects. Its only secret
+    is the key that shows the ledger its own posts. Staged files, plans and words of the wallet are
+    not in it: see docs/how-to/backup.md.
 
     --restore replaces the ledger in one transaction; an interrupted restore changes nothing. It is
     refused during a run. Afterwards everything is paused: run `caf doctor` to find what was

@@ -94,9 +94,9 @@ def doctor(  # noqa: PLR0917 - the command line's options
 
     Adds posts of this ledger that a restored older backup does not know. Other posts under the
     source's archive may be forged with a stolen wallet. They are listed with block, time, size and
-    the keys that they would change. With --add-unknown-posts, each is added after a question. `caf
-    ls`, `caf get` and `caf restore` mark its objects, and it changes no content that this ledger
-    packed.
+    the keys that they would change. --add-unknown-posts adds each after a question, also those that
+    were set aside. `caf ls`, `caf get` and `caf restore` mark their objects. They change no content
+    that this ledger packed.
 
     Prints a finding's kind, name, fault and repair. "turn" in JSON says who acts next: "mended"
     (done), "doctor" (not repaired, or a dry run), "run" (the next `caf run`), "operator" or

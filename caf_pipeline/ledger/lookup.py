@@ -102,10 +102,12 @@ class Lookup:
             return None
         with self._connections.connection() as connection:
             rows = _look_up(connection, source, [key])
-        found = [
+        versions = [
             row for row in rows if row.kind == "location" and row.object_version == object_version
         ]
-        return _location(min(found, key=lambda row: row.from_unknown_post)) if found else None
+        if not versions:
+            return None
+        return _location(min(versions, key=lambda row: row.from_unknown_post))
 
     def locate_many(
         self,
@@ -136,11 +138,13 @@ class Lookup:
                 rows[row.kind][row.key].append(row)
             for key, versions in rows["location"].items():
                 exceptions, pending = rows["exception"].get(key, ()), rows["pending"].get(key, ())
-                own = [row for row in versions if not row.from_unknown_post]
-                chosen, in_force = _choose(own or versions, exceptions, rows["next"].get(key, ()))
+                own_versions = [row for row in versions if not row.from_unknown_post]
+                chosen, in_force = _choose(
+                    own_versions or versions, exceptions, rows["next"].get(key, ())
+                )
                 currency = (
                     _currency(chosen, in_force, pending, as_of)
-                    if own
+                    if own_versions
                     else Currency(is_current=False, as_of=as_of)
                 )
                 if last_seen and in_force and currency.gone_at:
@@ -324,7 +328,7 @@ def _look_up(
         return cursor.execute(_LOOK_UP, {"source": source, "keys": keys, "good": GOOD}).fetchall()
     values = {"source": source, "keys": keys, "as_of": as_of, "good": GOOD}
     rows = cursor.execute(query("look_up_as_of"), values).fetchall()
-    own = {row.key for row in rows if row.kind == "location" and not row.from_unknown_post}
+    own_keys = {row.key for row in rows if row.kind == "location" and not row.from_unknown_post}
     # The LastModified of a claim or skip may be unknown (None).
     return [
         row
@@ -332,7 +336,7 @@ def _look_up(
         if row.kind == "next"
         or (
             (row.moment is not None and row.moment <= as_of)
-            and not (row.from_unknown_post and row.key in own)
+            and not (row.from_unknown_post and row.key in own_keys)
         )
     ]
 

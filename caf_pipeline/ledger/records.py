@@ -219,7 +219,7 @@ class Chunk:
 
     @property
     def was_packed_here(self) -> bool:
-        """Whether this ledger packed it."""
+        """True unless it was adopted or restored from the store."""
         return self.tail_start is not None
 
     @property

@@ -192,23 +192,23 @@ def find_chunks(
         for (root, _), chunk in chunk_of_post.items()
         if root and (chunk.start is not None or chunk.state in CLAIMING)
     }
-    own = _own_posts(context, archive_of, roots)
+    own_posts = _own_posts(context, archive_of, roots)
     if ask:
-        unknown = yield from _without_foreign(context, unknown, own, archive_of)
+        unknown = yield from _without_foreign(context, unknown, own_posts, archive_of)
     if any(file.header_sha256 for file in unknown):
         context.opened.identities()  # raises if there are none
-    if ask and (others := set(unknown) - own):
+    if ask and (others := set(unknown) - own_posts):
         ask(sorted(others, key=lambda file: file.posting.start))
-        own |= others
+        own_posts |= others
     copies = {
         file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
         for file in unknown
     }
-    for finding in _open_all(context, copies, archive_of, roots, own, whole=whole):
-        is_unknown, found = finding.file not in own, finding.chunk
-        if found is not None:
-            found = replace(found, from_unknown_post=is_unknown)
-        yield replace(finding, chunk=found, from_unknown_post=is_unknown)
+    for finding in _open_all(context, copies, archive_of, roots, own_posts, whole=whole):
+        is_unknown, remote = finding.file not in own_posts, finding.chunk
+        if remote is not None:
+            remote = replace(remote, from_unknown_post=is_unknown)
+        yield replace(finding, chunk=remote, from_unknown_post=is_unknown)
 
 
 def _posts_of(
@@ -245,16 +245,17 @@ def _own_posts(
 def _without_foreign(
     context: RunContext,
     files: Sequence[PostedFile],
-    own: Set[PostedFile],
+    own_posts: Set[PostedFile],
     archive_of: Mapping[PostedFile, str],
 ) -> Generator[FileFinding, None, list[PostedFile]]:
     """Leave out posts by others in archives to which this ledger has posted."""
-    posted_to = {archive_of[file] for file in own}
-    left, remaining = context.ledger.rebuilds.left_posts(context.source), list[PostedFile]()
+    posted_to = {archive_of[file] for file in own_posts}
+    left_posts = context.ledger.rebuilds.left_posts(context.source)
+    remaining = []
     for file in files:
-        if file in own or archive_of[file] not in posted_to:
+        if file in own_posts or archive_of[file] not in posted_to:
             remaining.append(file)
-        elif file.posting.merkle_root in left:
+        elif file.posting.merkle_root in left_posts:
             yield FileFinding(file, FileKind.SUPERSEDED, _IGNORED)
         else:
             yield FileFinding(file, FileKind.UNKNOWN_POST, NOT_OWN)
@@ -266,11 +267,11 @@ def _open_all(
     copies: Mapping[PostedFile, Sequence[Copy]],
     archive_of: Mapping[PostedFile, str],
     roots: Mapping[bytes, Chunk],
-    own: Set[PostedFile],
+    own_posts: Set[PostedFile],
     *,
     whole: bool,
 ) -> Iterator[FileFinding]:
-    posted_once = yield from _without_duplicates(context, copies, roots, own)
+    posted_once = yield from _without_duplicates(context, copies, roots, own_posts)
     named = yield from _with_heads(context, posted_once, copies, archive_of, whole=whole)
     chunks = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     claimants = Counter(head.chunk for _, head in named)
@@ -278,7 +279,7 @@ def _open_all(
     for opened, head in sorted(
         named,
         key=lambda entry: (
-            entry[0].file not in own,
+            entry[0].file not in own_posts,
             len(copies[entry[0].file]) < required,
             entry[0].file.posting.start,
         ),
@@ -289,8 +290,9 @@ def _open_all(
             copies[opened.file],
             head,
             other=other,
-            must_prove=opened.file in own and (other is not None or claimants[head.chunk] > 1),
-            is_own=opened.file in own,
+            must_prove=opened.file in own_posts
+            and (other is not None or claimants[head.chunk] > 1),
+            is_own=opened.file in own_posts,
         )
         yield from _read(context, finding, taken)
 
@@ -299,14 +301,14 @@ def _without_duplicates(
     context: RunContext,
     copies: Mapping[PostedFile, Sequence[Copy]],
     chunk_of_root: Mapping[bytes, Chunk],
-    own: Set[PostedFile],
+    own_posts: Set[PostedFile],
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
     """Return the post of each root with the most copies, an own post first."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(
         copies,
         key=lambda file: (
-            not (copies[file] and file in own),
+            not (copies[file] and file in own_posts),
             -len(copies[file]),
             file.posting.start,
         ),

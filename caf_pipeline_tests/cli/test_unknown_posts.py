@@ -1,4 +1,4 @@
-"""What commands show of posts that nothing shows to be this ledger's, and what they ask."""
+"""Commands mark, list and ask about posts that nothing shows to be this ledger's."""
 
 import json
 
@@ -88,8 +88,8 @@ def test_get_marks_an_object_of_an_unknown_post(added, archived):
     done = added("get", "src", "new")
     assert done.out == b"forged, too"
     assert "unknown post" in done.err
-    own = added("get", "src", "a")
-    assert (own.out, "unknown post" in own.err) == (b"own", False)
+    packed = added("get", "src", "a")
+    assert (packed.out, "unknown post" in packed.err) == (b"own", False)
     version = archived.ledger.lookup.locate_versions("src", ["a"])["a"][1].row.object_version
     forged = added("get", "src", "a", "--object-version", version)
     assert (forged.out, "unknown post" in forged.err) == (b"forged", True)
@@ -129,7 +129,7 @@ def test_rebuild_into_a_new_ledger_asks_and_marks_nothing(caf, archived, new_led
     assert [chunk.from_unknown_post for chunk in fresh.chunks.list()] == [False, False]
 
 
-def test_no_command_and_no_file_shows_the_key_of_the_macs(caf, archived, tmp_path):
+def test_no_command_and_no_file_shows_the_mac_key(caf, archived, tmp_path):
     key = archived.ledger.sources.post_key("src")
     done = [
         caf(*command)
@@ -140,7 +140,7 @@ def test_no_command_and_no_file_shows_the_key_of_the_macs(caf, archived, tmp_pat
             ("ls", "src", "--json"),
         )
     ]
-    shown = b"".join(one.out + one.err.encode() for one in done)
+    shown = b"".join(result.out + result.err.encode() for result in done)
     for path in tmp_path.rglob("*"):
         if path.is_file() and "postgres" not in path.parts:
             shown += path.read_bytes()

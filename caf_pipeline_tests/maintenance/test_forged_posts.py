@@ -164,8 +164,8 @@ def test_keys_that_an_unknown_post_changes_are_listed(context, thief):
 def test_copied_mac_of_an_own_post_is_not_believed(context, thief):
     (name,) = archive_everything(context)
     posting = posting_of(context.ledger.chunks.get(name))
-    own = context.store.chain.file(posting.merkle_root, posting.owner, posting.start)
-    thief({"new": FORGED}, mac=mac_of(own.note))
+    file = context.store.chain.file(posting.merkle_root, posting.owner, posting.start)
+    thief({"new": FORGED}, mac=mac_of(file.note))
     mended(context)
     assert len(unknown(context)) == 1
     assert context.ledger.lookup.locate("src", "new") is None
@@ -174,13 +174,13 @@ def test_copied_mac_of_an_own_post_is_not_believed(context, thief):
 def test_without_an_order_no_way_leads_into_the_ledger(context, thief):
     archive_everything(context)
     thief({"new": FORGED})
-    (finding,) = [found for found in rebuild.find_chunks(context) if found.kind is FileKind.CHUNK]
+    (finding,) = [file for file in rebuild.find_chunks(context) if file.kind is FileKind.CHUNK]
     with pytest.raises(CafError, match="MAC"):
         rebuild.import_found_chunk(context, finding)
-    asked = []
-    kinds = [outcome.finding.kind for outcome in rebuild.rebuild(context, ask=asked.append)]
+    questions = []
+    kinds = [outcome.finding.kind for outcome in rebuild.rebuild(context, ask=questions.append)]
     assert sorted(kinds) == [FileKind.KNOWN, FileKind.UNKNOWN_POST]
-    assert asked == []
+    assert questions == []
     assert context.ledger.lookup.locate("src", "new") is None
 
 
@@ -310,6 +310,7 @@ def test_post_set_aside_stops_nothing_and_stays_out(context, thief):
     run(context)
     assert get(context, "later") == b"later"
     assert unknown(context) == []
+    assert [finding.mend for finding in examined(context, UnknownPosts.ADD) if finding.question]
     kinds = {outcome.finding.kind for outcome in rebuild.rebuild(context)}
     assert kinds == {FileKind.KNOWN, FileKind.SUPERSEDED}
     assert context.ledger.lookup.locate("src", "new") is None

@@ -41,9 +41,11 @@ def key_changes(context: RunContext, finding: FileFinding) -> Iterator[KeyChange
         row for row in open_manifest(finding.spool).rows(_COLUMNS) if row["skip_reason"] is None
     )
     while page := list(islice(rows, _KEYS_ASKED)):
-        known = context.ledger.lookup.locate_versions(context.source, {row["key"] for row in page})
+        versions_of = context.ledger.lookup.locate_versions(
+            context.source, {row["key"] for row in page}
+        )
         for row in page:
-            version, located = row_identity(row), known.get(row["key"], ())
+            version, located = row_identity(row), versions_of.get(row["key"], ())
             if any(location.row.object_version == version for location in located):
                 continue
             change = Change.NEW

@@ -70,9 +70,9 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
         except StoredAlready as refused:
             yield Finding(Kind.FILE, source, str(refused), str(refused.hint), Actor.OPERATOR)
         try:
-            for file in rebuild.find_chunks(
-                context, ignored=context.ledger.rebuilds.left_posts(source)
-            ):
+            is_order = examination.unknown_posts is UnknownPosts.ADD
+            ignored = frozenset() if is_order else context.ledger.rebuilds.left_posts(source)
+            for file in rebuild.find_chunks(context, ignored=ignored):
                 if file.kind is not FileKind.FOREIGN and (
                     file.kind is not FileKind.KNOWN or file.name not in sound
                 ):
