@@ -11,6 +11,12 @@ CREATE TABLE sources (
     ids_set_aside  text[]
 );
 
+-- The secrets of the MACs in the notes of posts. Readers have no right to this table (roles.sql).
+CREATE TABLE post_keys (
+    source_id  integer PRIMARY KEY REFERENCES sources,
+    key        bytea NOT NULL CHECK (length(key) = 32)
+);
+
 CREATE TABLE plans (
     plan_id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     source_id     integer NOT NULL REFERENCES sources,
@@ -51,6 +57,7 @@ CREATE TABLE caf_files (
     tail_start           bigint,
     tail_sha256          bytea,
     has_log_times        boolean NOT NULL DEFAULT false,
+    from_unknown_post    boolean NOT NULL DEFAULT false,
     created_at           timestamptz NOT NULL DEFAULT now(),
     updated_at           timestamptz NOT NULL DEFAULT now(),
     sealed_at            timestamptz,

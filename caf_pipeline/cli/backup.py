@@ -32,7 +32,8 @@ def backup(
 
     A backup shows the ledger at one moment, even while runs go on. Its format is pg_dump's custom
     format, with a SHA-256 at the end, and only you can read it. It contains the names of all
-    objects, but no secret, staged files, plans or words of the wallet: see docs/how-to/backup.md.
+    objects. Its only secret is the key that shows the ledger its own posts. Staged files, plans and
+    words of the wallet are not in it: see docs/how-to/backup.md.
 
     --restore replaces the ledger in one transaction; an interrupted restore changes nothing. It is
     refused during a run, and for a damaged file. Afterwards everything is paused: run `caf doctor`

@@ -1,6 +1,9 @@
 """`caf doctor`."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
@@ -10,8 +13,15 @@ from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.opening import known_sources, require_source
 from caf_pipeline.cli.run_opening import opened_store
-from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
-from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    counted,
+    note,
+    print_json,
+    printable,
+    require_confirmation,
+)
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
@@ -20,6 +30,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     Finding,
     Kind,
     MendResult,
+    UnknownPosts,
     mendable,
     not_checked,
 )
@@ -38,6 +49,8 @@ _OWN_STATUS: Final = (3, 6, 7, 8)
 _OF_STORE: Final = (Kind.FILE, Kind.TRANSACTION)
 """If one of these needs an operator, the ledger and the store do not agree."""
 
+_KEYS_SHOWN: Final = 20
+
 _OUTCOMES: Final = {
     Actor.MENDED: "mended",
     Actor.DOCTOR: "not mended",
@@ -47,12 +60,27 @@ _OUTCOMES: Final = {
 }
 
 
-def doctor(
+def doctor(  # noqa: PLR0917 - the command line's options
     source: Annotated[
         str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
+    ] = False,
+    add_unknown_posts: Annotated[
+        bool,
+        typer.Option(
+            "--add-unknown-posts", help="Add posts that are not shown to be this ledger's."
+        ),
+    ] = False,
+    leave_unknown_posts: Annotated[
+        bool,
+        typer.Option(
+            "--leave-unknown-posts", help="Set such posts aside, so that they stop nothing."
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Add each unknown post without a question.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -69,6 +97,12 @@ def doctor(
     Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf
     rebuild --dry-run` lists them.
 
+    Adds posts of this ledger that a restored older backup does not know. Other posts under the
+    source's archive may be forged with a stolen wallet. They are listed with block, time, size and
+    the keys that they would change. --add-unknown-posts adds each after a question, also those that
+    were set aside. `caf ls`, `caf get` and `caf restore` mark their objects. They change no content
+    that this ledger packed.
+
     Prints a finding's kind, name, fault and repair. "turn" in JSON says who acts next: "mended"
     (done), "doctor" (not repaired, or a dry run), "run" (the next `caf run`), "operator" or
     "nobody".
@@ -81,17 +115,30 @@ def doctor(
     Exit status:
       0  Everything is right, repaired or left to the next run.
       1  Something needs an operator, was not repaired, or would be (--dry-run).
+      2  Options exclude each other, or a question has no terminal.
       3  Wrong settings, wallet or source.
       6  The database failed.
       7  The store failed; findings that need it are missing.
       8  A folder cannot be read or changed.
     """
+    if add_unknown_posts and leave_unknown_posts:
+        raise UsageError(
+            "--add-unknown-posts and --leave-unknown-posts exclude each other.",
+            hint="Give one of them.",
+        )
+    unknown_posts = UnknownPosts.REPORT
+    if leave_unknown_posts:
+        unknown_posts = UnknownPosts.LEAVE
+    elif add_unknown_posts:
+        unknown_posts = UnknownPosts.ADD
+        if not dry_run:
+            require_confirmation(yes=yes)
     settings = load_settings()
     note(f"Merkle roots are computed by {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
         if source is not None:
             require_source(settings, ledger.lookup, source)
-        examination = _Examination(dry_run=dry_run, json=json)
+        examination = _Examination(dry_run=dry_run, json=json, unknown_posts=unknown_posts, yes=yes)
         with opened_store(settings, ledger) as store:
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
@@ -102,9 +149,13 @@ def doctor(
 
 
 class _Examination:
-    def __init__(self, *, dry_run: bool, json: bool) -> None:
+    def __init__(
+        self, *, dry_run: bool, json: bool, unknown_posts: UnknownPosts, yes: bool
+    ) -> None:
         self._dry_run = dry_run
         self._json = json
+        self._unknown_posts = unknown_posts
+        self._yes = yes
         self._handled: set[tuple[str, str]] = set()  # sources share some findings
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
@@ -126,6 +177,7 @@ class _Examination:
             context,
             alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
             settler=settler,
+            unknown_posts=self._unknown_posts,
         ):
             if (finding.kind, finding.name) not in self._handled:
                 self._handled.add((finding.kind, finding.name))
@@ -197,18 +249,12 @@ class _Examination:
             raise CafError(", ".join(parts), hint=hint)
 
     def _handle(self, finding: Finding) -> Actor:
-        outcome: MendResult | None = None
-        error = finding.error
+        if self._json:
+            for change in finding.changes():
+                print_json({"kind": "key", "name": finding.name} | asdict(change))
+        outcome, error = None, finding.error
         if finding.mend is not None and not self._dry_run:
-            note(f"{finding.kind} {printable(finding.name)}: {printable(finding.problem)} …")
-            try:
-                outcome = finding.mend()
-            except LedgerUnreachable:
-                raise
-            except HeldByOther as held:
-                outcome = MendResult(f"left: {held}", Actor.NOBODY)
-            except CafError as failed:
-                error = failed
+            outcome, error = self._mended(finding, finding.mend)
         actor = outcome.actor if outcome else finding.actor
         self._counts[actor] += 1
         if error is not None:
@@ -223,6 +269,7 @@ class _Examination:
                     "done": outcome.done if outcome else None,
                     "error": str(error) if error else None,
                     "turn": str(actor),
+                    **finding.facts,
                 }
             )
             return actor
@@ -236,4 +283,30 @@ class _Examination:
             printable(f"{finding.kind}  {finding.name}: {finding.problem}")
             + (f"; {printable(then)}" if then else "")
         )
+        if finding.mend is None or self._dry_run:
+            _note_changes(finding)
         return actor
+
+    def _mended(
+        self, finding: Finding, mend: Callable[[], MendResult]
+    ) -> tuple[MendResult | None, CafError | None]:
+        note(f"{finding.kind} {printable(finding.name)}: {printable(finding.problem)} …")
+        _note_changes(finding)
+        if finding.question and not self._yes and not typer.confirm(finding.question, err=True):
+            return MendResult("not added", Actor.OPERATOR), None
+        try:
+            return mend(), None
+        except LedgerUnreachable:
+            raise
+        except HeldByOther as held:
+            return MendResult(f"left: {held}", Actor.NOBODY), None
+        except CafError as failed:
+            return None, failed
+
+
+def _note_changes(finding: Finding) -> None:
+    changes = finding.changes()
+    for change in islice(changes, _KEYS_SHOWN):
+        note(f"  {change.change}: {printable(change.key)}")
+    if more := sum(1 for _ in changes):
+        note(f"  and {counted(more, 'key')} more, which --json lists")

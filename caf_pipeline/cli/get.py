@@ -60,7 +60,7 @@ def get(  # noqa: PLR0917 - the command line's options
     with its Merkle root since. `caf prove` and `caf check` do that.
 
     Returns the version that S3 had at the last inventory, or else the newest archived version, with
-    a note.
+    a note. A note also marks objects that `caf doctor --add-unknown-posts` added.
 
     --member extracts one file of a tar archive with a cotar index. Above 8 MiB, only the index and
     the file are read. The file is compared with its tar header, because part of an object has no
@@ -86,7 +86,7 @@ def get(  # noqa: PLR0917 - the command line's options
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
         archived = fetch(lookup, store, source, key, version, as_of=moment)
-        if warning := _not_current(key, archived.location):
+        if warning := _warning(key, archived.location):
             note(warning)
         unread = lookup.unread_chunks(source)
         for chunk in sorted(unread.keys() & {part.chunk for part in archived.location.ranges}):
@@ -116,8 +116,14 @@ def _not_read_whole(chunk: str, damage: str, source: str) -> str:
     )
 
 
-def _not_current(key: str, location: Location) -> str:
+def _warning(key: str, location: Location) -> str:
     currency = location.currency
+    if location.from_unknown_post:
+        return (
+            f"'{printable(key)}' comes from an unknown post (chunk {location.chunk}, block "
+            f"{location.posting.start}) that an operator added: nothing shows that this ledger "
+            "packed it, or that S3 had this content"
+        )
     if currency is None or currency.is_current:
         return ""
     written = f"this is its content of {show_time(location.row.last_modified)}"

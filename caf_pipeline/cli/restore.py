@@ -208,6 +208,7 @@ def _print(restored: RestoredObject, dry_run: bool, json: bool) -> None:
                 "key": key,
                 "path": restored.place or None,
                 "size_bytes": restored.location.size_bytes,
+                "unknown_post": restored.location.from_unknown_post,
                 "result": "would_restore" if would_restore else outcome,
                 "error": why,
             }
@@ -229,6 +230,7 @@ def _print_sums(
                 "would_restore" if dry_run else "restored": sums.restored,
                 "bytes": sums.restored_bytes,
                 "without_headers": sums.without_headers,
+                "from_unknown_posts": sums.from_unknown_posts,
                 "not_yet_archived": sums.not_yet_archived,
                 "skipped": sums.skipped,
                 "older_versions": sums.older_versions,
@@ -246,6 +248,11 @@ def _print_sums(
         note(
             f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no "
             "user metadata, because an adopted file does not contain them"
+        )
+    if sums.from_unknown_posts:
+        note(
+            f"{source}: {counted(sums.from_unknown_posts, 'object')} of these from unknown posts, "
+            f"which this ledger did not make: `caf ls {source} -rl` marks them"
         )
     if sums.older_versions:
         note(

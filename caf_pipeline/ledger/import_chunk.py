@@ -180,6 +180,8 @@ class ChunkImport(LedgerPart):
         """Write a chunk that the ledger does not have, with its plan, rows and skips.
 
         Objects that a chunk in good standing has keep their location, and are no longer skipped.
+        A chunk from an unknown post takes no place of content that this ledger packed, and its
+        skips are not written: its manifest may be forged.
         Returns the number of locations, or 0 if other chunks have all objects. Then, and if an
         error is raised, nothing was written.
 
@@ -237,7 +239,10 @@ class ChunkImport(LedgerPart):
             _require_count(
                 chunk, "members", chunk.member_count, row_count + (chunk.part is not None)
             )
-            _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
+            if chunk.from_unknown_post:
+                _keep_own(connection, source_id, caf_file_id, chunk)
+            else:
+                _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
             written = write_locations(connection, caf_file_id, twice=_twice(chunk))
             if chunk.member_count and not written and not chunk.part:
                 raise _Superseded
@@ -248,18 +253,9 @@ class ChunkImport(LedgerPart):
                 else:
                     import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
                 written = 1
-            connection.execute(_END_SKIPS, {"id": caf_file_id})
+            if not chunk.from_unknown_post:
+                _replace_skips(connection, source_id, caf_file_id, chunk, skips)
             forget_pending(connection, caf_file_id)
-            skip_count = load_skips(connection, skips)
-            _require_count(chunk, "skipped objects", chunk.skipped_count, skip_count)
-            values = {
-                "source_id": source_id,
-                "caf_file_id": caf_file_id,
-                "start": chunk.file.posting.start,
-                "good": GOOD,
-            }
-            for statement in ("skip_later", "skip_earlier", "skip_new") if skip_count else ():
-                connection.exec_driver_sql(query(statement), values)
             record_log_times(connection, caf_file_id, logs)
             record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
@@ -394,6 +390,7 @@ def _write_chunk(
         "header": header.header if header else None,
         "nonce": header.nonce if header else None,
         "recipients": None,  # a header does not name all of them
+        "from_unknown_post": chunk.from_unknown_post,
     }
     statement: Insert | Update
     if replaces:
@@ -435,6 +432,36 @@ def _refuse_claimed(
             "which is under way",
             hint="finish or withdraw that chunk, then restore again",
         )
+
+
+def _keep_own(connection: Connection, source_id: int, caf_file_id: int, chunk: RemoteChunk) -> None:
+    """Leave out objects that this ledger packed, adopted or claimed itself."""
+    if chunk.part is not None:
+        row = chunk.part.row
+        named = {"source_id": source_id, "key": row.key, "version": row.object_version}
+        if connection.exec_driver_sql(query("owns_object"), named).scalar_one():
+            raise _Superseded
+    connection.exec_driver_sql(query("drop_own_pending"), {"caf_file_id": caf_file_id})
+
+
+def _replace_skips(
+    connection: Connection,
+    source_id: int,
+    caf_file_id: int,
+    chunk: RemoteChunk,
+    skips: Iterable[Skip],
+) -> None:
+    connection.execute(_END_SKIPS, {"id": caf_file_id})
+    skip_count = load_skips(connection, skips)
+    _require_count(chunk, "skipped objects", chunk.skipped_count, skip_count)
+    values = {
+        "source_id": source_id,
+        "caf_file_id": caf_file_id,
+        "start": chunk.file.posting.start,
+        "good": GOOD,
+    }
+    for statement in ("skip_later", "skip_earlier", "skip_new") if skip_count else ():
+        connection.exec_driver_sql(query(statement), values)
 
 
 def _require_count(chunk: RemoteChunk, what: str, expected: int, count: int) -> None:

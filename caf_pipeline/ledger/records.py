@@ -180,6 +180,7 @@ class Chunk:
         part_abandoned: the object is never complete.
         adopted: another program wrote the file, without head and manifest.
         unread: stored bytes that a rebuild read, until all bytes are compared with the root.
+        from_unknown_post: it was restored, and nothing shows that this ledger posted it.
     """
 
     caf_file_id: int
@@ -223,6 +224,12 @@ class Chunk:
     encrypted: bool = False
     opened_with: str | None = None
     unread: Sequence[Sample] = ()
+    from_unknown_post: bool = False
+
+    @property
+    def was_packed_here(self) -> bool:
+        """True unless it was adopted or restored from the store."""
+        return self.tail_start is not None
 
     @property
     def was_read_back(self) -> bool:
@@ -267,6 +274,7 @@ class RemoteChunk:
         plan_sha256: None if not known. Then nothing counts as released.
         header: None if the file is not encrypted.
         unread: stored bytes that were read, unless the Merkle root of all bytes was compared.
+        from_unknown_post: nothing shows that this ledger posted it.
     """
 
     file: PostedFile
@@ -292,6 +300,7 @@ class RemoteChunk:
     part: "PartLocation | None" = None
     header: ChunkHeader | None = None
     unread: Sequence[Sample] = ()
+    from_unknown_post: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,12 +463,16 @@ def require_zone(as_of: datetime | None) -> None:
         )
 
 
+UNKNOWN_POST: Final = "unknown_post"
+"""The status of a location if nothing shows that this ledger posted its chunk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A location row and its chunk.
 
     `currency` is None if the lookup named a version, else `older_versions` counts the key's other
-    located versions. `parts` are in order.
+    located versions. `parts` are in order. `from_unknown_post`: see `Chunk`.
     """
 
     row: LocationRow
@@ -468,6 +481,7 @@ class Location:
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
     older_versions: int = 0
+    from_unknown_post: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -475,6 +489,8 @@ class Location:
 
     @property
     def status(self) -> str:
+        if self.from_unknown_post:
+            return UNKNOWN_POST
         return self.currency.status if self.currency else ""
 
     @property

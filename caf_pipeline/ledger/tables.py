@@ -100,6 +100,26 @@ SOURCES: Final = Table(
     comment="The buckets and prefixes that are archived.",
 )
 
+POST_KEYS: Final = Table(
+    "post_keys",
+    METADATA,
+    Column(
+        "source_id",
+        Integer,
+        ForeignKey("sources.source_id"),
+        primary_key=True,
+        comment="source whose posts have MACs by this key",
+    ),
+    Column(
+        "key",
+        LargeBinary,
+        CheckConstraint("length(key) = 32"),
+        nullable=False,
+        comment="random secret of the MACs",
+    ),
+    comment="The secrets of the MACs in the notes of posts.",
+)
+
 INVENTORIES: Final = Table(
     "inventories",
     METADATA,
@@ -370,6 +390,13 @@ CAF_FILES: Final = Table(
         nullable=False,
         server_default=FALSE,
         comment="whether packing looked for log archives; if so, log_times has all of them",
+    ),
+    Column(
+        "from_unknown_post",
+        Boolean,
+        nullable=False,
+        server_default=FALSE,
+        comment="whether it was restored from a post that this ledger cannot recognize as its own",
     ),
     Column(
         "created_at",

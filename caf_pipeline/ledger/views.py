@@ -36,7 +36,8 @@ CHUNKS: Final = Table(
         "caf_file_id name source_id plan_id number reason epoch attempts object_count "
         "object_bytes expected_size_bytes caf_size_bytes stored_size_bytes member_count "
         "member_bytes skipped_count released_count samples unread tail_start tail_sha256 "
-        "has_log_times created_at updated_at sealed_at located_at restored_at adopted_at",
+        "has_log_times from_unknown_post created_at updated_at sealed_at located_at restored_at "
+        "adopted_at",
     ),
     *_columns(
         CHUNK_COPIES,
@@ -61,7 +62,7 @@ OBJECTS_IN_PARTS: Final = Table(
         "source_id file_path version_id etag size_bytes rewritten_at last_modified header_set",
     ),
     *_columns(OBJECT_PARTS, "plan_id part_count caf_file_id"),
-    *_columns(CAF_FILES, "located_at"),
+    *_columns(CAF_FILES, "located_at from_unknown_post"),
     Column("parts", JSONB),
 )
 NEWER_CLAIMS: Final = Table(

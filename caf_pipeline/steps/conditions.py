@@ -95,7 +95,7 @@ def find_conditions(
             True,
             f"{counted(progress.unknown_posts, 'post')} of {name} missing from the ledger: nothing "
             "is packed or posted",
-            "`caf doctor` adds them to the ledger",
+            "`caf doctor` adds them to the ledger, or shows what to do",
         )
     if not paused:
         yield from _delays(progress, settings, alerts, on_jackal=on_jackal)

@@ -201,12 +201,12 @@ def test_doctor_names_the_source_that_no_rebuild_restored(caf, new_ledger):
         archive_source(caf, source)
     fresh = new_ledger()
     caf.environment["CAF_DATABASE_URL"] = fresh.url
-    assert caf("rebuild", "src").status == 0
+    assert caf("rebuild", "src", "--yes").status == 0
     done = caf("doctor")
     assert done.status == 1, done.err
     assert "'caf rebuild other'" in done.out.decode()
     assert fresh.lookup.sources() == ["src"]
-    assert caf("rebuild", "other").status == 0
+    assert caf("rebuild", "other", "--yes").status == 0
     assert fresh.chunks.account("other").located_objects == 10
     assert lines(caf("doctor")) == ["nothing was found"]
 

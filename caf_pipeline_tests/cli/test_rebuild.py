@@ -200,13 +200,17 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     preview = caf("rebuild", "src", "--owner", wallet.address, "--dry-run", "--json", **keys)
-    assert [line["restored"] for line in lines_of(preview)[:-1]] == [False] * len(
-        ledger.chunks.list()
-    )
+    kinds = [(line["kind"], line.get("restored")) for line in lines_of(preview)[:-1]]
+    count = len(ledger.chunks.list())
+    assert kinds == [("listed", None)] * count + [("chunk", False)] * count
     assert fresh.lookup.sources() == []
-    done = caf("rebuild", "src", "--owner", wallet.address, "--json", **keys)
+    refused = caf("rebuild", "src", "--owner", wallet.address, **keys)
+    expect_error(refused, 2, "--yes")
+    assert all(f"block {chunk.start}, about 20" in refused.err for chunk in ledger.chunks.list())
+    assert fresh.chunks.list() == []
+    done = caf("rebuild", "src", "--owner", wallet.address, "--yes", "--json", **keys)
     assert done.status == 0, done.err
-    *chunks, end = lines_of(done)
+    *chunks, end = lines_of(done)[count:]
     assert {line["chunk"] for line in chunks} == {chunk.name for chunk in ledger.chunks.list()}
     assert end["files"] == {"chunk": len(chunks)}
     assert "transactions" in end["not_known"]
@@ -227,12 +231,12 @@ def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
     fresh = new_ledger()
     caf = on(archived, fresh)
     for chunks in (1, 2):
-        process = caf.start("rebuild", "--owner", wallet.address)
+        process = caf.start("rebuild", "--owner", wallet.address, "--yes")
         while len(fresh.chunks.list()) < chunks and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = caf("rebuild", "--owner", wallet.address)
+    done = caf("rebuild", "--owner", wallet.address, "--yes")
     assert done.status == 0, done.err
     assert all(f"  {name}: " in done.out.decode() for name in rebuild.NOT_KNOWN)
     assert "50 blocks" in done.err
@@ -319,7 +323,7 @@ def test_an_archive_in_a_folder_is_rebuilt(tmp_path, ledger, new_ledger):
         tmp_path, {"CAF_DATABASE_URL": fresh.url, "CAF_STORE__FOLDER": str(tmp_path / "store")}
     )
     caf.settings('[sources.src]\nbucket = "b"\n')
-    done = caf("rebuild")
+    done = caf("rebuild", "--yes")
     assert done.status == 0, done.err
     assert f"src: {counted(len(fresh.chunks.list()), 'chunk')}\n" in done.out.decode()
     assert "9 objects, 0 skipped, read from 1 of 1 listed copy" in done.out.decode()

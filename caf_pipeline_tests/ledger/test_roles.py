@@ -63,6 +63,12 @@ def test_a_reader_writes_nothing(ledger_as, located, table):
             connection.execute(statement)
 
 
+def test_a_reader_cannot_read_the_keys_of_posts(ledger_as, located):
+    assert len(ledger_as("caf_worker").sources.post_key(SOURCE)) == 32
+    with pytest.raises(LedgerError, match="permission denied"):
+        ledger_as("caf_reader").sources.post_key(SOURCE)
+
+
 def test_only_a_verifier_records_a_full_read(ledger_as, located):
     worker, verifier = ledger_as("caf_worker"), ledger_as("caf_verifier")
     with pytest.raises(LedgerError, match="permission denied"):

@@ -12,14 +12,14 @@ from caf_pipeline.ledger.records import chunk_lease, posting_of
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.adopt import AdoptionKind, AdoptionOptions, adopt_files
 from caf_pipeline.maintenance.doctor.examine import examine
-from caf_pipeline.maintenance.doctor.findings import Actor, Kind
+from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.retrieval.remote_chunk import HEADER_BYTES
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.support.forged_chunks import Forgery, put
+from caf_pipeline_tests.support.forged_chunks import Forgery, accepts, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context, encrypt
@@ -140,7 +140,7 @@ def test_manifest_is_never_in_staging(archived, empty):
     lost = empty(IDENTITY)
     lost.ledger.sources.restore_archive_id("src", archived.archive_id)
     findings = []
-    for finding in rebuild.find_chunks(lost):
+    for finding in rebuild.find_chunks(lost, ask=accepts):
         assert finding.spool.exists()
         assert list(lost.staging().iterdir()) == []
         findings.append(finding)
@@ -263,7 +263,8 @@ def a_sealed_chunk(context):
 
 def post(context, path, header):
     """Post and upload a file behind the ledger's back."""
-    put(context.store, path, context.archive_id, header_sha256=header.sha256)
+    key = context.ledger.sources.post_key("src")
+    put(context.store, path, context.archive_id, header_sha256=header.sha256, key=key)
 
 
 def test_sealed_chunk_is_not_replaced_by_other_bytes(worker, reader, tmp_path):
@@ -313,13 +314,15 @@ def stray_chunks(context):
 
 
 @pytest.mark.thorough
-def test_doctor_restores_stray_chunks_with_the_identity(archived, empty):
+def test_doctor_restores_stray_chunks_by_order_with_the_identity(archived, empty):
     lost = empty(IDENTITY)
     lost.ledger.sources.restore_archive_id("src", archived.archive_id)
-    for finding in stray_chunks(lost):
+    assert not any(finding.mend for finding in stray_chunks(lost))
+    for finding in examine(lost, alive=lambda holder: None, unknown_posts=UnknownPosts.ADD):
         if finding.mend:
             finding.mend()
-    assert rows_of(lost.ledger) == rows_of(archived.ledger)
+    everything_reads_back(lost)
+    assert all(chunk.from_unknown_post for chunk in lost.ledger.chunks.list())
 
 
 def test_doctor_without_identity_reports_unchecked_files(archived, empty):

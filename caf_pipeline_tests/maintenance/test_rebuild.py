@@ -26,7 +26,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.contracts.ledger import ODD_KEYS, holder
-from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, put
+from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, accepts, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.plans import MOMENT
@@ -164,7 +164,7 @@ def test_rebuilt_ledger_reads_the_last_versions(archived, lost):
 
 def test_the_order_in_which_chunks_are_restored_changes_nothing(archived, lost):
     lost.ledger.sources.restore_archive_id("src", archived.archive_id)
-    for finding in reversed(list(rebuild.find_chunks(lost))):
+    for finding in reversed(list(rebuild.find_chunks(lost, ask=accepts))):
         assert finding.spool is not None
         assert not finding.spool.exists()
         rebuild.import_found_chunk(lost, finding)
@@ -793,7 +793,7 @@ def test_object_archived_later_is_not_skipped(bare, tmp_path, order):
         ]
         forged = Forgery(bare.archive_id, body, number=number, skipped=skips[number == 3 :])
         put(bare.store, forged.write(tmp_path / str(number)), bare.archive_id)
-    findings = list(rebuild.find_chunks(bare))
+    findings = list(rebuild.find_chunks(bare, ask=accepts))
     for place in order:
         rebuild.import_found_chunk(bare, findings[place])
     (row,) = rows_of(bare.ledger)["skipped_objects"]

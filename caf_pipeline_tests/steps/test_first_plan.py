@@ -352,7 +352,7 @@ def test_same_settings_and_wallet_in_new_folder_pay_nothing(
     charged = network.state()["charged"][wallet.address]
     expect_error(second("run"), 7, "caf rebuild src", "caf run src --new-archive")
     assert fresh.chunks.list() == []
-    assert second("rebuild").status == 0
+    assert second("rebuild", "--yes").status == 0
     assert second("run").status == 0
     assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
     assert network.state()["charged"][wallet.address] == charged

@@ -41,6 +41,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     Finding,
     Kind,
     MendResult,
+    UnknownPosts,
     mendable,
     not_checked,
 )
@@ -94,14 +95,18 @@ class Settler:
 
 
 def examine(
-    context: RunContext, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None
+    context: RunContext,
+    *,
+    alive: Callable[[Holder], bool | None],
+    settler: Settler | None = None,
+    unknown_posts: UnknownPosts = UnknownPosts.REPORT,
 ) -> Iterator[Finding]:
     """Yield findings of a source and of everything shared, in the order of mending.
 
     Examining changes nothing. If the store does not answer, its part is reported as not checked.
     `alive` may return None: unknown.
     """
-    examination = Examination(replace(context, throttle=None), alive)
+    examination = Examination(replace(context, throttle=None), alive, unknown_posts)
     yield from _recipients(examination)
     yield from _leases(examination)
     yield from _transactions(examination, settler)

@@ -221,7 +221,7 @@ class Poster:
             chunk.stored_size_bytes,
             copies=self._settings.copies,
             proof_type=chunk.proof_type,
-            note=archive_note(chunk.archive_id, chunk.header_sha256),
+            note=archive_note(chunk.archive_id, chunk.header_sha256, chunk.mac),
         ).value
         waiting_post = WaitingPost(
             chunk.name, message, chunk.stored_size_bytes * self._settings.copies
