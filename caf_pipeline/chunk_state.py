@@ -2,7 +2,7 @@
 
     forward   planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located
     back      sealed ─▶ packing    verified ─▶ uploading    damaged ─▶ located
-    end       packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
+    end       packing ─▶ empty     planned, packing, sealed, posting, damaged, parked ─▶ withdrawn
               posting, posted, uploading, parked ─▶ abandoned
               located, damaged ─▶ expired
     later     located ─▶ damaged
@@ -13,8 +13,11 @@ decides where the chunk may continue.
 
 The ledger stores two states: the chunk's and the copy's. `ChunkState` combines them. From `posting`
 to `verified` the stored chunk is `sealed`; if it is damaged or expired, the stored chunk is
-`located`. Once the copy is past `wanted`, the chunk never returns to `packing`, and it can be
-withdrawn only if the copy is damaged.
+`located`. Once the copy is past `wanted`, the chunk never returns to `packing`. Once it is past
+`posting`, the chunk can be withdrawn only if the copy is damaged.
+
+A copy in `posting` is an intention: a run wants to post it, and may have done so. Such a chunk is
+withdrawn only after the store was asked.
 
 Source: "A chunk" in docs/explanation/design.md.
 """
@@ -129,7 +132,7 @@ _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
     # Back to packing: the staged file was lost before a post was made.
     _S.SEALED: frozenset({_S.PACKING, _S.POSTING, _S.WITHDRAWN, _S.PARKED}),
     # Abandoned: an encrypted chunk's staged file is lost, and no transaction posts it.
-    _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.ABANDONED, _S.PARKED}),
+    _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.WITHDRAWN, _S.ABANDONED, _S.PARKED}),
     _S.POSTED: frozenset({_S.UPLOADING, _S.ABANDONED, _S.PARKED}),
     _S.UPLOADING: frozenset({_S.UPLOADING, _S.VERIFIED, _S.ABANDONED, _S.PARKED}),
     _S.VERIFIED: frozenset({_S.LOCATED, _S.UPLOADING, _S.PARKED}),
@@ -177,7 +180,7 @@ def copy_after(
         raise IllegalMove(f"chunk {chunk} is '{before}', but its copy is '{copy or 'missing'}'")
     if after is _S.PARKED:
         return copy
-    if after is _S.WITHDRAWN and copy in (None, _C.WANTED):
+    if after is _S.WITHDRAWN and copy in (None, _C.WANTED, _C.POSTING):
         return None
     if (after is _S.WITHDRAWN and copy is _C.DAMAGED) or (
         after is _S.ABANDONED
@@ -218,7 +221,7 @@ def _next_step(before: ChunkState, after: ChunkState) -> str:
     if not _LEGAL[before]:
         return "nothing more happens to this chunk"
     if before in UNDER_WAY and after is _S.WITHDRAWN:
-        return "it may be posted already: 'caf run' finds out and continues"
+        return "it is posted: 'caf run' continues it"
     return "'caf status' shows its progress"
 
 

@@ -110,7 +110,7 @@ def test_only_a_verified_or_repaired_chunk_becomes_located():
 
 
 def test_chunks_that_may_be_paid_for_are_not_withdrawn():
-    for state in (S.POSTING, S.POSTED, S.UPLOADING, S.VERIFIED, S.LOCATED):
+    for state in (S.POSTED, S.UPLOADING, S.VERIFIED, S.LOCATED):
         assert not may_move(state, S.WITHDRAWN)
 
 
@@ -133,7 +133,7 @@ def test_unparked_state_follows_from_the_copy(copy):
     assert unparked_state(copy) in claimed
     kept = {state for state in claimed if state in UNDER_WAY and COPY_STATES.get(state) is copy}
     again = {S.UPLOADING} if copy is CopyState.VERIFIED else set()
-    ends = {None: {S.WITHDRAWN}, CopyState.WANTED: {S.WITHDRAWN}}.get(copy, set())
+    ends = {S.WITHDRAWN} if copy in (None, CopyState.WANTED, CopyState.POSTING) else set()
     ends |= {S.ABANDONED} if copy in (CopyState.POSTED, CopyState.UPLOADING) else set()
     assert set(claimed) == kept | again | ends
 

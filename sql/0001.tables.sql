@@ -432,6 +432,15 @@ CREATE TABLE store_looks (
     PRIMARY KEY (source_id, account)
 );
 
+-- The last whole list of an account's archives. It shows whether another ledger uses the account.
+-- See docs/decisions/0013-a-first-plan-asks-the-store.md.
+CREATE TABLE archive_looks (
+    account    text COLLATE "C" PRIMARY KEY,
+    sequence   bigint NOT NULL CHECK (sequence >= 0),
+    archives   text[] NOT NULL,
+    looked_at  timestamptz NOT NULL DEFAULT now()
+);
+
 -- Posts that are not and need not be chunks of this ledger. They do not stop packing and posting.
 CREATE TABLE left_posts (
     source_id    integer NOT NULL REFERENCES sources,

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from caf_pipeline.chunk_state import CLAIMING, CopyState
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.settings import load_settings
@@ -35,22 +36,40 @@ def unpark(chunk: ChunkArgument) -> None:
         typer.echo(f"{chunk} is '{state}'; the next run continues it")
 
 
-def withdraw(chunk: ChunkArgument) -> None:
+def withdraw(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHUNK|SOURCE",
+            help="A chunk's id, as shown by `caf status`, or a source: all its unposted chunks.",
+        ),
+    ],
+) -> None:
     r"""Give up a chunk that is not posted, or a damaged one.
 
-    The next plan includes its objects again if S3 still has them.
+    The next plan includes its objects again if S3 still has them. If a run wanted to post the
+    chunk, the command first asks the store for the post.
 
     \b
     Exit status:
       0   Success.
       6   The chunk is posted and not damaged, its post is pending, or the database failed.
+      7   The store does not answer.
       10  A run works on the chunk.
       11  No such chunk.
     """
     settings = load_settings()
-    with (
-        opened_ledger(settings) as ledger,
-        opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context,
-    ):
-        chunk_steps.withdraw(context, chunk)
-        typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")
+    with opened_ledger(settings) as ledger:
+        if what in ledger.lookup.sources():
+            source = what
+            unposted = [
+                chunk.name
+                for chunk in ledger.chunks.list(source, CLAIMING)
+                if chunk.copy_state in (None, CopyState.WANTED, CopyState.POSTING)
+            ]
+        else:
+            source, unposted = ledger.chunks.get(what).source, [what]
+        with opened_run_context(settings, ledger, source, register=False) as context:
+            chunk_steps.withdraw_all(context, unposted)
+        for name in unposted:
+            typer.echo(f"{name} is withdrawn; its objects are planned again by the next plan")

@@ -95,7 +95,7 @@ def plan(
                 context, hint="run it without --last-inventory to take an inventory"
             )
         elif report or (context.source_settings.inventory and not list_bucket):
-            snapshot, taken = inventories.take_report(context, report or "")
+            snapshot, taken = inventories.take_report(context, report or "", to_plan=False)
             if taken.warning:
                 note(taken.warning)
         else:

@@ -23,7 +23,7 @@ def remove(
     After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name. The command
     shows what it removes, and asks first. It removes plans, chunks that were not posted, snapshots,
     staged files, and the partitions in Dagster, but nothing in the bucket or the store. It refuses
-    if a chunk is or may be stored.
+    if a chunk is or may be stored. If a run wanted to post a chunk, the command asks the store.
 
     If it is interrupted, repeat it.
 
@@ -38,6 +38,7 @@ def remove(
       2   There is no terminal to ask on; use --yes.
       3   Wrong settings or source.
       6   A chunk is or may be stored, a rebuild is incomplete, or the database failed.
+      7   The store does not answer.
       8   A file cannot be removed.
       10  A run works on the source.
       11  The ledger never had the source.

@@ -97,6 +97,9 @@ def status(
                 typer.echo(f"{row.account}: {warning}")
         if not plans and not json and settings.store.kind == "jackal":
             typer.echo("the bought space was never read: caf jackal wallet")
+        foreign = ledger.progress.foreign_use()
+        if foreign and foreign.sentence and not json:
+            typer.echo(f"{foreign.sentence}: 'caf doctor' looks again")
         for name in [source] if source else names:
             registered = name in ledger.lookup.sources()
             account = ledger.chunks.account(name) if registered else None
@@ -108,6 +111,8 @@ def status(
                     "paused": paused or None,
                     "noticed_keys": noticed,
                     "messages_set_apart": apart,
+                    "foreign_transactions": foreign.transactions if foreign else 0,
+                    "unknown_archives": list(foreign.archives) if foreign else [],
                     "space": [
                         {
                             "account": row.account,

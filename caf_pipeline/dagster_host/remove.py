@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 
-from dagster import DagsterInstance
+from dagster import DagsterInstance, RunsFilter
 
+from caf_pipeline.automation.dead_runs import GOING_ON, process_lives
+from caf_pipeline.automation.instance_calls import get_runs
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
-from caf_pipeline.defs.naming import partitions_name
-from caf_pipeline.errors import NotLocated
+from caf_pipeline.defs.naming import SOURCE_TAG, partitions_name
+from caf_pipeline.errors import HeldByOther, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
@@ -22,9 +24,11 @@ from caf_pipeline.maintenance.remove_source import (
     no_writers,
     remove_leftovers,
 )
-from caf_pipeline.run_wiring import open_ledger
+from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
+from caf_pipeline.source.protocol import UnavailableSource
+from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted, show_size
 
 
@@ -38,6 +42,7 @@ def remove_command(
     Raises:
         SettingsError, NotLocated: there never was such a source in settings or ledger.
         IllegalMove: something of the source is or may be stored.
+        StoreUnreachable: a run wanted to post a chunk, and the store does not answer.
         HeldByOther: a run works on the source.
     """
     with closing(open_ledger(settings)) as ledger:
@@ -50,7 +55,11 @@ def remove_command(
             if removable is None:
                 _require_former_source(settings, ledger, source, leftovers, partitions)
             confirm([*_lines(source, removable, leftovers, len(partitions))])
+            if instance is not None:
+                _require_no_run(instance, source)
             with ledger.leases.hold(plan_lease(source), this_process(run)) as lease:
+                if removable and removable.intended:
+                    _withdraw(settings, ledger, source, removable.intended, run)
                 # A run may have written files before the user confirmed.
                 leftovers = find_leftovers(settings, ledger, source)
                 with no_writers(leftovers):
@@ -74,6 +83,27 @@ def remove_command(
         )
     sys.stdout.flush()
     return 0
+
+
+def _require_no_run(instance: DagsterInstance, source: str) -> None:
+    # A run holds no lease between two steps. The next step needs the removed files.
+    for run in get_runs(instance, RunsFilter(tags={SOURCE_TAG: source}, statuses=GOING_ON)):
+        if process_lives(run):
+            raise HeldByOther(
+                f"run {run.run_id} works on source '{source}'",
+                holder=run.run_id,
+                hint="wait for that run, or end it first",
+            )
+
+
+def _withdraw(
+    settings: Settings, ledger: Ledger, source: str, chunks: Sequence[str], run: str
+) -> None:
+    objects = UnavailableSource("a removal does not read the bucket")
+    with closing(
+        open_run_context(settings, source, run=run, ledger=ledger, objects=objects, register=False)
+    ) as context:
+        chunk_steps.withdraw_all(context, chunks, reason="its source is removed")
 
 
 def _partitions(instance: DagsterInstance | None, source: str) -> Sequence[str]:

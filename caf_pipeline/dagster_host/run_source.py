@@ -43,6 +43,7 @@ from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
     CafError,
     ChunkTooLarge,
+    HeldByOther,
     NotLocated,
     SettingsError,
     StagingError,
@@ -58,7 +59,7 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_ledger, open_run_context, record_space
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
-from caf_pipeline.steps import inventories, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.storage_forecast import space_warning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
@@ -253,6 +254,13 @@ class _Command:
         self._released = False
 
     def run(self) -> Summary:
+        with self._run_context(register=False) as context:
+            if withdrawn := chunk_steps.correct_address(context):
+                self._say(
+                    f"{counted(len(withdrawn), 'chunk')} of another address withdrawn; nothing was "
+                    f"stored of it. The source is {context.address} now",
+                    style="yellow",
+                )
         with self._run_context() as context:
             context.store.require_here()
             if reading := record_space(self._settings, self._ledger, context.store):
@@ -288,7 +296,7 @@ class _Command:
         return self._summary
 
     def _plan(self) -> str:
-        # Returns the name of the inventory.
+        # Returns the name of the inventory; "" if another run's goes on.
         configs = {
             "s3_inventory": self._inventory,
             "chunk_plan": {"new_archive": self._new_archive},
@@ -298,8 +306,8 @@ class _Command:
         self._summary.planning = self._runs.holder(planned)
         if self._summary.planning:
             self._say(
-                f"run {self._summary.planning} is planning this source; going on with the chunks "
-                "that are already planned"
+                f"run {self._summary.planning} is listing or planning this source; going on with "
+                "the chunks that are already planned"
             )
         metadata = [
             event.step_materialization_data.materialization.metadata
@@ -315,7 +323,14 @@ class _Command:
         for warning in values(WARNING):
             self._say(warning, style="yellow")
         register_chunks(self._instance, self._ledger, self._source)
-        return values(SNAPSHOT)[0]
+        snapshots = values(SNAPSHOT)
+        if not snapshots and self._ledger.content.last_inventory(self._source) is None:
+            raise HeldByOther(
+                f"run {self._summary.planning} takes the first inventory of '{self._source}'",
+                holder=self._summary.planning,
+                hint="repeat the command when that run has ended",
+            )
+        return snapshots[0] if snapshots else ""
 
     def _archive_under_way(self) -> None:
         # Archives each chunk with work that this command has not tried yet.
@@ -445,10 +460,15 @@ class _Command:
         )
 
     @contextmanager
-    def _run_context(self) -> Iterator[RunContext]:
+    def _run_context(self, *, register: bool = True) -> Iterator[RunContext]:
         objects = UnavailableSource("this command reads the bucket only in runs of Dagster")
         context = open_run_context(
-            self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects
+            self._settings,
+            self._source,
+            run="caf run",
+            ledger=self._ledger,
+            objects=objects,
+            register=register,
         )
         try:
             yield context

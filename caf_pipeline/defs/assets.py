@@ -256,10 +256,15 @@ def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefi
             after, until = config.window()
             run_context.wait_while_paused(lambda: None)  # before a listing that may take long
             report = None
+            patience = _patience(context, whole=not after and until is None)
             if config.uses_report(settings):
-                snapshot, report = inventories.take_report(run_context, config.report)
+                snapshot, report = inventories.take_report(
+                    run_context, config.report, patience_seconds=patience
+                )
             else:
-                snapshot = inventories.take_inventory(run_context, after=after, until=until)
+                snapshot = inventories.take_inventory(
+                    run_context, after=after, until=until, patience_seconds=patience
+                )
             warnings = [
                 inventories.empty_inventory_warning(run_context, snapshot),
                 report.warning if report else "",
@@ -274,6 +279,15 @@ def _inventory(source: str, settings: SourceSettings, access: str) -> AssetsDefi
             yield MaterializeResult(metadata=shown)
 
     return s3_inventory
+
+
+def _patience(context: AssetExecutionContext, *, whole: bool) -> float:
+    """Return how many seconds to wait for another inventory or plan of the source.
+
+    The sensor's next tick sees objects that its plan left out, but a daily inventory that is not
+    planned is lost.
+    """
+    return PLAN_WAIT_SECONDS if whole and COMMAND_TAG not in context.run.tags else 0.0
 
 
 def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
@@ -305,14 +319,11 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(run_context: RunContext) -> metadata.Metadata:
             snapshot = inventories.snapshot_to_plan(run_context)
-            # The sensor's next tick sees objects that its plan left out, but a daily inventory
-            # that is not planned is lost.
-            waits_for_others = snapshot.complete and COMMAND_TAG not in context.run.tags
             report = planning.cut_plan(
                 run_context,
                 snapshot,
                 new_archive=config.new_archive,
-                patience_seconds=PLAN_WAIT_SECONDS if waits_for_others else 0.0,
+                patience_seconds=_patience(context, whole=snapshot.complete),
             )
             if report.warning:
                 context.log.warning(report.warning)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
-from caf_pipeline.chunk_state import CLAIMING, GOOD, UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, GOOD, UNDER_WAY, ChunkState, CopyState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.inventory.manifest import LogTimes, PartLocation
 from caf_pipeline.ledger.copy import (
@@ -66,6 +66,7 @@ _SEALED: Final = (
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.WITHDRAWN})
 
 _STORE: Final = select(CHUNKS.c.store).where(CHUNKS.c.name == bindparam("chunk"))
+_POSTING_IN: Final = _STORE.where(CHUNKS.c.copy_state == CopyState.POSTING)
 # A skip of an object that is now located no longer counts.
 _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
     CLAIMS.c.caf_file_id == bindparam("id"), same_object(SKIPPED_OBJECTS, CLAIMS)
@@ -91,8 +92,11 @@ class ChunkMoves(LedgerPart):
         `withdrawn` and `abandoned` end the chunk's claims. From `sealed` back to `packing`, skipped
         objects are claimed again, unless another chunk has taken them.
 
-        Raises IllegalMove also if the move would forget a live post, or if a damaged chunk has no
-        copy that was seen right.
+        Before a chunk whose copy is `posting` is withdrawn, the caller asks the store whether it
+        has the post.
+
+        Raises IllegalMove also if the move would forget a live post or a post in another store. A
+        damaged chunk without a copy that was seen right is not located.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
@@ -118,6 +122,8 @@ class ChunkMoves(LedgerPart):
         if before in GOOD and after is not _S.WITHDRAWN:
             copy_changes["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
+            if after is _S.WITHDRAWN:
+                _require_posting_in(connection, chunk, self._store)
             moved = move_row(
                 connection, lease, chunk, before, after, changes=changes, copy_changes=copy_changes
             )
@@ -313,6 +319,16 @@ class ChunkMoves(LedgerPart):
             end_waiting(connection, caf_file_id)
             forget_full_read(connection, caf_file_id)
             unlist(connection, caf_file_id)
+
+
+def _require_posting_in(connection: Connection, chunk: str, own_store: str) -> None:
+    store = connection.execute(_POSTING_IN, {"chunk": chunk}).scalar_one_or_none()
+    if store not in (None, own_store):
+        raise IllegalMove(
+            f"chunk {chunk} cannot be withdrawn: store '{store}' may have its post, and the "
+            f"settings name store '{own_store}'",
+            hint=f"withdraw it with the settings of store '{store}'",
+        )
 
 
 def _change(

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from caf_pipeline.chunk_state import GOOD, ChunkState
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import ChunkSums, SourceProgress
+from caf_pipeline.ledger.records import ChunkSums, ForeignUse, SourceProgress
 from caf_pipeline.ledger.tables import REPLICAS, SOURCES
 from caf_pipeline.ledger.views import CHUNKS
 
@@ -97,6 +97,11 @@ class Progress(LedgerPart):
             )
             for source in sources
         ]
+
+    def foreign_use(self) -> ForeignUse | None:
+        """None before this ledger's first transaction."""
+        rows = self._rows(query("foreign_use"))
+        return ForeignUse(**rows[0]._asdict()) if rows else None
 
     def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
         """By source and `listed`, `unlisted` or `faulty` at the last check."""

@@ -12,6 +12,7 @@ from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, PostRecord, Sample
+from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Wait
 
 if TYPE_CHECKING:
@@ -237,6 +238,12 @@ class Chunk:
         return self.read_back_at is not None and (not self.encrypted or bool(self.opened_with))
 
     @property
+    def was_given_up(self) -> bool:
+        """True if the chunk ended without a post, which would leave a retired copy."""
+        ended = self.state in (ChunkState.WITHDRAWN, ChunkState.EMPTY)
+        return ended and self.copy_state is None
+
+    @property
     def was_sealed(self) -> bool:
         """An empty or withdrawn chunk keeps its seal's counts."""
         return self.merkle_root is not None or self.tail_sha256 is not None
@@ -247,6 +254,38 @@ def posting_of(chunk: Chunk) -> PostRecord:
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
     return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignUse:
+    """The use of an account by other programs since its last whole look, at `looked_at`.
+
+    `transactions` are not of this ledger. `archives` were listed then; no source has them.
+    """
+
+    account: str
+    looked_at: datetime | None
+    transactions: int
+    archives: Sequence[str]
+
+    @property
+    def sentence(self) -> str:
+        """Empty without any."""
+        parts = []
+        if self.transactions:
+            since = f" since {self.looked_at:%Y-%m-%d %H:%M} UTC" if self.looked_at else ""
+            parts.append(f"{counted(self.transactions, 'transaction')}{since} not of this ledger")
+        if self.archives:
+            parts.append(
+                f"{counted(len(self.archives), 'archive')} that no source of this ledger has "
+                f"({', '.join(self.archives)})"
+            )
+        return (
+            f"{self.account} has {' and '.join(parts)}. If another ledger archives the same "
+            "objects with this wallet, both pay"
+            if parts
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +353,15 @@ class KnownArchive:
 
 @dataclass(frozen=True, slots=True)
 class RemovableSource:
-    """A source that may be removed."""
+    """A source that may be removed.
+
+    `intended` are the chunks that a run wanted to post. They are withdrawn first.
+    """
 
     address: str
     plans: int
     chunks: int
+    intended: Sequence[str] = ()
 
 
 def chunk_lease(chunk: str) -> str:

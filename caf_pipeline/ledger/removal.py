@@ -1,16 +1,30 @@
 """Removes a source if none of its chunks was ever posted or located.
 
-Rows in `leases` stay, so that a chunk planned again under the same name gets a greater epoch.
+The caller first withdraws chunks that a run wanted to post, which asks the store. Rows in `leases`
+stay, so that a chunk planned again under the same name gets a greater epoch.
 """
 
 from typing import Final
 
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import Connection, Integer, Text, all_, bindparam, delete, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Text,
+    all_,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import OperationalError
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import ChunkState, CopyState
 from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
 from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
@@ -68,8 +82,17 @@ _LOCK_CHUNKS: Final = (
     .where(CAF_FILES.c.source_id == _SOURCE_ID)
     .with_for_update(nowait=True)
 )
+# A run wanted to post such a chunk, and this ledger knows no transaction of it. The store may still
+# have its post.
+_INTENDED: Final = and_(
+    CHUNKS.c.copy_state.is_not_distinct_from(CopyState.POSTING),
+    ~exists().where(TRANSACTION_POSTS.c.caf_file_id == CHUNKS.c.caf_file_id),
+)
+_INTENDED_NAMES: Final = (
+    select(CHUNKS.c.name).where(CHUNKS.c.source_id == _SOURCE_ID, _INTENDED).order_by(CHUNKS.c.name)
+)
 _POSTED_OR_LOCATED: Final = (
-    select(CHUNKS.c.name, CHUNKS.c.state)
+    select(CHUNKS.c.name, CHUNKS.c.state, CHUNKS.c.copy_state)
     .where(
         CHUNKS.c.source_id == _SOURCE_ID,
         or_(
@@ -113,15 +136,17 @@ class SourceRemoval(LedgerPart):
     """Removes a source."""
 
     def removable(self, source: str) -> RemovableSource:
-        """Return what `remove` would remove.
+        """Return what `remove` would remove once the intended chunks are withdrawn.
 
         Raises IllegalMove if a chunk is or may be stored, LedgerError during a rebuild, and
         HeldByOther if a run works on the source.
         """
         with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
             require_free(connection, plan_lease(source))
-            _require_removable(connection, source_id, source)
-            return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
+            _require_removable(connection, source_id, source, beside=_INTENDED)
+            counts = connection.execute(_COUNTS, {"id": source_id}).one()._asdict()
+            intended = connection.execute(_INTENDED_NAMES, {"id": source_id}).scalars().all()
+            return RemovableSource(**counts, intended=intended)
 
     def remove(self, lease: Lease, source: str) -> None:
         """Raises the errors of `removable`. `lease` is on the source's plan."""
@@ -141,8 +166,14 @@ class SourceRemoval(LedgerPart):
             lock_lease(connection, lease)  # last: the lease's renewal waits for it
 
 
-def _require_removable(connection: Connection, source_id: int, source: str) -> None:
-    """Also lock the source's chunks."""
+def _require_removable(
+    connection: Connection,
+    source_id: int,
+    source: str,
+    *,
+    beside: ColumnElement[bool] | None = None,
+) -> None:
+    """Also lock the source's chunks. Chunks that match `beside` do not count."""
     values = {"id": source_id}
     try:
         connection.execute(_LOCK_CHUNKS, values)
@@ -154,18 +185,20 @@ def _require_removable(connection: Connection, source_id: int, source: str) -> N
             holder="",
             hint="wait for that run, or end it first",
         ) from error
-    reason = ""
-    chunk = connection.execute(
-        _POSTED_OR_LOCATED, {**values, "removable": [*REMOVABLE]}
-    ).one_or_none()
+    reason, hint = "", ""
+    stored = _POSTED_OR_LOCATED if beside is None else _POSTED_OR_LOCATED.where(~beside)
+    chunk = connection.execute(stored, {**values, "removable": [*REMOVABLE]}).one_or_none()
     if chunk is not None:
         reason = f"chunk {chunk.name} is '{chunk.state}', and is or may be stored"
+        if chunk.copy_state == CopyState.POSTING:
+            hint = f"'caf withdraw {chunk.name}' asks the store, and gives up an unposted chunk"
     elif connection.execute(_HAS_LOCATIONS, values).scalar_one():
         reason = "the ledger has locations of its objects"
     if reason:
         raise IllegalMove(
             f"source '{source}' cannot be removed: {reason}",
-            hint="keep the source in the ledger; to stop archiving it, remove it from caf.toml",
+            hint=hint
+            or "keep the source in the ledger; to stop archiving it, remove it from caf.toml",
         )
     if connection.execute(_IS_REBUILT, values).scalar_one():
         raise LedgerError(

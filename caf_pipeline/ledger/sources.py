@@ -4,9 +4,10 @@ import secrets
 from collections.abc import Collection, Sequence, Set
 from typing import Final
 
-from sqlalchemy import LargeBinary, bindparam, delete, exists, func, select, union, update
+from sqlalchemy import LargeBinary, bindparam, delete, exists, func, or_, select, union, update
 from sqlalchemy.dialects.postgresql import insert
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
@@ -28,7 +29,15 @@ ARCHIVE_ID_BYTES: Final = 16
 POST_KEY_BYTES: Final = 32
 
 _OF_NAME: Final = SOURCES.c.name == bindparam("source")
-_HAS_CHUNKS: Final = exists().where(CAF_FILES.c.source_id == SOURCES.c.source_id)
+_HAS_CHUNKS: Final = exists().where(
+    CAF_FILES.c.source_id == SOURCES.c.source_id,
+    or_(
+        CAF_FILES.c.state.not_in([ChunkState.WITHDRAWN, ChunkState.EMPTY]),
+        exists().where(CHUNK_COPIES.c.caf_file_id == CAF_FILES.c.caf_file_id),
+    ),
+)
+"""Withdrawn and empty chunks count only if they were posted, which leaves a retired copy."""
+
 _NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.name])
 _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
@@ -58,9 +67,9 @@ class Sources(LedgerPart):
     def register(self, name: str, address: str, *, lease: Lease | None = None) -> None:
         """Record the source. Its first registration makes a random archive id and post key.
 
-        `address` is endpoint, bucket and prefix. `lease` is on the source's plan. Until the source
-        has its first chunk, another address replaces the recorded one, and removes its inventories,
-        skips and other rows.
+        `address` is endpoint, bucket and prefix. `lease` is on the source's plan. Another address
+        replaces the recorded one, and removes its inventories, skips and other rows. Withdrawn and
+        empty chunks that were never posted do not prevent this.
 
         Raises:
             LedgerError: the source has another address, and chunks.
@@ -82,8 +91,9 @@ class Sources(LedgerPart):
             if connection.execute(_FIXED_ADDRESS, {"source": name}).one_or_none() is not None:
                 raise LedgerError(
                     f"source '{name}' is {recorded} in the ledger, and {address} in the settings",
-                    hint="give the new address a source of another name; "
-                    f"'caf remove {name}' removes the old source if nothing of it was stored",
+                    hint=f"if nothing of it was stored, 'caf run {name}' takes the new address, "
+                    f"and 'caf remove {name}' frees the name; otherwise give the new address a "
+                    "source of another name",
                 )
             if lease is None:
                 require_free(connection, plan_lease(name))
@@ -96,7 +106,7 @@ class Sources(LedgerPart):
             connection.execute(change.values(address=address, ids_set_aside=None))
 
     def address(self, source: str) -> str | None:
-        """None while the source has no chunk and may get another address."""
+        """None while the source may get another address. See `register`."""
         address: str | None = self._scalar(_FIXED_ADDRESS, source=source)
         return address
 
@@ -121,7 +131,11 @@ class Sources(LedgerPart):
         return {archive.archive_id for archive in self.archives() if archive.source == source}
 
     def restore_archive_id(self, source: str, archive_id: str) -> None:
-        """Replace the id of a source without chunks by that of its archive in the store."""
+        """Replace the id of a source by that of its archive in the store.
+
+        Nothing changes if the source has chunks other than withdrawn and empty ones that were never
+        posted.
+        """
         with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
             change = update(SOURCES).where(SOURCES.c.source_id == source_id, ~_HAS_CHUNKS)
             if connection.execute(change.values(archive_id=archive_id)).rowcount:

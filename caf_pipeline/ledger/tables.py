@@ -1492,6 +1492,33 @@ STORE_LOOKS: Final = Table(
     "older backup was restored.",
 )
 
+ARCHIVE_LOOKS: Final = Table(
+    "archive_looks",
+    METADATA,
+    Column(
+        "account",
+        TEXT_C,
+        primary_key=True,
+        comment="chain id, slash, address; the owner if the store signs nothing",
+    ),
+    Column(
+        "sequence",
+        BigInteger,
+        CheckConstraint("sequence >= 0"),
+        nullable=False,
+        comment="sequence of the account before the listing; 0 if the store signs nothing",
+    ),
+    Column("archives", ARRAY(Text), nullable=False, comment="ids of all archives that were listed"),
+    Column(
+        "looked_at",
+        TIMESTAMPTZ,
+        nullable=False,
+        server_default=NOW,
+        comment="when the archives were listed",
+    ),
+    comment="The last whole list of the archives of an account.",
+)
+
 LEFT_POSTS: Final = Table(
     "left_posts",
     METADATA,

@@ -5,7 +5,7 @@ unique indexes also prevent a second payment for a sequence or chunk. A post is 
 or may be on the chain. Source: promise 3 in docs/explanation/design.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -30,12 +30,14 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
+from caf_pipeline.inventory.manifest import ARCHIVE_ID
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
 from caf_pipeline.ledger.moves import guarded
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Holder, account_lease
 from caf_pipeline.ledger.tables import (
+    ARCHIVE_LOOKS,
     CAF_FILES,
     CHAIN_HEIGHTS,
     LEASES,
@@ -272,6 +274,20 @@ _LOOKED: Final = _LOOK.on_conflict_do_update(
     },
 )
 
+_LIST: Final = insert(ARCHIVE_LOOKS).values(
+    account=bindparam("account"),
+    sequence=bindparam("sequence"),
+    archives=bindparam("archives"),
+)
+_ARCHIVES_LISTED: Final = _LIST.on_conflict_do_update(
+    index_elements=[ARCHIVE_LOOKS.c.account],
+    set_={
+        "sequence": _LIST.excluded.sequence,
+        "archives": _LIST.excluded.archives,
+        "looked_at": func.now(),
+    },
+)
+
 
 class TransactionLog(LedgerPart):
     """The transactions of accounts, for one holder. Safe in threads.
@@ -443,8 +459,11 @@ class TransactionLog(LedgerPart):
         """Return how many purchases that are or may be included count at their list price."""
         return int(self._scalar(_AT_LIST_PRICE, account=account))
 
-    def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """True if the ledger knows all posts and sequences since the last search."""
+    def explains(self, account: str, archive_id: str | None, sequence: int) -> bool:
+        """True if the ledger knows all posts and sequences since the last search.
+
+        None stands for the account's whole list of archives.
+        """
         values = {"account": account, "archive": archive_id, "sequence": sequence}
         return bool(self._scalar(query("explains_sequences"), **values))
 
@@ -459,6 +478,26 @@ class TransactionLog(LedgerPart):
     def lost_posts(self, archive_id: str) -> Sequence[str]:
         """Return posted chunks of the archive's source whose objects could be paid for again."""
         return [row.name for row in self._rows(query("lost_posts"), archive=archive_id)]
+
+    def has_post(self, archive_id: str) -> bool:
+        """True if a chunk of the archive was or may be posted."""
+        return bool(self._scalar(query("has_post"), archive=archive_id))
+
+    def unknown_archives(self, account: str, archive_id: str) -> Sequence[str]:
+        """Return archives of the last whole list that no source has.
+
+        Archives that were set aside for the source of `archive_id` are left out.
+        """
+        rows = self._rows(query("unknown_archives"), account=account, archive=archive_id)
+        return [unknown for (unknown,) in rows]
+
+    def record_archives(self, account: str, sequence: int, archive_ids: Collection[str]) -> None:
+        """`sequence` is the account's before the archives were listed.
+
+        Ids that no ledger makes are left out.
+        """
+        ids = sorted(filter(ARCHIVE_ID.fullmatch, archive_ids))
+        self._execute(_ARCHIVES_LISTED, account=account, sequence=sequence, archives=ids)
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """`sequence` is the account's before the search."""

@@ -598,7 +598,6 @@ def rebuild(
         HeldByOther: another process plans or rebuilds.
         IdentityMissing, KeyRefused: a file is encrypted. Nothing was restored.
     """
-    owner = owner or context.store.owner()
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
@@ -645,7 +644,7 @@ def rebuild(
 
 
 def own_archives(
-    context: RunContext, owner: str, sources: dict[str, str], whole: bool
+    context: RunContext, owner: str | None, sources: dict[str, str], whole: bool
 ) -> tuple[Sequence[str], Sequence[FileFinding]]:
     """Return the source's archives in the store, the newest last, and findings for others."""
     archive_ids, others = list[str](), list[FileFinding]()
@@ -653,7 +652,7 @@ def own_archives(
     for archive_id in possible_archive_ids(context, owner):
         archive = None
         if archive_id not in sources:
-            archive = open_archive(context, owner, archive_id, whole=whole)
+            archive = open_archive(context, owner or context.store.owner(), archive_id, whole=whole)
             if archive and archive.source:
                 sources[archive_id] = archive.source
         source = sources.get(archive_id)

@@ -35,18 +35,20 @@ class UnknownArchive:
     why: str = ""
 
 
-def possible_archive_ids(context: RunContext, owner: str) -> Sequence[str]:
+def possible_archive_ids(context: RunContext, owner: str | None) -> Sequence[str]:
     """Return ids that may be the source's, the newest last.
 
-    Ids of other sources are left out, and those that were set aside.
+    Ids of other sources are left out, and those that were set aside. None stands for the store's
+    owner; then the ledger remembers the owner's archives.
     """
     archives = context.ledger.sources.archives()
     left_out = {archive.archive_id for archive in archives}
     left_out |= context.ledger.sources.ids_set_aside(context.source)
     left_out -= context.ledger.sources.archive_ids(context.source)
+    log = context.ledger.transactions(context.holder)
     times = {
         archive_id: files.last_at
-        for archive_id, files in context.store.archives(owner).items()
+        for archive_id, files in context.store.archives(owner, log=log).items()
         if archive_id and ARCHIVE_ID.fullmatch(archive_id) and archive_id not in left_out
     }
     return sorted(times, key=lambda archive_id: (times[archive_id], archive_id))

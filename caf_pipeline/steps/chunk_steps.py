@@ -19,6 +19,7 @@ from caf_pipeline.chunk_state import (
     BEGUN_NOT_POSTED,
     CLAIMING,
     ChunkState,
+    CopyState,
     has_reached,
     unparked_state,
 )
@@ -27,10 +28,12 @@ from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
+    IllegalMove,
     IntegrityError,
     NotPublic,
     RootRefused,
     StagingError,
+    StoredAlready,
     StoreError,
     StoreUnreachable,
 )
@@ -44,6 +47,7 @@ from caf_pipeline.ledger.records import (
     SealRecord,
     Skip,
     chunk_lease,
+    plan_lease,
     posting_of,
 )
 from caf_pipeline.packing.chunk_reader import (
@@ -359,9 +363,12 @@ def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk
 
 
 def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
-    posting = context.store.post(
-        to_store(context, lease, chunk), context.ledger.transactions(context.holder)
-    )
+    log = context.ledger.transactions(context.holder)
+    try:
+        posting = context.store.post(to_store(context, lease, chunk), log)
+    except StoredAlready:
+        log.end_requests(lease, chunk.name)  # so that no other run's batch is refused for it
+        raise
     context.ledger.moves.record_posting(lease, chunk.name, posting)
     return context.ledger.chunks.get(chunk.name)
 
@@ -443,12 +450,16 @@ def to_store(context: RunContext, lease: Lease, chunk: Chunk) -> ChunkToStore:
 
     Raises NotPublic for a plain chunk of a private source.
     """
+    _require_encrypted_or_public(context, chunk)
+    return _as_store_sees(context, lease, chunk)
+
+
+def _as_store_sees(context: RunContext, lease: Lease, chunk: Chunk) -> ChunkToStore:
     if chunk.merkle_root is None or chunk.proof_type is None:
         raise CafError(
             f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root",
             hint="withdraw the chunk; the next plan has its objects",
         )
-    _require_encrypted_or_public(context, chunk)
     header = context.ledger.lookup.chunk_header(chunk.merkle_root) if chunk.encrypted else None
     header_sha256, mac = header.sha256 if header else None, None
     key = context.ledger.sources.post_key(chunk.source)
@@ -674,16 +685,70 @@ def unpark(context: RunContext, name: str) -> Chunk:
 def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
     """Give up a chunk for good; its objects are planned again.
 
-    Raises IllegalMove if it may have been posted.
+    If a run wanted to post the chunk, the store is asked first. Raises IllegalMove if it was or may
+    be posted.
     """
     with lease_chunk(context, name, though_paused=True) as lease:
         return _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
 
 
+def withdraw_all(context: RunContext, names: Collection[str], *, reason: str = "") -> None:
+    """Withdraw chunks. Nothing is withdrawn if the store has a post of one, or does not answer."""
+    for name in names:
+        if context.ledger.chunks.get(name).copy_state is CopyState.POSTING:
+            with lease_chunk(context, name, though_paused=True) as lease:
+                _require_no_post(context, lease, context.ledger.chunks.get(name))
+    for name in names:
+        withdraw(context, name, reason=reason)
+
+
+def correct_address(context: RunContext) -> Sequence[str]:
+    """Let a corrected address replace the ledger's, if nothing of the source is or may be stored.
+
+    Withdraws the chunks that were planned under the old address; returns their names. Raises
+    HeldByOther if a run works on the source.
+    """
+    if context.ledger.sources.address(context.source) in (None, context.address):
+        return []
+    try:
+        context.ledger.removal.removable(context.source)
+    except IllegalMove:
+        return []  # the old address stays, and registering the new one raises
+    with context.lease(plan_lease(context.source)) as lease:
+        chunks = context.ledger.chunks.list(context.source, states=CLAIMING)
+        names = [chunk.name for chunk in chunks]
+        withdraw_all(context, names, reason="the address of its source was corrected")
+        context.ledger.sources.register(context.source, context.address, lease=lease)
+    return names
+
+
 def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> Chunk:
+    _require_no_post(context, lease, chunk)
     chunk = _move(context, lease, chunk, ChunkState.WITHDRAWN, reason=reason)
     remove_all(context, chunk.name)
     return chunk
+
+
+def _require_no_post(context: RunContext, lease: Lease, chunk: Chunk) -> None:
+    """Ask the store about a chunk that a run wanted to post.
+
+    A backup lacks later posts, and a folder's ledger that of a killed run.
+    """
+    if chunk.copy_state is not CopyState.POSTING or chunk.merkle_root is None:
+        return
+    log = context.ledger.transactions(context.holder)
+    posting = context.store.posted_already(_as_store_sees(context, lease, chunk), log)
+    unparks = f"'caf unpark {chunk.name}', then " if chunk.state is ChunkState.PARKED else ""
+    hint = f"{unparks}'caf run {chunk.source}' continues it"
+    if posting is None:  # a backup may also lack transactions of an earlier wallet
+        posting = next((file.posting for file in context.store.posted_as(chunk.merkle_root)), None)
+        hint = "if that is an earlier wallet of yours, continue the chunk with it"
+    if posting is not None:
+        raise IllegalMove(
+            f"chunk {chunk.name} cannot be withdrawn: the store has a post of it by "
+            f"{posting.owner}, of block {posting.start}",
+            hint=hint,
+        )
 
 
 # --- what the steps share -------------------------------------------------------------------------

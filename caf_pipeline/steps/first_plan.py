@@ -17,7 +17,7 @@ def refuse_new_archive(context: RunContext) -> None:
     """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
     This is so if a rebuild is incomplete, or if the ledger has no packed chunk of the source, while
-    the store has archives that may be the source's.
+    the store has archives that may be the source's. Chunks that were given up do not count.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(
@@ -26,7 +26,8 @@ def refuse_new_archive(context: RunContext) -> None:
             hint=f"'caf rebuild {context.source}' continues it and lists what is missing; 'caf run "
             f"{context.source} --new-archive' archives the rest again",
         )
-    if not all(chunk.adopted for chunk in context.ledger.chunks.list(context.source)):
+    chunks = context.ledger.chunks.list(context.source)
+    if not all(chunk.adopted or chunk.was_given_up for chunk in chunks):
         return
     if files := _possible_archives(context):
         raise _refusal(context, files)
@@ -74,10 +75,11 @@ def _possible_archives(context: RunContext) -> Mapping[str | None, ArchiveFiles]
         for archive in context.ledger.sources.archives()
         if archive.source != context.source and archive.address != context.address
     }
+    log = context.ledger.transactions(context.holder)
     left_out = others | context.ledger.sources.ids_set_aside(context.source)
     return {
         archive: files
-        for archive, files in context.store.archives().items()
+        for archive, files in context.store.archives(log=log).items()
         if archive not in left_out
     }
 
@@ -112,7 +114,8 @@ def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> S
         owner_name = f" (source '{names[archive]}')" if archive in names else ""
         days = f"{note.first_at:%Y-%m-%d} to {note.last_at:%Y-%m-%d}"
         archives.append(f"{name}{owner_name} with {counted(note.count, 'chunk')}, {days}")
-    has = "only adopted files" if context.ledger.chunks.list(source) else "no chunk"
+    adopted = any(chunk.adopted for chunk in context.ledger.chunks.list(source))
+    has = "only adopted files" if adopted else "no chunk"
     return StoredAlready(
         f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that "
         f"may hold its objects; {owner}. Nothing was planned, since all of it may be archived and "

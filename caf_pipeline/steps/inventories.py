@@ -1,8 +1,9 @@
 """Snapshots of a source, from a listing or an S3 report, and scans for new objects."""
 
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.errors import (
+    HeldByOther,
     IntegrityError,
     ListingUnordered,
     NotLocated,
@@ -21,6 +23,7 @@ from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter, read_snapshot
 from caf_pipeline.ledger.records import (
     InventoryRecord,
+    plan_lease,
     recorded_key,
 )
 from caf_pipeline.run_context import RunContext
@@ -32,6 +35,7 @@ from caf_pipeline.steps.list_source import (
     drop_old_versions,
     listing_folder,
 )
+from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
 from caf_pipeline.system.parquet import translate_errors
 from caf_pipeline.system.quantities import counted
@@ -90,14 +94,49 @@ def take_inventory(
     until: bytes | None = None,
     resume: bool = True,
     to_plan: bool = True,
+    patience_seconds: float = 0.0,
 ) -> Snapshot:
     """List the source into a snapshot with several threads, or resume an interrupted listing.
 
     Keys are greater than `after`, up to and including `until`; a snapshot with `until` is not
     complete. If the server does not list in byte order, the source is listed again, page by page,
-    and sorted. `resume` reuses an interrupted listing and its `taken_at`. `to_plan`: a plan of the
-    snapshot ends the wait of noticed keys.
+    and sorted. `resume` reuses an interrupted listing and its `taken_at`.
+
+    `to_plan`: a plan of the snapshot ends the wait of noticed keys. The inventory holds the plan's
+    lease, which prevents a removal of the source. It waits `patience_seconds` for another run's.
+
+    Raises HeldByOther: another run takes an inventory to plan, or plans.
     """
+    with _lease_to_plan(context, patience_seconds) if to_plan else nullcontext():
+        return _list_into_snapshot(context, after, until, resume=resume, to_plan=to_plan)
+
+
+@contextmanager
+def lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lease]:
+    """Hold the plan's lease. Another run's is awaited for `patience_seconds`."""
+    ends_at = time.monotonic() + patience_seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                lease = stack.enter_context(context.lease(plan_lease(context.source)))
+                break
+            except HeldByOther:
+                if time.monotonic() >= ends_at:
+                    raise
+        yield lease
+
+
+@contextmanager
+def _lease_to_plan(context: RunContext, patience_seconds: float) -> Iterator[None]:
+    with lease_on_plan(context, patience_seconds) as lease:
+        # The source may have been removed since this run began.
+        context.ledger.sources.register(context.source, context.address, lease=lease)
+        yield
+
+
+def _list_into_snapshot(
+    context: RunContext, after: bytes, until: bytes | None, *, resume: bool, to_plan: bool
+) -> Snapshot:
     home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
     terms = ListingTerms(context.address, *bounds, context.all_versions)
@@ -180,12 +219,20 @@ def _listed_into(
     )
 
 
-def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenReport]:
+def take_report(
+    context: RunContext, name: str = "", *, to_plan: bool = True, patience_seconds: float = 0.0
+) -> tuple[Snapshot, TakenReport]:
     """Make a snapshot of the newest complete inventory report whose name starts with `name`.
 
-    Raises like `by_version` and `ObjectSource.open_report`, and ReportRefused for a report older
-    than a planned whole inventory: objects archived since would look deleted.
+    For `to_plan` see `take_inventory`. Raises like `by_version` and `ObjectSource.open_report`, and
+    ReportRefused for a report older than a planned whole inventory: objects archived since would
+    look deleted.
     """
+    with _lease_to_plan(context, patience_seconds) if to_plan else nullcontext():
+        return _report_into_snapshot(context, name)
+
+
+def _report_into_snapshot(context: RunContext, name: str) -> tuple[Snapshot, TakenReport]:
     report = context.objects.open_report(name)
     by_version(context, report.keeps_versions)
     moment = datetime.now(UTC)

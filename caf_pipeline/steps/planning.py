@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Final
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, has_reached
 from caf_pipeline.encryption.sealing import PRIVATE_LIMITS
-from caf_pipeline.errors import HeldByOther, StagingError
+from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import (
     IdentifiedSnapshot,
@@ -48,7 +48,6 @@ from caf_pipeline.ledger.records import (
     PlanRow,
     Skip,
     WaitingObjects,
-    plan_lease,
 )
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
@@ -228,7 +227,7 @@ def cut_plan(
     plans: list[PlanRecord] = []
     waiting = None
     # The lease keeps another process from replacing the source's address.
-    with reading(snapshot.path), _lease_on_plan(context, patience_seconds) as lease:
+    with reading(snapshot.path), inventories.lease_on_plan(context, patience_seconds) as lease:
         context.wait_while_paused(lease.check)
         context.ledger.sources.register(context.source, context.address, lease=lease)
         if new_archive:
@@ -285,20 +284,6 @@ def cut_plan(
         current.exceptions,
         left_out,
     )
-
-
-@contextmanager
-def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lease]:
-    until = time.monotonic() + patience_seconds
-    with ExitStack() as stack:
-        while True:
-            try:
-                lease = stack.enter_context(context.lease(plan_lease(context.source)))
-                break
-            except HeldByOther:
-                if time.monotonic() >= until:
-                    raise
-        yield lease
 
 
 def last_plan(context: RunContext) -> PlanRow | None:

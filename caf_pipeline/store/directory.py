@@ -11,6 +11,7 @@ and writes nothing.
 
 import contextlib
 import errno
+import fcntl
 import filecmp
 import json
 import os
@@ -41,6 +42,7 @@ from caf_pipeline.store.protocol import (
     PostedFile,
     PostRecord,
     TransactionLog,
+    refuse_unknown_archives,
 )
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
@@ -281,7 +283,13 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         """Record that the chunk will come. Nothing is signed."""
         self.bind()
         path = self._post_path(chunk.merkle_root)
-        if not path.exists():
+        with contextlib.ExitStack() as stack:
+            if path.exists():
+                return self._posting(chunk.merkle_root)
+            if not log.has_post(chunk.archive_id):
+                stack.enter_context(self._alone())
+                self.archives(log=log)
+                refuse_unknown_archives(log.unknown_archives(OWNER, chunk.archive_id))
             post = {
                 "owner": OWNER,
                 "start": 1,
@@ -380,12 +388,24 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
-    def archives(self, owner: str | None = None) -> Mapping[str | None, ArchiveFiles]:
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other ledgers' first posts out."""
+        with (self.folder / MARKER).open("rb") as marker:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(marker, fcntl.LOCK_EX)
+            yield
+
+    def archives(
+        self, owner: str | None = None, *, log: TransactionLog | None = None
+    ) -> Mapping[str | None, ArchiveFiles]:
         times = defaultdict[str | None, list[datetime]](list)
         for listed, archive in self._listed():
             if owner not in (None, listed.posting.owner):
                 continue
             times[archive] += self.posted_at([listed.posting])
+        if log is not None and owner is None:
+            log.record_archives(OWNER, 0, {*filter(None, times)})
         return {
             archive: ArchiveFiles(len(posted), min(posted), max(posted))
             for archive, posted in times.items()

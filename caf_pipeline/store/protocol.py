@@ -249,6 +249,18 @@ def refuse_lost_posts(chunks: Sequence[str]) -> None:
         )
 
 
+def refuse_unknown_archives(archive_ids: Sequence[str]) -> None:
+    """Raise StoredAlready before the first post of an archive beside unknown archives."""
+    if archive_ids:
+        raise StoredAlready(
+            f"the store has {counted(len(archive_ids), 'archive')} that no source of this ledger "
+            f"has: {', '.join(archive_ids)}. Another ledger may archive the same objects. This "
+            "would be the first post of its source, so nothing is posted",
+            hint="if another ledger archives this source, run 'caf withdraw NAME', then 'caf "
+            "rebuild NAME'; otherwise run 'caf run NAME --new-archive'",
+        )
+
+
 class Lease(Protocol):
     """The right to change one thing, renewed in the background. `epoch` grows with each holder."""
 
@@ -303,13 +315,21 @@ class TransactionLog(ChainHeights, Protocol):
 
     def at_list_price(self, account: str) -> int: ...
 
-    def explains(self, account: str, archive_id: str, sequence: int) -> bool: ...
+    def explains(self, account: str, archive_id: str | None, sequence: int) -> bool: ...
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]: ...
 
     def lost_posts(self, archive_id: str) -> Sequence[str]: ...
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None: ...
+
+    def has_post(self, archive_id: str) -> bool: ...
+
+    def unknown_archives(self, account: str, archive_id: str) -> Sequence[str]: ...
+
+    def record_archives(
+        self, account: str, sequence: int, archive_ids: Collection[str]
+    ) -> None: ...
 
 
 class ProviderRecords(Protocol):
@@ -382,8 +402,8 @@ class ChunkStore(ChunkReader, Protocol):
         stored bytes of the other chunks that are being packed.
 
         Raises:
-            NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
-            UploadsRefused.
+            NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, SpendCapReached,
+            EmptyWallet, UploadsRefused.
             NoProvider: no provider would take the chunk now, so it must not be paid for.
             SettingsError: the store would not prove the chunk.
         """
@@ -409,7 +429,11 @@ class ChunkStore(ChunkReader, Protocol):
         return
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
-        """Announce the chunk. An existing post is reused at no cost. Raises like `admit`."""
+        """Announce the chunk. An existing post is reused at no cost.
+
+        Raises like `admit`. Raises StoredAlready if the ledger does not know a post of the archive.
+        Before the archive's first post, an unknown archive in the store has the same effect.
+        """
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post. None if no post exists or is pending."""
@@ -457,11 +481,13 @@ class ChunkStore(ChunkReader, Protocol):
     def posted_at(self, postings: Sequence[PostRecord]) -> Sequence[datetime]:
         """Return about when the files were posted."""
 
-    def archives(self, owner: str | None = None) -> "Mapping[str | None, ArchiveFiles]":
+    def archives(
+        self, owner: str | None = None, *, log: TransactionLog | None = None
+    ) -> "Mapping[str | None, ArchiveFiles]":
         """Return the posts of `owner()` by the archive id in the note, None if unreadable.
 
-        Another `owner` needs no wallet. Files of other programs are left out. Reads the store's
-        whole list.
+        `log` remembers them. Another `owner` needs no wallet, and nothing is remembered. Files of
+        other programs are left out. Reads the store's whole list.
         """
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:

@@ -137,6 +137,15 @@ class MemoryLog:
     def record_look(self, account, archive_id, sequence, unknown):
         pass
 
+    def has_post(self, archive_id):
+        return True
+
+    def unknown_archives(self, account, archive_id):
+        return []
+
+    def record_archives(self, account, sequence, archive_ids):
+        pass
+
     def seen_height(self, chain_id):
         return self.heights.get(chain_id, 0)
 

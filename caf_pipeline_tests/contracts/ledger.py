@@ -528,7 +528,27 @@ class LedgerContract:
         with pytest.raises(IllegalMove):
             remove(ledger)
 
-    @pytest.mark.parametrize("state", ["posting", "posted", "uploading", "verified", "located"])
+    def test_a_source_with_an_intended_chunk_goes_once_that_is_withdrawn(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTING)
+        assert ledger.removal.removable(SOURCE).intended == [chunk]
+        with pytest.raises(IllegalMove, match=chunk):
+            remove(ledger)
+        with pytest.raises(LedgerError):
+            ledger.sources.register(SOURCE, "s3://b/")
+        end(ledger, chunk, ChunkState.WITHDRAWN)
+        assert ledger.removal.removable(SOURCE).intended == []
+        remove(ledger)
+
+    def test_given_up_chunks_let_the_address_and_the_archive_change(self, ledger):
+        register(ledger, ["a"])
+        (withdrawn,) = (chunk.name for chunk in ledger.chunks.list(SOURCE))
+        end(ledger, withdrawn, ChunkState.WITHDRAWN)
+        ledger.sources.register(SOURCE, "s3://b/")
+        ledger.sources.restore_archive_id(SOURCE, "b" * 32)
+        assert (address_in(ledger), ledger.sources.archive_id(SOURCE)) == ("s3://b/", "b" * 32)
+
+    @pytest.mark.parametrize("state", ["posted", "uploading", "verified", "located"])
     def test_a_source_with_a_stored_chunk_stays(self, ledger, state):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState(state))

@@ -5,20 +5,23 @@ import shutil
 from functools import partial
 
 import pytest
-from dagster import DagsterInstance
+from dagster import DagsterInstance, DagsterRunStatus
 
+from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.dagster_host import remove
 from caf_pipeline.dagster_host.remove import remove_command
-from caf_pipeline.defs.naming import partitions_name
+from caf_pipeline.defs.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsError, StagingError
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
-from caf_pipeline_tests.support.pipeline_runs import SOURCE
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, start_run
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 
@@ -155,6 +158,62 @@ def test_a_source_that_is_being_listed_stays(packed, removing):
     assert packed.ledger.lookup.sources() == [SOURCE]
 
 
+class Stopped(Exception):
+    """Ends an inventory."""
+
+
+@pytest.mark.parametrize("inventory", ["listing", "report"])
+def test_a_source_stays_during_its_inventory(packed, removing, monkeypatch, inventory):
+    context = packed.run_context()
+
+    def remove_now(*_):
+        with pytest.raises(HeldByOther):
+            removing()
+        raise Stopped
+
+    if inventory == "listing":
+        monkeypatch.setattr(inventories.ParallelListing, "run", remove_now)
+        take = inventories.take_inventory
+    else:
+        monkeypatch.setattr(type(context.objects), "open_report", remove_now)
+        take = inventories.take_report
+    with pytest.raises(Stopped):
+        take(context)
+    assert packed.ledger.lookup.sources() == [SOURCE]
+    assert context.inventories().exists()
+    assert removing() == 0
+
+
+def test_a_source_stays_between_two_steps_of_its_run(packed, removing):
+    run = start_run(packed, "caf_plan_my_source", DagsterRunStatus.STARTED, **{SOURCE_TAG: SOURCE})
+    packed.instance.add_run_tags(run, process_tags(this_process(run)))
+    with pytest.raises(HeldByOther, match=run):
+        removing()
+    assert packed.ledger.lookup.sources() == [SOURCE]
+    packed.instance.report_run_failed(packed.instance.get_run_by_id(run))
+    assert removing() == 0
+
+
+def test_an_inventory_registers_a_source_removed_before_it(packed, removing):
+    context = packed.run_context()
+    removing()
+    snapshot = inventories.take_inventory(context)
+    assert packed.ledger.lookup.sources() == [SOURCE]
+    assert snapshot.object_count == 25
+
+
+def test_a_preview_does_not_make_a_lost_source_removable(packed, removing, database):
+    with connected(database) as connection:  # as in a new database
+        connection.execute("TRUNCATE sources, leases CASCADE")
+    context = open_run_context(
+        packed.settings, SOURCE, run="run-1", ledger=packed.ledger, register=False
+    )
+    inventories.take_inventory(context, to_plan=False)
+    context.close()
+    with pytest.raises(NotLocated, match="lost ledger"):
+        removing()
+
+
 @pytest.mark.parametrize("name", ["other", "../plans", ".", "a/b", ""])
 def test_an_unknown_source_is_refused(packed, removing, name):
     with pytest.raises(SettingsError):
@@ -199,14 +258,71 @@ def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
 def test_a_planned_typo_is_corrected_and_then_archived(caf, s3_server, new_bucket):
     planned_by_mistake(caf, s3_server, new_bucket.name)
     new_bucket.put("right/key", b"right" * 10_000)
-    refused = caf("run", "src")
-    assert (refused.status, "caf remove src" in refused.err) == (6, True)
     assert caf("remove", "src").status == 2
     done = caf("remove", "src", "--yes")
     assert (done.status, b"is removed" in done.out) == (0, True)
     assert caf("run", "src").status == 0
     assert caf("get", "src", "right/key").out == b"right" * 10_000
     assert caf("remove", "src", "--yes").status == 6
+
+
+def test_a_run_takes_a_corrected_prefix(caf, s3_server, new_bucket):
+    planned_by_mistake(caf, s3_server, new_bucket.name)
+    new_bucket.put("right/key", b"right" * 10_000)
+    assert caf("run", "src").status == 0
+    assert caf("get", "src", "right/key").out == b"right" * 10_000
+    assert caf("get", "src", "key").status == 11
+    caf.settings(source_text(s3_server, new_bucket.name))  # something is stored now
+    assert caf("run", "src").status == 6
+
+
+def intend(caf: CommandLine, *, posted: bool) -> str:
+    """Plan and pack a chunk. Its run is killed after it wanted to post, or posted, the chunk."""
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            context = open_run_context(settings, "src", run="run-1", ledger=ledger)
+            (chunk,) = plan(context).chunks
+            archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+            with context.lease(chunk_lease(chunk.name)) as lease:
+                ledger.moves.move(lease, chunk.name, ChunkState.SEALED, ChunkState.POSTING)
+                if posted:
+                    to_store = chunk_steps.to_store(context, lease, ledger.chunks.get(chunk.name))
+                    context.store.post(to_store, ledger.transactions(context.holder))
+            context.close()
+    return chunk.name
+
+
+def ways_out(caf: CommandLine, chunk: str, right: str):
+    """Return the commands that give up a chunk of a source with a wrong prefix."""
+
+    def corrected():
+        caf.settings(right)
+        return caf("run", "src")
+
+    return {
+        "withdraw": lambda: caf("withdraw", chunk),
+        "remove": lambda: caf("remove", "src", "--yes"),
+        "run": corrected,
+    }
+
+
+@pytest.mark.parametrize("way", ["withdraw", "remove", "run"])
+@pytest.mark.parametrize("posted", [False, True])
+def test_an_unposted_intention_leaves_the_name_usable(caf, s3_server, new_bucket, way, posted):
+    new_bucket.put("right/key", b"right" * 10_000)
+    right = source_text(s3_server, new_bucket.name, prefix="right/")
+    chunk = intend(caf, posted=posted)
+    done = ways_out(caf, chunk, right)[way]()
+    assert done.status == (6 if posted else 0), done.err
+    if posted:
+        caf.settings(source_text(s3_server, new_bucket.name))
+        assert caf("run", "src").status == 0
+        assert caf("get", "src", "key").out == b"body" * 10_000
+    else:
+        caf.settings(right)
+        assert caf("run", "src").status == 0
+        assert caf("get", "src", "right/key").out == b"right" * 10_000
 
 
 def test_a_failed_first_run_with_a_typo_is_corrected(caf, s3_server, new_bucket):

@@ -1,5 +1,6 @@
 """The transaction log on Postgres and in memory: the contract, and tests with real processes."""
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -302,8 +303,14 @@ def test_a_damaged_chunk_given_up_is_not_posted(ledger, log, damaged, database_u
         commit(log, signed(2), damaged)
 
 
-@pytest.mark.parametrize("after", [S.WITHDRAWN, S.PACKING, S.SEALED, S.PLANNED])
-@pytest.mark.parametrize("outcome", ["", "included", "expired"])
+@pytest.mark.parametrize(
+    ("after", "outcome"),
+    [
+        *itertools.product([S.PACKING, S.SEALED, S.PLANNED], ["", "included", "expired"]),
+        (S.WITHDRAWN, ""),
+        (S.WITHDRAWN, "included"),
+    ],
+)
 def test_a_chunk_whose_copy_is_posting_is_not_given_up(ledger, log, chunks, after, outcome):
     ask(log, chunks[0])
     one = commit(log, signed(1), chunks[0])
@@ -334,6 +341,17 @@ def test_a_chunk_whose_post_expired_may_be_abandoned(ledger, log, chunks):
     end(ledger, chunks[0], S.ABANDONED)
 
 
+@pytest.mark.parametrize("outcome", ["failed", "expired", "superseded"])
+@pytest.mark.parametrize("through", [[], [S.PARKED]])
+def test_a_withdrawn_intention_leaves_no_request(ledger, log, chunks, outcome, through):
+    ask(log, chunks[0])
+    settle(log, commit(log, signed(1), chunks[0]), outcome)
+    end(ledger, chunks[0], *through, S.WITHDRAWN)
+    assert log.waiting(ACCOUNT) == []
+    with pytest.raises(LedgerError):
+        commit(log, signed(2), chunks[0])
+
+
 def test_a_posted_chunk_may_be_abandoned_but_not_withdrawn(ledger, log, chunks):
     post(ledger, log, chunks[0], 1, 7)
     with pytest.raises(IllegalMove):
@@ -341,22 +359,28 @@ def test_a_posted_chunk_may_be_abandoned_but_not_withdrawn(ledger, log, chunks):
     end(ledger, chunks[0], S.ABANDONED)
 
 
-def test_a_withdrawal_and_a_commit_at_once_never_both_happen(ledger, log, damaged):
+@pytest.mark.parametrize("state", [S.DAMAGED, S.POSTING])
+def test_a_withdrawal_and_a_commit_at_once_never_both_happen(request, ledger, log, state):
+    if state is S.DAMAGED:
+        chunk = request.getfixturevalue("damaged")
+    else:
+        chunk = request.getfixturevalue("chunks")[0]
+
     def withdraw():
         try:
-            end(ledger, damaged, S.WITHDRAWN)
+            end(ledger, chunk, S.WITHDRAWN)
         except IllegalMove:
             return 0
         return 1
 
     def sign():
         try:
-            commit(log, signed(2), damaged)
+            commit(log, signed(2), chunk)
         except LedgerError:
             return 0
         return 1
 
-    ask(log, damaged)
+    ask(log, chunk)
     with ThreadPoolExecutor(2) as pool:
         withdrawn, committed = pool.submit(withdraw), pool.submit(sign)
     assert withdrawn.result() + committed.result() == 1

@@ -237,6 +237,36 @@ def test_answer_from_an_older_state_is_refused(chain, node):
     assert chain.proof_window() == 9
 
 
+def account_at(height, sequence=8):
+    """Answers an account from the state of a block."""
+    account = {"account_number": "3", "sequence": str(sequence), "address": OWNER}
+    return ScriptedAnswer(
+        {"account": {"@type": "/cosmos.auth.v1beta1.BaseAccount"} | account},
+        headers={"Grpc-Metadata-X-Cosmos-Block-Height": str(height)},
+    )
+
+
+def test_a_list_of_archives_is_never_older_than_the_sequence(open_chain, nodes):
+    first, second = nodes
+    first.answers[f"/cosmos/auth/v1beta1/accounts/{OWNER}"] = account_at(101)
+    first.answers["files"] = ScriptedAnswer({}, 503)
+    second.answers["files"] = paged([a_file(note=archive_note("a1"))])
+    chain = open_chain(first.url, second.url)
+    assert chain.account(OWNER).sequence == 8  # block 101 came after the node named block 100
+    with pytest.raises(StoreUnreachable):
+        chain.archives_of(OWNER)
+    assert "files" not in second.asked
+    second.height = 101
+    assert chain.archives_of(OWNER) == {"a1": [7]}
+
+
+def test_a_height_far_ahead_of_the_node_is_not_believed(chain, node, heights):
+    node.answers[f"/cosmos/auth/v1beta1/accounts/{OWNER}"] = account_at(10**6)
+    with pytest.raises(ChainUnreachable, match="1000000"):
+        chain.account(OWNER)
+    assert heights.height == 100
+
+
 def test_the_height_of_a_transaction_counts_as_seen(chain, node, heights):
     response = {"height": "104", "code": 0, "codespace": "", "raw_log": "[]", "data": ""}
     node.answers["/cosmos/tx/v1beta1/txs/AB"] = ScriptedAnswer({"tx_response": response})

@@ -236,7 +236,7 @@ def test_chunk_withdrawn_during_signing_does_not_block_our_post(payer, ledger):
 
     def withdraw():
         with ledger.leases.hold(f"chunk/{withdrawn}", this_process("run-2")) as lease:
-            ledger.moves.move(lease, withdrawn, ChunkState.POSTING, ChunkState.SEALED)
+            ledger.moves.move(lease, withdrawn, ChunkState.POSTING, ChunkState.WITHDRAWN)
 
     then(log, "commit", withdraw, before=True)
     payer.poster(log).post(chunk(mine), log)

@@ -137,7 +137,7 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
     )
     poster = Poster(chain, wallet, settings, spend_cap=throttle.spend_cap)
     return Opened(
-        JackalStore(settings, wallet, chain, poster, records, throttle),
+        JackalStore(settings, wallet, chain, poster, log, records, throttle),
         network,
         log,
         records,

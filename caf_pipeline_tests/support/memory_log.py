@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
@@ -152,7 +152,7 @@ class MemoryLog:
                     return entry.starts[entry.chunks.index(chunk)]
         return None
 
-    def explains(self, account: str, archive_id: str, sequence: int) -> bool:
+    def explains(self, account: str, archive_id: str | None, sequence: int) -> bool:
         return True  # each test's log is a new ledger, next to other tests' posts
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
@@ -162,6 +162,15 @@ class MemoryLog:
         return []
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
+        """Do nothing."""
+
+    def has_post(self, archive_id: str) -> bool:
+        return True  # as above
+
+    def unknown_archives(self, account: str, archive_id: str) -> Sequence[str]:
+        return []
+
+    def record_archives(self, account: str, sequence: int, archive_ids: Collection[str]) -> None:
         """Do nothing."""
 
     def spent(self, account: str) -> int:

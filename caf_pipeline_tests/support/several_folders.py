@@ -162,7 +162,7 @@ class SeveralFolders:
     def posted_at(self, postings):
         return [datetime.fromtimestamp(posting.start, UTC) for posting in postings]
 
-    def archives(self, owner=None):
+    def archives(self, owner=None, *, log=None):
         times = defaultdict(list)
         for post in self.posts.values():
             times[self.noted[post.merkle_root]].append(datetime.fromtimestamp(post.start, UTC))

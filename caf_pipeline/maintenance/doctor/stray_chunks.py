@@ -105,8 +105,30 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
                 "checked again",
                 check_posts,
             )
+        yield from _foreign_use(examination)
     except (StoreError, SettingsError) as error:
         yield not_checked(f"the files that the store lists of {source}", error)
+
+
+def _foreign_use(examination: Examination) -> Iterator[Finding]:
+    """Find that another ledger may use the account."""
+    context = examination.context
+    foreign = context.ledger.progress.foreign_use()
+    if foreign is None or not foreign.sentence:
+        return
+
+    def look_again() -> MendResult:
+        context.store.archives(log=context.ledger.transactions(context.holder))
+        now = context.ledger.progress.foreign_use()
+        if now is None or not now.archives:
+            return MendResult("no archive of another ledger was found")
+        return MendResult(
+            f"{', '.join(now.archives)} may be another ledger's: 'caf run {context.source} "
+            "--new-archive' sets them aside if they have other objects",
+            Actor.OPERATOR,
+        )
+
+    yield mendable(Kind.FILE, foreign.account, foreign.sentence, "looked again", look_again)
 
 
 def _file_findings(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Final, Self, TypeVar
@@ -50,6 +50,7 @@ from caf_pipeline.store.jackal.names import (
     DENOM,
     NOTE_MEMBER,
     archive_of,
+    is_ours,
     root_in_path,
     transaction_hash,
 )
@@ -232,6 +233,17 @@ class Chain:
         """Reads the list of all files."""
         for page in self.file_pages(None):
             yield from (file for file in page if file.owner == owner)
+
+    def archives_of(self, owner: str) -> Mapping[str | None, Sequence[int]]:
+        """Return the starts of an owner's files by archive, None if the note cannot be read.
+
+        Files of other programs are left out. Reads the list of all files.
+        """
+        starts = defaultdict[str | None, list[int]](list)
+        for file in self.files_of_owner(owner):
+            if is_ours(file.note):
+                starts[archive_of(file.note)].append(file.start)
+        return starts
 
     def file_pages(self, archive_id: str | None) -> Iterator[list[ChainFile]]:
         """Yields all files if `archive_id` is None or the chain cannot search notes."""

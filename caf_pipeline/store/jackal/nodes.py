@@ -62,6 +62,9 @@ HALTED_BLOCKS: Final = 50
 Network upgrades take more than five minutes, ordinary delays do not.
 """
 
+MOST_AHEAD_BLOCKS: Final = 100
+"""Blocks that a node may make between two requests. A greater height would lock out all nodes."""
+
 BLOCK_SECONDS: Final = 6.0
 """Jackal's target, used while the chain is too young to measure."""
 
@@ -330,10 +333,20 @@ class Nodes:
         parse: Callable[[ChainAnswer], T],
         params: Mapping[str, str] | None,
     ) -> T:
-        """Return an answer from a state that is not older than the block."""
+        """Return an answer from a state that is not older than the block.
+
+        Its state may be newer. Then no later answer is from an older state.
+        """
         answer, height, _ = self.answer("GET", node, path, params=params)
         if height is not None and height < block.height:
             raise _behind(node, height, block.height)
+        if height is not None and height > block.height + MOST_AHEAD_BLOCKS:
+            raise ChainUnreachable(
+                f"{node.url} answers from block {height}, but its newest block is {block.height}",
+                hint="set another node in jackal.lcd",
+            )
+        if height is not None:
+            self.saw(height, block.height)
         return parse(answer)
 
     def answer(

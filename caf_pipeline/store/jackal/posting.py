@@ -14,7 +14,7 @@ errors.go of Cosmos SDK 0.45.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -64,6 +64,7 @@ from caf_pipeline.store.protocol import (
     TransactionLog,
     WaitingPost,
     refuse_lost_posts,
+    refuse_unknown_archives,
     refuse_unknown_posts,
 )
 from caf_pipeline.system.quantities import counted
@@ -201,7 +202,8 @@ class Poster:
         Raises:
             NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached, SettingsError: nothing was
             signed.
-            StoredAlready: the ledger does not know a post of the archive; nothing was signed.
+            StoredAlready: the ledger does not know a post of the archive, or this is the archive's
+            first post and the account has an unknown archive; nothing was signed.
             TransactionRefused: no other error covers the code.
             StoreError: our post of this root has another size or too few copies.
         """
@@ -254,19 +256,61 @@ class Poster:
                 if posting is not None:
                     return posting
 
+    def require_fee(self, log: TransactionLog) -> None:
+        """Raise SpendCapReached or EmptyWallet if one post more than requested cannot be paid."""
+        self._require_funds(self._fee(post_gas(len(log.waiting(self.account)) + 1)), log)
+
+    def _fee(self, gas: int) -> int:
+        return ceil(gas * Fraction(str(self._settings.gas_price)))
+
+    def _require_funds(self, cost: int, log: TransactionLog) -> None:
+        cap, spent = self._spend_cap(), log.spent(self.account)
+        if cap is not None and spent + cost > cap:
+            raise SpendCapReached(
+                f"{cost} ujkl more would make {spent + cost} ujkl; the limit is {cap} ujkl, and "
+                f"{spent} ujkl are spent",
+                hint="raise the limit with `caf limit` or jackal.spend_cap",
+            )
+        balance = self._chain.balance(self._address)
+        if balance < cost:
+            raise EmptyWallet(
+                f"{self._address} has {balance} ujkl, but {cost} ujkl are needed",
+                hint=f"send at least {cost - balance} ujkl to it",
+            )
+
     def find(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post once no pending transaction may post it. Signs nothing."""
         return self._post_of_other_wallet(chunk, log) or self._find_own(chunk, log)
+
+    def sequence(self) -> int:
+        """Return the account's sequence."""
+        try:
+            return self._chain.account(self._address).sequence
+        except EmptyWallet:  # an account that never received anything has posted nothing
+            return 0
+
+    def list_archives(
+        self, log: TransactionLog, sequence: int
+    ) -> Mapping[str | None, Sequence[int]]:
+        """List the account's archives, and remember them. `sequence` was read before."""
+        starts = self._chain.archives_of(self._address)
+        log.record_archives(self.account, sequence, {*filter(None, starts)})
+        return starts
+
+    def _refuse_unknown_archives(self, archive_id: str, log: TransactionLog, sequence: int) -> None:
+        """Two ledgers that begin at once see nothing of each other when they plan."""
+        if log.has_post(archive_id):
+            return
+        if not log.explains(self.account, None, sequence):
+            self.list_archives(log, sequence)
+        refuse_unknown_archives(log.unknown_archives(self.account, archive_id))
 
     def unknown_posts(
         self, archive_id: str, log: TransactionLog, *, sequence: int | None = None
     ) -> Sequence[bytes]:
         """Read the chain's list only if the log does not explain the account's `sequence`."""
         if sequence is None:
-            try:
-                sequence = self._chain.account(self._address).sequence
-            except EmptyWallet:  # an account that never received anything has posted nothing
-                return []
+            sequence = self.sequence()
         if log.explains(self.account, archive_id, sequence):
             return []
         # Read after the sequence, the list has every post of the sequences used before.
@@ -364,15 +408,15 @@ class Poster:
         self, own: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts
     ) -> None:
         posts = self._batch(own, [] if attempts.alone else log.waiting(self.account))
-        gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
+        gas = post_gas(len(posts)) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
         self._wait_while_paused(lease.check)
         try:
             transaction = self._signed(messages, log, attempts, gas=gas, purpose="post")
-        except StoredAlready:
+        except (StoredAlready, SpendCapReached, EmptyWallet):
             if len(posts) == 1:
                 raise
-            attempts.alone = True  # it may be the archive of another chunk
+            attempts.alone = True  # the reason may be another chunk's archive, or its fee
             return
         try:
             log.commit(lease, transaction, [post.chunk for post in posts])
@@ -434,21 +478,9 @@ class Poster:
                 f"{SIGNINGS} transactions of {self._address} in a row had no effect",
                 hint="another program may use the same wallet: stop it, or give it another wallet",
             )
-        fee = ceil(gas * Fraction(str(self._settings.gas_price)))
+        fee = self._fee(gas)
         cost = fee + price
-        cap, spent = self._spend_cap(), log.spent(self.account)
-        if cap is not None and spent + cost > cap:
-            raise SpendCapReached(
-                f"{cost} ujkl more would make {spent + cost} ujkl; the limit is {cap} ujkl, and "
-                f"{spent} ujkl are spent",
-                hint="raise the limit with `caf limit` or jackal.spend_cap",
-            )
-        balance = self._chain.balance(self._address)
-        if balance < cost:
-            raise EmptyWallet(
-                f"{self._address} has {balance} ujkl, but {cost} ujkl are needed",
-                hint=f"send at least {cost - balance} ujkl to it",
-            )
+        self._require_funds(cost, log)
         account = self._chain.account(self._address)
         notes = {
             decode("PostFile", message.value).note
@@ -458,6 +490,7 @@ class Poster:
         for archive_id in sorted(filter(None, map(archive_of, notes))):
             refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
             refuse_lost_posts(log.lost_posts(archive_id))
+            self._refuse_unknown_archives(archive_id, log, account.sequence)
         timeout_height = self._chain.height() + self._settings.timeout_blocks
         terms = TransactionTerms(
             self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee
@@ -651,6 +684,11 @@ class Poster:
 
     def _wait(self) -> None:
         time.sleep(max(LEAST_WAIT_SECONDS, min(MOST_WAIT_SECONDS, self._chain.block_seconds() / 4)))
+
+
+def post_gas(posts: int) -> int:
+    """Return the gas limit of a transaction with so many posts."""
+    return ceil((GAS_BASE + GAS_POST * posts) * GAS_MARGIN)
 
 
 def _purchase(result: TransactionOutcome, *, earlier: bool = False) -> Purchase:

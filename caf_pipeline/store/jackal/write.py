@@ -4,7 +4,6 @@ Source: docs/explanation/jackal.md.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -14,7 +13,6 @@ from typing import Final
 
 from caf_pipeline.errors import (
     ChunkTooLarge,
-    EmptyWallet,
     NoStoragePlan,
     PlanExpired,
     PlanTooSmall,
@@ -24,8 +22,8 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.names import DENOM, archive_of, header_of, is_ours, mac_of
-from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
+from caf_pipeline.store.jackal.names import header_of, mac_of
+from caf_pipeline.store.jackal.posting import Poster, post_gas
 from caf_pipeline.store.jackal.read import JackalReader, open_chain
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
@@ -58,6 +56,7 @@ class JackalStore(JackalReader):
         wallet: Wallet,
         chain: Chain,
         poster: Poster,
+        log: TransactionLog,
         records: ProviderRecords,
         throttle: Throttle,
         waits: Waits | None = None,
@@ -65,6 +64,7 @@ class JackalStore(JackalReader):
         super().__init__(settings, chain, records, waits)
         self.wallet = wallet
         self.poster = poster
+        self._log = log
         self.proof_type: int = settings.proof_type
         self._uploads = Uploads(
             chain, settings, records, self._selection, throttle, waits or Waits()
@@ -89,14 +89,7 @@ class JackalStore(JackalReader):
                 hint=f"set the source's target_size to {largest} or less",
             )
         self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
-        fee = math.ceil(math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN) * self.settings.gas_price)
-        balance = self.chain.balance(self.wallet.address)
-        if balance < fee:
-            raise EmptyWallet(
-                f"{self.wallet.address} has {balance}{DENOM}, but a post costs a fee of about "
-                f"{fee}{DENOM}",
-                hint="send some JKL to this address",
-            )
+        self.poster.require_fee(self._log)
         self._accepting.require(stored_size_bytes)
 
     def _require_space(self, needed_bytes: int) -> None:
@@ -134,7 +127,7 @@ class JackalStore(JackalReader):
         charged = stored_size_bytes * self.settings.copies
         days = days or LEAST_DAYS
         price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
-        fee = math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN * Fraction(str(self.settings.gas_price)))
+        fee = math.ceil(post_gas(1) * Fraction(str(self.settings.gas_price)))
         return StorageCost(self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES)
 
     def staging_hold_seconds(self) -> float:
@@ -221,12 +214,14 @@ class JackalStore(JackalReader):
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         return map(_posted, self.chain.files_of_owner(owner))
 
-    def archives(self, owner: str | None = None) -> Mapping[str | None, ArchiveFiles]:
+    def archives(
+        self, owner: str | None = None, *, log: TransactionLog | None = None
+    ) -> Mapping[str | None, ArchiveFiles]:
         """Times are estimated from heights, because nodes prune old blocks."""
-        starts = defaultdict[str | None, list[int]](list)
-        for file in self.chain.files_of_owner(owner or self.wallet.address):
-            if is_ours(file.note):
-                starts[archive_of(file.note)].append(file.start)
+        if log is not None and owner is None:
+            starts = self.poster.list_archives(log, self.poster.sequence())
+        else:
+            starts = self.chain.archives_of(owner or self.wallet.address)
         if not starts:
             return {}
         at = self._time_of_block()
@@ -289,4 +284,4 @@ def open_jackal_store(
         wait_while_paused=throttle.wait_while_paused,
         waits=waits,
     )
-    return JackalStore(settings, wallet, chain, poster, records, throttle, waits)
+    return JackalStore(settings, wallet, chain, poster, log, records, throttle, waits)
