@@ -6,7 +6,8 @@
 #   make network        keep the demo's Jackal network running, to fetch from it; Ctrl-C ends it
 #   make setup          set up .venv, and the compiled Merkle root if cargo is installed
 #   make test           most behaviours, in minutes (ARGS as for pytest)
-#   make test-all       everything, also faults, fuzz inputs, daemons and the documents' commands
+#   make test-changed   the same, and the thorough tests of what changed since .ci/tested, as CI does
+#   make test-all       everything, also faults, fuzz inputs, daemons and the documents' commands; writes .ci/tested
 #   make lint types     ruff, mypy and, if cargo is installed, rustfmt and clippy
 #   make test-sqlalchemy-2.0   the ledger's tests with the newest SQLAlchemy 2.0
 #   make test-jackal    from an empty ledger to proofs, on the network of JACKAL_LCD or a loopback one
@@ -45,7 +46,7 @@ FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.14 pytho
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
+.PHONY: help setup lint-native demo ui network test test-changed test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs site screenshots wheel image lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -65,10 +66,11 @@ $(READY): pyproject.toml requirements.lock
 # tries again. CARGO_ONCE makes cargo try crates.io once, for 10 s a connection.
 $(NATIVE): $(READY) $(wildcard native/*.toml native/*.lock native/src/*)
 	@$(BIN)/uv pip uninstall --quiet --python $(BIN)/python caf-pipeline-native 2>/dev/null || true
+	@rm -rf $(VENV)/native
 	@if ! command -v cargo >/dev/null; then \
 	  echo "caf-pipeline-native is not built, since there is no cargo: Merkle roots are taken in Python"; \
-	elif CARGO_TARGET_DIR=$(CARGO_TARGET) $(CARGO_ONCE) $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps \
-	  --reinstall-package caf-pipeline-native ./native >$(VENV)/native.log 2>&1; then touch $@; \
+	elif { CARGO_TARGET_DIR=$(CARGO_TARGET) $(CARGO_ONCE) $(BIN)/uv build --quiet --wheel --out-dir $(VENV)/native ./native \
+	  && $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(VENV)/native/*.whl; } >$(VENV)/native.log 2>&1; then touch $@; \
 	else echo "caf-pipeline-native could not be built ($(VENV)/native.log says why): Merkle roots are taken in Python"; fi
 
 demo: $(READY)
@@ -87,8 +89,14 @@ ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-re
 test: $(READY)
 	$(ALL_TESTS) -m "not thorough" --hypothesis-profile few $(ARGS)
 
+# The last commit whose whole tests passed, and what was skipped there. Commit the file after `make test-all`.
+TESTED := .ci/tested
+
 test-all: $(READY)
-	$(ALL_TESTS) $(ARGS)
+	$(ALL_TESTS) $(if $(ARGS),$(ARGS),--record=$(TESTED))
+
+test-changed: $(READY)
+	$(ALL_TESTS) --changed-since=$(TESTED) --hypothesis-profile few $(ARGS)
 
 # A project with Dagster's storage on Postgres may have to stay at SQLAlchemy 2.0: with 2.1 dagster-postgres uses psycopg 3 for a
 # plain postgresql:// URL.
@@ -165,11 +173,10 @@ screenshots: $(READY)
 	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py
 
 # The extra `logs` is for `caf logs search`. Without the extra `host`, all commands must work on SQLite.
-wheel: $(READY)
+wheel: setup
 	@rm -rf dist
 	$(BIN)/uv build --quiet --wheel --out-dir dist
-	@if command -v cargo >/dev/null; then CARGO_TARGET_DIR=$(CARGO_TARGET) $(BIN)/uv build --quiet --wheel --out-dir dist ./native; \
-	else echo "caf-pipeline-native is not built, since there is no cargo"; fi
+	@if [ -f $(NATIVE) ]; then cp $(VENV)/native/*.whl dist; fi
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
 	&& $(BIN)/uv venv --quiet --python "$(or $(PYTHON),$(BIN)/python)" "$$folder" \
 	&& $(BIN)/uv pip install --quiet --python "$$folder/bin/python" --constraint requirements.lock \

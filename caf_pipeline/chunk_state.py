@@ -137,7 +137,8 @@ _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
     _S.UPLOADING: frozenset({_S.UPLOADING, _S.VERIFIED, _S.ABANDONED, _S.PARKED}),
     _S.VERIFIED: frozenset({_S.LOCATED, _S.UPLOADING, _S.PARKED}),
     _S.LOCATED: frozenset({_S.DAMAGED, _S.EXPIRED}),
-    _S.DAMAGED: frozenset({_S.LOCATED, _S.EXPIRED, _S.WITHDRAWN}),
+    # Damaged again: the look that found the first fault went on, and knows the whole reason.
+    _S.DAMAGED: frozenset({_S.DAMAGED, _S.LOCATED, _S.EXPIRED, _S.WITHDRAWN}),
     _S.PARKED: frozenset({*UNDER_WAY, _S.WITHDRAWN, _S.ABANDONED}),
     _S.EMPTY: frozenset(),
     _S.WITHDRAWN: frozenset(),

@@ -53,6 +53,7 @@
     │   └── NotPublic
     ├── StagingError               8   the disk is full, or the folder missing or read-only
     ├── IntegrityError             9   bytes differ from what was recorded
+    │   └── RowAltered
     ├── HeldByOther               10   another live run holds the lease
     ├── NotLocated                11   no such archived object, chunk or source
     ├── AlertNotSent              17   no receiver took an alert; the next tick sends it again
@@ -62,11 +63,14 @@
 help until somebody changes something.
 """
 
+import errno
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C: 128 + SIGINT, as shells count."""
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class CafError(Exception):
@@ -106,6 +110,14 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
     while isinstance(error, Exception):
         error = error.__cause__ or error.__context__
     return error
+
+
+def exit_code_of(error: Exception) -> int:
+    """Return the exit status of a command that ends with this error, whoever raised it."""
+    if isinstance(error, CafError):
+        return error.exit_code
+    is_full = isinstance(error, OSError) and error.errno in _NO_SPACE
+    return StagingError.exit_code if is_full else CafError.exit_code
 
 
 def with_hint(error: Exception) -> str:
@@ -401,6 +413,10 @@ class IntegrityError(CafError):
     """Bytes differ from what was recorded of them."""
 
     exit_code = 9
+
+
+class RowAltered(IntegrityError):
+    """A row of the ledger differs from the chunk's own manifest. The chunk is not damaged."""
 
 
 class HeldByOther(CafError):

@@ -16,7 +16,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from glob import has_magic
 from pathlib import Path
@@ -325,17 +325,17 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             else:
                 by_source[source].append((number, key))
         for source, requests in by_source.items():
-            for result in self.archive.read_many(
-                source, [(key, begins[number], stops[number]) for number, key in requests]
-            ):
-                number = requests[result.number][0]
-                try:
-                    with _not_found(paths[number]):
-                        results[number] = result.body
-                except Exception as error:
-                    if on_error != "return":
-                        raise
-                    results[number] = error
+            ranges = [(key, begins[number], stops[number]) for number, key in requests]
+            with closing(self.archive.read_many(source, ranges)) as reads:
+                for read in reads:
+                    number = requests[read.number][0]
+                    try:
+                        with _not_found(paths[number]):
+                            results[number] = read.body
+                    except Exception as error:
+                        if on_error != "return":
+                            raise
+                        results[number] = error
         return results
 
     def cat(

@@ -16,6 +16,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore, Lease
+from caf_pipeline.system.secret_files import make_private
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
@@ -41,6 +42,10 @@ class Lazy(Generic[T]):
             if not self._made:
                 self._made.append(self._make())
             return self._made[0]
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._made)
 
     def close(self) -> None:
         """Another `get` creates a new value."""
@@ -165,7 +170,7 @@ def address_of(settings: SourceSettings) -> str:
 
 def _folder(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private(path)
     except OSError as error:
         raise StagingError(
             f"the folder {path} cannot be created: {error.strerror}",

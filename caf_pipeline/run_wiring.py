@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.encryption.opening import OpeningReader
-from caf_pipeline.errors import LedgerError, SettingsError, UsageError
+from caf_pipeline.errors import (
+    LedgerError,
+    MnemonicRefused,
+    SettingsError,
+    StoreError,
+    UsageError,
+)
 from caf_pipeline.ledger.backup import BackupContents, Programs, back_up, read_backup, restore
 from caf_pipeline.ledger.database import database_of, has_own_server, waiting_for_database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.protocol import LocationLookups
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.ledger.records import Holder, StoragePlanRow
 from caf_pipeline.retrieval.restore import RestoreTarget
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
 from caf_pipeline.run_context import Lazy, RunContext
@@ -56,15 +62,19 @@ def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:
     return back_up(ledger.database, path, embedded=not has_own_server(settings))
 
 
-def inspect_backup(settings: Settings, ledger: Ledger, path: Path) -> BackupContents:
+def inspect_backup(
+    settings: Settings, ledger: Ledger, path: Path, *, unverified: bool
+) -> BackupContents:
     """See `ledger.backup.read_backup`."""
-    return read_backup(Programs(ledger.database, embedded=not has_own_server(settings)), path)
+    programs = Programs(ledger.database, embedded=not has_own_server(settings))
+    return read_backup(programs, path, unverified=unverified)
 
 
-def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
+def restore_ledger(settings: Settings, ledger: Ledger, path: Path, *, unverified: bool) -> None:
     """See `ledger.backup.restore`."""
     programs = Programs(ledger.database, embedded=not has_own_server(settings))
-    restore(programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
+    reason = "a backup was restored: run `caf doctor`, then `caf resume`"
+    restore(programs, path, reason=reason, unverified=unverified)
 
 
 def open_store(
@@ -102,6 +112,38 @@ def jackal_of(context: RunContext) -> "JackalStore":
     """
     _require_jackal(context.settings)
     return cast("JackalStore", context.store)
+
+
+def read_space(ledger: Ledger, store: "JackalStore", *, bought: bool = False) -> StoragePlanRow:
+    """Read the wallet's plan and coins from the chain, and record them.
+
+    `bought`: a purchase of this process has just set the plan's end.
+    """
+    address, account = store.wallet.address, store.poster.account
+    plan, now = store.chain.confirmed_plan(address)
+    ledger.storage_plans.record(
+        account,
+        read_at=now,
+        balance=store.chain.balance(address),
+        plan=None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at),
+        starts_at=None if plan is None else plan.starts_at,
+        bought=bought,
+    )
+    reading = ledger.storage_plans.last(account)
+    assert reading
+    return reading
+
+
+def record_space(settings: Settings, ledger: Ledger, store: ChunkStore) -> StoragePlanRow | None:
+    """Like `read_space`, for commands that need the chain for something else.
+
+    Returns None without Jackal or a wallet, or if the chain does not answer.
+    """
+    if settings.store.kind != "jackal":
+        return None
+    with contextlib.suppress(StoreError, MnemonicRefused):
+        return read_space(ledger, cast("JackalStore", store))
+    return None
 
 
 def _require_jackal(settings: Settings) -> None:

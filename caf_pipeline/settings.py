@@ -300,8 +300,8 @@ class JackalSettings(_Section):
         bandwidth: Bytes a second of all uploads. 0: no limit. `caf limit` changes it during runs.
         spend_cap: Limit on what all transactions of this ledger spend, in ujkl. Default: none.
             `caf limit` changes it during runs.
-        warn_days: The check `caf_storage_plan_lasts` fails this many days before the bought space
-            expires or is full.
+        warn_days: Warnings begin this many days before the bought space ends or is full, at most
+            a third of the plan's length.
         keep_staged_windows: Proof windows for which a located chunk stays in staging if there is
             room.
         prove_per_run: Located chunks that each run of the proof watch checks.

@@ -98,16 +98,18 @@ class Waits:
         self._reporting = threading.RLock()
         self._reported: tuple[Wait, ...] = ()
         self._polling = False
-        self._chunk = ""
+        self._chunks: list[str] = []
 
     @contextmanager
     def on(self, chunk: str) -> Iterator[None]:
-        """Name the run's chunk while the context lasts."""
-        before, self._chunk = self._chunk, chunk
+        """Name the chunk that waits while the context lasts; none if there are several."""
+        with self._lock:
+            self._chunks.append(chunk)
         try:
             yield
         finally:
-            self._chunk = before
+            with self._lock:
+                self._chunks.remove(chunk)
 
     @contextmanager
     def waiting(self, what: str, *, ends_by: str, grace: float = 0.0) -> Iterator[OpenWait]:
@@ -120,7 +122,8 @@ class Waits:
         with self._lock:
             open_wait = self._open.get(key)
             if open_wait is None:
-                wait = Wait(what, ends_by, datetime.now(UTC), self._chunk)
+                chunk = self._chunks[0] if len(self._chunks) == 1 else ""
+                wait = Wait(what, ends_by, datetime.now(UTC), chunk)
                 open_wait = self._open[key] = OpenWait(self, wait, time.monotonic())
             open_wait.graces.append(grace)
             self._start_polling()

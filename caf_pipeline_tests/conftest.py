@@ -35,6 +35,8 @@ pytest_plugins = [
     "caf_pipeline_tests.support.dagster_storage",
     "caf_pipeline_tests.support.duckdb_storage",
     "caf_pipeline_tests.support.scheduling",
+    "caf_pipeline_tests.support.selection",
+    "caf_pipeline_tests.support.time_limit",
     "caf_pipeline_tests.support.shuffling",
     "caf_pipeline_tests.support.s3_server",
     "caf_pipeline_tests.support.unruly_s3",

@@ -364,9 +364,9 @@ class LedgerMachine(RuleBasedStateMachine):
             lease.__exit__(None, None, None)
 
 
-@pytest.mark.thorough
-def test_crashing_runs_lose_nothing_and_repeat_nothing(ledger, database_url, tmp_path):
+@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.thorough)])
+def test_crashing_runs_lose_nothing_and_repeat_nothing(ledger, database_url, tmp_path, examples):
     run_state_machine_as_test(
         lambda: LedgerMachine(ledger, database_url, tmp_path / "standing.parquet"),
-        settings=settings(max_examples=20, stateful_step_count=12),
+        settings=settings(max_examples=examples, stateful_step_count=12),
     )

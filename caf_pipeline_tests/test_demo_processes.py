@@ -16,6 +16,8 @@ from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.sessions import in_session
 
+pytestmark = pytest.mark.thorough
+
 DEMO = Path(__file__).parents[1] / "demo"
 
 # Stands for `dg dev` in `make ui`. It starts a process that uses the embedded Postgres and ignores
@@ -71,7 +73,6 @@ def program(tmp_path):
         embedded_server(tmp_path / "postgres").close()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signal_stops_children_in_order_then_the_rest(program, number, tmp_path):
     assert len(in_session(program.pid)) == 4
@@ -121,7 +122,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "taken"),
     [

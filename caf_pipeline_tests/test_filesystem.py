@@ -36,6 +36,8 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket
 
+pytestmark = pytest.mark.thorough
+
 TABLE = pa.table({"number": range(50_000), "text": [f"row {number}" for number in range(50_000)]})
 
 
@@ -77,7 +79,6 @@ def fs(tmp_path, ledger):
     return FilledFileSystem(a_run_context(tmp_path, MemorySource({}), ledger, store=store))
 
 
-@pytest.mark.thorough
 class TestReading(AbstractFixtures, AbstractGetTests):
     @pytest.fixture
     def fs(self, tmp_path, ledger):

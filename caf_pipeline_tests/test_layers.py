@@ -46,7 +46,9 @@ BESIDE_WIRING = {
         "store.jackal.storage_forecast.charged_per_day",
     ),
     *("store.jackal.storage_forecast.forecast_storage", "store.jackal.storage_forecast.to_buy"),
-    "store.jackal.storage_forecast.end_warning",
+    *("store.jackal.storage_forecast.end_warning", "store.jackal.storage_forecast.space_warning"),
+    *("store.jackal.storage_forecast.plan_of", "store.jackal.storage_forecast.warn_period"),
+    "store.jackal.storage_forecast.warns_from",
     # Dagster's S3 resource makes the client itself, and `wiring` is given it
     "source.s3.clients.build_client",
     # a CAF file at s3:// needs neither settings nor a database, which `wiring` loads

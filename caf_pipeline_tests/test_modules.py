@@ -5,6 +5,7 @@ it says what it holds.
 import ast
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,11 @@ COMPUTING = {
     "caf_native",
 }
 
+DEMO = sorted(Path(__file__).parents[1].glob("demo/*.py"))
+FORKING = {"user", "group", "extra_groups", "preexec_fn", None}
+"""Options of `subprocess`; None is a mapping of options."""
+FORKS = {"os.fork", "os.forkpty", "pty.fork", "multiprocessing.Process", "multiprocessing.Pool"}
+
 
 @pytest.mark.parametrize("module", [module for module in MODULES if top(module) in PURE])
 def test_the_core_sees_no_network_no_clock_and_no_environment(module):
@@ -39,6 +45,36 @@ def test_the_core_sees_no_network_no_clock_and_no_environment(module):
         for forbidden in ("time.time", "datetime.now", "os.environ", "getenv", "utcnow")
         if forbidden in text
     ]
+
+
+def test_a_fork_of_our_process_is_recognised():
+    for call in (
+        "subprocess.run([], user=0)",
+        "subprocess.Popen([], preexec_fn=f)",
+        "subprocess.Popen([], **more)",
+        "os.fork()",
+        "multiprocessing.Process(target=f)",
+        "ProcessPoolExecutor()",
+    ):
+        assert list(_forks(call)), call
+    assert not list(_forks("require_free(1, user='x'); subprocess.run([], process_group=0)"))
+
+
+@pytest.mark.parametrize("path", [*MODULES.values(), *DEMO], ids=lambda path: path.stem)
+def test_no_process_runs_the_fork_handlers_of_libraries(path):
+    """gRPC has handlers that crash a process. Without these options, `subprocess` uses vfork."""
+    assert list(_forks(path.read_text(encoding="utf-8"))) == []
+
+
+def _forks(text):
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name.startswith("subprocess."):
+            yield from FORKING & {option.arg for option in node.keywords}
+        if name in FORKS or name.rpartition(".")[2] == "ProcessPoolExecutor":
+            yield name
 
 
 def test_no_module_is_named_after_nothing():

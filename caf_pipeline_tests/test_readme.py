@@ -28,6 +28,8 @@ from caf_pipeline_tests.support.s3_server import client_for
 from caf_pipeline_tests.support.sessions import in_session
 from caf_pipeline_tests.support.ui_process import wait_for_webserver
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
 README = ROOT / "README.md"
@@ -112,14 +114,12 @@ def demonstrated(checkout, environment):
     return sh("make demo", checkout, environment)
 
 
-@pytest.mark.thorough
 def test_make_demo_archives_and_compares(demonstrated):
     assert "22 objects" in demonstrated
     assert "the source is complete" in demonstrated
     assert demonstrated.count("identical: ") >= 5
 
 
-@pytest.mark.thorough
 def test_readme_shows_what_the_demo_prints(demonstrated):
     (shown,) = blocks("console")
     for word in (
@@ -153,13 +153,11 @@ def kept_network(demonstrated, checkout, environment):
     process.stdout.close()
 
 
-@pytest.mark.thorough
 def test_object_of_the_demo_is_fetched(kept_network, checkout, environment):
     sh(script_with("caf get demo"), checkout, environment)
     assert (checkout / "this.py").read_text() == "import this\n"
 
 
-@pytest.mark.thorough
 def test_age_opens_a_chunk_of_the_demo(kept_network, checkout, environment, age_tool):
     (checkout / ".venv" / "bin" / "age").symlink_to(age_tool)
     printed = sh(script_with("caf list"), checkout, environment)
@@ -206,7 +204,6 @@ def archived(stranger):
     return sh(script_with("caf run", TUTORIAL), *stranger)
 
 
-@pytest.mark.thorough
 def test_tutorial_archives_and_fetches_an_object(archived, stranger):
     for words in (
         "set pool caf_s3",
@@ -226,7 +223,6 @@ def test_tutorial_archives_and_fetches_an_object(archived, stranger):
     assert "photos: 1 known" in sh(rebuild, *stranger)
 
 
-@pytest.mark.thorough
 def test_bucket_of_the_readme_is_archived(tmp_path, my_bucket):
     folder, environment = own_folder(README, tmp_path, my_bucket)
     printed = sh(script_with("caf run"), folder, environment)
@@ -298,7 +294,6 @@ def shows(url, source):
     assert origins <= {repository["location"]["name"]}
 
 
-@pytest.mark.thorough
 def test_ui_of_an_own_folder_shows_its_runs(archived, stranger):
     command = script_with("caf ui", TUTORIAL)
     with dagster_ui(command, *stranger) as (url, _):
@@ -306,7 +301,6 @@ def test_ui_of_an_own_folder_shows_its_runs(archived, stranger):
     assert f"with: {command.split('#')[0].strip()}\n" in archived
 
 
-@pytest.mark.thorough
 def test_dg_dev_shows_runs_and_no_sensor_fails(demonstrated, checkout, environment):
     *_, setup, command = script_with("dg check defs", HOW_TO / "dagster.md").splitlines()
     sh(setup, checkout, environment)
@@ -339,7 +333,6 @@ def test_dg_dev_shows_runs_and_no_sensor_fails(demonstrated, checkout, environme
     assert not re.search("traceback|deprecat", log.read_text(), re.IGNORECASE)
 
 
-@pytest.mark.thorough
 def test_make_ui_ends_all_its_processes_at_sigterm(demonstrated, checkout, environment):
     port = free_port()
     process = subprocess.Popen(
@@ -377,7 +370,6 @@ def test_make_ui_ends_all_its_processes_at_sigterm(demonstrated, checkout, envir
         process.wait(PATIENCE_SECONDS)
 
 
-@pytest.mark.thorough
 def test_dg_loads_the_definitions_without_settings_or_warnings(checkout, tmp_path):
     check, listing, *_ = script_with("dg check defs", HOW_TO / "dagster.md").splitlines()
     bare = {"PATH": os.defpath, "HOME": str(tmp_path)}

@@ -105,6 +105,7 @@ def file_keys(database) -> Iterator[bytes]:
             yield age.open_header(age.parse_header(row.header), [IDENTITY])
 
 
+@pytest.mark.thorough
 def test_a_private_run_leaves_no_secret_and_no_plaintext(private, database, monkeypatch):
     staged = []
     before_post = chunk_steps.to_store
@@ -135,6 +136,7 @@ def test_a_private_run_leaves_no_secret_and_no_plaintext(private, database, monk
     assert not [name for name, data in kept if MARKED_KEY.encode() in data]
 
 
+@pytest.mark.thorough
 def test_a_private_object_reads_back_after_the_run(private):
     assert private("run").status == 0
     done = private("get", "src", f"{MARKED_KEY}-1")
@@ -166,6 +168,7 @@ def test_the_traces_would_be_found():
     assert not pattern.search(" ".join(listed[:2]).encode())
 
 
+@pytest.mark.thorough
 def test_runs_and_commands_leave_no_trace_of_the_wallet(caf, database):
     words = caf.environment[MNEMONIC_VARIABLE]
     spoken = []
@@ -261,6 +264,7 @@ PLACES = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", PLACES)
 @given(before=NASTY, after=NASTY)
 def test_a_raw_password_of_a_database_is_never_shown(tmp_path, place, before, after):

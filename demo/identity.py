@@ -6,7 +6,7 @@ import os
 from caf_pipeline.encryption.identities import Identities
 from caf_pipeline.formats import age
 from caf_pipeline.settings import Settings
-from caf_pipeline.system.secret_files import write_secret
+from caf_pipeline.system.secret_files import make_private, write_secret
 
 
 def use(settings: Settings) -> None:
@@ -19,7 +19,7 @@ def use(settings: Settings) -> None:
     if encryption.recipients or path is None or not settings.jackal.chain_id.startswith("loopback"):
         return
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         write_secret(path, f"{age.new_identity().reveal()}\n".encode())
     recipients = [str(identity.recipient) for identity in Identities(encryption).get()]
     os.environ["CAF_ENCRYPTION__RECIPIENTS"] = json.dumps(recipients)

@@ -22,6 +22,7 @@ from mnemonic import Mnemonic
 from caf_pipeline.settings import load_settings
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.system.child_environment import Need, child_environment
+from caf_pipeline.system.secret_files import make_private
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 SETTINGS = load_settings()
@@ -49,7 +50,7 @@ def wallet_file() -> Path:
     if path is None:
         sys.exit("the demo needs jackal.mnemonic_file in caf.toml")
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(Mnemonic("english").generate(strength=128))
     return path
@@ -93,6 +94,7 @@ def running() -> Iterator[None]:
         yield
         return
     port = urlsplit(SETTINGS.jackal.lcd[0]).port
+    make_private(SETTINGS.home / "network")
     with LoopbackNetwork(
         SETTINGS.home / "network",
         port=port or 0,

@@ -33,6 +33,7 @@ from rich.progress import track
 
 from caf_pipeline.settings import load_settings
 from caf_pipeline.system.child_environment import Need, child_environment
+from caf_pipeline.system.secret_files import make_private
 
 SETTINGS = load_settings()
 DEMO = SETTINGS.source("demo")
@@ -165,7 +166,8 @@ def show(folder: Path | None) -> list[tuple[Path, str]]:
     folders = _demo_folders()
     name = str(folder) if folder else ""
     if name not in folders:
-        FOLDERS_FILE.parent.mkdir(parents=True, exist_ok=True)
+        make_private(FOLDERS_FILE.parent)
+        FOLDERS_FILE.touch(mode=0o600)
         FOLDERS_FILE.write_text(json.dumps([*folders, name]), encoding="utf-8")
     return files_of(folder)
 

@@ -11,6 +11,12 @@ CREATE TABLE sources (
     ids_set_aside  text[]
 );
 
+-- The secrets of the MACs in the notes of posts. Readers have no right to this table (roles.sql).
+CREATE TABLE post_keys (
+    source_id  integer PRIMARY KEY REFERENCES sources,
+    key        bytea NOT NULL CHECK (length(key) = 32)
+);
+
 CREATE TABLE plans (
     plan_id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     source_id     integer NOT NULL REFERENCES sources,
@@ -45,16 +51,20 @@ CREATE TABLE caf_files (
     member_bytes         bigint NOT NULL DEFAULT 0,
     skipped_count        bigint NOT NULL DEFAULT 0,
     released_count       bigint NOT NULL DEFAULT 0,
+    located_count        bigint NOT NULL DEFAULT 0,
     samples              jsonb NOT NULL DEFAULT '[]',
+    unread               jsonb,
     tail_start           bigint,
     tail_sha256          bytea,
     has_log_times        boolean NOT NULL DEFAULT false,
+    from_unknown_post    boolean NOT NULL DEFAULT false,
     created_at           timestamptz NOT NULL DEFAULT now(),
     updated_at           timestamptz NOT NULL DEFAULT now(),
     sealed_at            timestamptz,
     located_at           timestamptz,
     restored_at          timestamptz,
     adopted_at           timestamptz,
+    unparked_at          timestamptz,
     header               bytea,
     nonce                bytea,
     recipients           text[],
@@ -126,6 +136,13 @@ CREATE TABLE staging_reservations (
     folder       text NOT NULL,
     size_bytes   bigint NOT NULL
 );
+
+-- With the worker key, a secret opens the journals of a private chunk. It is in no backup, and the
+-- seal deletes it, so that remains of a journal do not open a sealed chunk.
+CREATE TABLE packing_secrets (
+    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    secret       bytea NOT NULL CHECK (length(secret) = 32)
+) WITH (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0);  -- deleted rows have secrets
 
 -- Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 -- statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
@@ -199,7 +216,7 @@ CREATE TABLE object_parts (
     end_byte        bigint NOT NULL,
     location_part   integer NOT NULL,
     abandoned       boolean NOT NULL DEFAULT false,
-    CONSTRAINT within_the_object CHECK (part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte
+    CONSTRAINT within_the_object CHECK (part >= 1 AND part <= part_count AND start_byte >= 0 AND start_byte < end_byte
         AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = (end_byte = object_bytes)),
     UNIQUE (plan_id, file_path, version_id, etag, object_bytes, rewritten_at, part),
     UNIQUE (source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part)
@@ -398,6 +415,7 @@ CREATE TABLE storage_plans (
     balance           bigint NOT NULL,
     space_bytes       bigint,
     used_bytes        bigint,
+    starts_at         timestamptz,
     ends_at           timestamptz,
     latest_end        timestamptz,
     latest_end_space  bigint
@@ -448,8 +466,8 @@ CREATE TABLE folder_store (
 
 -- Orders of the operator. Without an order the settings apply.
 CREATE TABLE orders (
-    name        text PRIMARY KEY CHECK (name IN ('paused', 'bandwidth', 'spend_cap')),
+    name        text PRIMARY KEY CHECK (name IN ('paused', 'unverified', 'bandwidth', 'spend_cap')),
     value       text NOT NULL CHECK (value <> ''),
     ordered_at  timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT numbers CHECK (name = 'paused' OR value ~ '^(-1|[0-9]{1,18})$')
+    CONSTRAINT numbers CHECK (name IN ('paused', 'unverified') OR value ~ '^(-1|[0-9]{1,18})$')
 );

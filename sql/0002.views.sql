@@ -19,9 +19,9 @@ SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
     caf_files.state AS chunk_state, copies.state AS copy_state, store, header IS NOT NULL AS encrypted,
     CASE WHEN caf_files.state = 'located' THEN damage ELSE reason END AS reason, epoch, attempts,
     object_count, object_bytes, expected_size_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count,
-    released_count, merkle_root, proof_type, owner, start, samples, tail_start, tail_sha256, has_log_times, created_at,
+    released_count, merkle_root, proof_type, owner, start, samples, unread, tail_start, tail_sha256, has_log_times, created_at,
     caf_files.updated_at, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at, checked_at, look_again_at,
-    suspected_at, unanswered_at
+    suspected_at, unanswered_at, from_unknown_post, greatest(created_at, unparked_at) AS runs_count_from
 FROM caf_files LEFT JOIN chunk_copies AS copies USING (caf_file_id);
 
 -- Refuses, at the end of a transaction, states of a chunk and its copies that no move of
@@ -56,6 +56,16 @@ CREATE CONSTRAINT TRIGGER begins_with_its_copies AFTER INSERT ON caf_files DEFER
 CREATE CONSTRAINT TRIGGER is_of_its_chunk AFTER INSERT OR UPDATE OF caf_file_id, state OR DELETE ON chunk_copies
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION require_copies();
 
+-- Every move that ends a packing deletes its secret.
+CREATE FUNCTION forget_packing_secret() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM packing_secrets WHERE caf_file_id = NEW.caf_file_id;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER ends_its_packing AFTER UPDATE OF state ON caf_files FOR EACH ROW
+    WHEN (OLD.state <> NEW.state AND NEW.state NOT IN ('planned', 'packing', 'parked'))
+    EXECUTE FUNCTION forget_packing_secret();
+
 -- Objects archived in parts: every part of one plan is located, in a chunk in good standing, and
 -- the parts cover the object without gaps. Only this view decides that such an object is located.
 -- `caf_file_id` is the first part's. LATERAL with LIMIT: one lookup a part, even without statistics
@@ -66,6 +76,7 @@ FROM (
     SELECT parts.source_id, parts.file_path, parts.version_id, parts.etag, parts.object_bytes AS size_bytes, parts.rewritten_at,
         parts.plan_id, parts.part_count,
         max(located.last_modified) AS last_modified, max(chunks.located_at) AS located_at,
+        bool_or(chunks.from_unknown_post) AS from_unknown_post,
         (array_agg(parts.caf_file_id ORDER BY parts.part))[1] AS caf_file_id,
         (array_agg(located.header_set ORDER BY parts.part))[1] AS header_set,
         jsonb_agg(jsonb_build_object(
@@ -88,7 +99,7 @@ FROM (
     HAVING count(*) = parts.part_count AND min(parts.start_byte) = 0 AND max(parts.end_byte) = parts.object_bytes
         AND (array_agg(parts.start_byte ORDER BY parts.part))[2:] = (array_agg(parts.end_byte ORDER BY parts.part))[:count(*) - 1]
 ) AS whole
-ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, plan_id;
+ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, from_unknown_post, plan_id;
 
 -- The time of the latest planned whole inventory of each source.
 CREATE VIEW last_whole_inventories AS
@@ -148,7 +159,8 @@ CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TA
     start               bigint,
     stored_size_bytes   bigint,
     parts               jsonb,        -- of objects_in_parts, else NULL
-    header_set          bytea         -- NULL: not known
+    header_set          bytea,        -- NULL: not known
+    from_unknown_post   boolean
 ) LANGUAGE plpgsql STABLE
 -- One plan for any number of keys, which scans no table from its start, even if it was made on
 -- empty tables.
@@ -160,13 +172,13 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
             chunks.name, state, snapshot, nullif(version_id, ''), start_byte, end_byte, etag, file_locations.sha256,
-            merkle_root, owner, chunks.start, stored_size_bytes, NULL::jsonb, header_set
+            merkle_root, owner, chunks.start, stored_size_bytes, NULL::jsonb, header_set, from_unknown_post
         FROM file_locations JOIN chunks USING (caf_file_id) JOIN plans USING (plan_id)
         WHERE file_locations.source_id = own AND file_path = ANY (keys) AND part = 0 AND state = ANY (good_states);
     IF EXISTS (SELECT FROM object_parts WHERE source_id = own AND file_path = ANY (keys)) THEN
         RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
                 chunks.name, state, snapshot, nullif(version_id, ''), 0::bigint, size_bytes, etag, ''::bytea, merkle_root,
-                owner, chunks.start, stored_size_bytes, parts, header_set
+                owner, chunks.start, stored_size_bytes, parts, header_set, whole.from_unknown_post
             FROM objects_in_parts AS whole JOIN chunks USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
             WHERE whole.source_id = own AND file_path = ANY (keys);
     END IF;
@@ -175,7 +187,7 @@ BEGIN
         OR EXISTS (SELECT FROM claims WHERE source_id = own AND file_path = ANY (keys))
         OR EXISTS (SELECT FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)) THEN
         RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
-                NULL::jsonb, NULL::bytea
+                NULL::jsonb, NULL::bytea, NULL::boolean
             FROM (
                 (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
                     FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)

@@ -2,9 +2,10 @@
 -- ledger's database, and again after an upgrade: psql -f roles.sql. Then grant a role to each user:
 -- GRANT caf_reader TO somebody.
 
--- Reads archived objects and the whole ledger.
+-- Reads archived objects and the whole ledger, but no secret or key.
 DO $$ BEGIN CREATE ROLE caf_reader NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO caf_reader;
+REVOKE SELECT ON packing_secrets, post_keys FROM caf_reader;
 
 -- Plans, packs, uploads and locates. A worker may delete a full read that no longer counts, but
 -- cannot record one.

@@ -84,9 +84,13 @@ class Alert:
 
 
 SentTimes = dict[str, dict[str, str]]
-"""By source and kind (ISO 8601); a space and "warning" follow if it was not an error."""
+"""By source and kind (ISO 8601). A space and one of these marks may follow."""
 
-_WARNING: Final = "warning"
+_WARNING: Final = "warning"  # the alert was a warning
+_LOWERED: Final = "lowered"  # the alert was an error, and the condition is a warning now
+
+ESCALATION_PAUSE: Final = timedelta(hours=1)
+"""After an alert about an error, a condition that changes to and fro escalates again this late."""
 
 
 def is_paused(ledger: Ledger) -> bool:
@@ -229,6 +233,7 @@ class AlertTick:
                 conditions, sent.get(channel, {}), datetime.now(UTC), settings, undecided=undecided
             )
             if not alerts:
+                sent[channel] = then
                 continue
             seconds = self._deadline.left() / (len(channels) - number)
             try:
@@ -260,20 +265,22 @@ def due_alerts(
     for source, source_conditions in conditions.items():
         before = sent.get(source, {})
         for condition in source_conditions:
-            last, _, severity = before.get(condition.kind, "").partition(" ")
+            last, _, mark = before.get(condition.kind, "").partition(" ")
             age = now - datetime.fromisoformat(last) if last else timedelta()
-            escalated = condition.severe and severity == _WARNING
             # A future time was written by a wrong clock.
             again = settings.repeat_after and not timedelta() <= age < timedelta(
                 seconds=settings.repeat_after
             )
+            escalated = condition.severe and (
+                mark == _WARNING or (mark == _LOWERED and not timedelta() <= age < ESCALATION_PAUSE)
+            )
             if not last or again or escalated:
                 status = "goes on" if last else "begun"
                 alerts.append(Alert(source, condition.kind, status, condition))
-                last = now.isoformat()
-            then.setdefault(source, {})[condition.kind] = (
-                last if condition.severe else f"{last} {_WARNING}"
-            )
+                last, mark = now.isoformat(), "" if condition.severe else _WARNING
+            elif not condition.severe:
+                mark = mark or _LOWERED
+            then.setdefault(source, {})[condition.kind] = f"{last} {mark}".rstrip()
         missing = before.keys() - {condition.kind for condition in source_conditions}
         if kept := {kind: before[kind] for kind in missing & {*undecided}}:
             then.setdefault(source, {}).update(kept)

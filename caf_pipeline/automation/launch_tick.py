@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.automation import instance_calls
 from caf_pipeline.automation.asset_keys import AssetKeys
 from caf_pipeline.automation.launching import (
     PAGE,
@@ -23,7 +22,7 @@ from caf_pipeline.automation.launching import (
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, partitions_name
+from caf_pipeline.defs.naming import BEFORE_BACKFILLS, job_name, partitions_name
 from caf_pipeline.encryption.identities import require_recipients
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
@@ -213,8 +212,6 @@ class LaunchTick:
                 self._ask_ledger(park)
             except HeldByOther:
                 continue
-            # After an operator has unparked the chunk, earlier failures count no more.
-            instance_calls.add_run_tags(self.context.instance, run_id, {PARKED_TAG: run_id})
             parked += 1
         return parked
 

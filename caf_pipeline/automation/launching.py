@@ -26,7 +26,6 @@ from caf_pipeline.defs.naming import (
     BACKFILL_TAG,
     HELD_TAG,
     OUTAGE_TAG,
-    PARKED_TAG,
     PARTITION_TAG,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
@@ -124,7 +123,7 @@ def select_chunks(
             continue
         if len(selection.launch) >= room:
             return selection
-        failed = failed_runs(records)
+        failed = failed_runs(records, chunk.runs_count_from)
         attempts = [record for record in failed if not ended_by_outage(record)]
         if chunk.state in UNDER_WAY and len(attempts) >= settings.attempts:
             selection.give_up.append((chunk, attempts[0]))
@@ -158,17 +157,20 @@ def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Se
     return runs
 
 
-def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return a chunk's failed runs since its last success or parking, latest first."""
+def failed_runs(records: Iterable[RunRecord], count_from: datetime) -> list[RunRecord]:
+    """Return a chunk's failed runs since its last success, latest first.
+
+    Runs that began before `count_from` are left out.
+    """
     failed: list[RunRecord] = []
     for record in records:
         run = record.dagster_run
-        parked = run.tags.get(PARKED_TAG) == run.run_id
         # A run with HELD_TAG did nothing, since another run held the chunk.
         succeeded = run.status is DagsterRunStatus.SUCCESS and not run.tags.get(HELD_TAG)
-        if succeeded or parked:
+        if succeeded:
             break
-        if run.status is DagsterRunStatus.FAILURE:
+        began = record.start_time or record.create_timestamp.timestamp()
+        if run.status is DagsterRunStatus.FAILURE and began >= count_from.timestamp():
             failed.append(record)
     return failed
 

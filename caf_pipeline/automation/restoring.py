@@ -186,4 +186,6 @@ def sums_metadata(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
     }
     if sums.without_headers:  # only objects of adopted files
         shown["without_headers"] = sums.without_headers
+    if sums.from_unknown_posts:
+        shown["from_unknown_posts"] = sums.from_unknown_posts
     return {name: MetadataValue.int(count) for name, count in shown.items()}

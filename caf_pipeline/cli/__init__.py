@@ -5,7 +5,6 @@ this package loads nothing heavy. Commands that need Dagster are in `dagster_hos
 """
 
 import atexit
-import errno
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from caf_pipeline.errors import INTERRUPTED, CafError, StagingError, interrupt_behind, one_line
+from caf_pipeline.errors import INTERRUPTED, CafError, exit_code_of, interrupt_behind, one_line
 from caf_pipeline.system.ending import interrupted_status
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
@@ -24,8 +23,6 @@ COMPLETE_VARIABLE: Final = "_CAF_COMPLETE"
 _RESUMABLE: Final = frozenset(
     ("run", "backfill", "rebuild", "adopt", "restore", "prove", "repair", "remove")
 )
-
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,10 +108,9 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
     except BrokenPipeError:
         raise
     except OSError as error:
-        status = StagingError.exit_code if error.errno in _NO_SPACE else CafError.exit_code
         reason = error.strerror or str(error) or type(error).__name__
         message = f"{error.filename!r}: {reason}." if error.filename else f"{reason}."
-        return _fail(message, "", status)
+        return _fail(message, "", exit_code_of(error))
     except MemoryError:
         return _fail("There is not enough memory.", "", CafError.exit_code)
     except Exception as error:

@@ -22,18 +22,26 @@ def backup(
     restore: Annotated[
         bool, typer.Option("--restore", help="Replace the ledger with the backup.")
     ] = False,
+    unverified: Annotated[
+        bool,
+        typer.Option("--unverified", help="Restore a file that does not end with its hash."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Restore without asking.")] = False,
 ) -> None:
     r"""Back up the ledger, or restore it.
 
     A backup shows the ledger at one moment, even while runs go on. Its format is pg_dump's custom
-    format, and only you can read it. It contains the names of all objects, but no secret, staged
-    files, plans or words of the wallet: see docs/how-to/backup.md.
+    format, with a SHA-256 at the end, and only you can read it. It contains the names of all
+    objects. Its only secret is the key that shows the ledger its own posts. Staged files, plans and
+    words of the wallet are not in it: see docs/how-to/backup.md.
 
     --restore replaces the ledger in one transaction; an interrupted restore changes nothing. It is
-    refused during a run. Afterwards everything is paused: run `caf doctor` to find what was
-    archived since the backup, then `caf resume`. Restore only your own files, because a backup is a
-    program for the database.
+    refused during a run, and for a damaged file. Afterwards everything is paused: run `caf doctor`
+    to find what was archived since the backup, then `caf resume`. Restore only your own files,
+    because a backup is a program for the database.
+
+    --unverified restores a file without the SHA-256, such as one of pg_dump. Then `caf resume` is
+    refused until `caf doctor` finds that the ledger fits the store.
 
     \b
     Examples:
@@ -44,23 +52,26 @@ def backup(
     Exit status:
       0   Success.
       1   You did not confirm.
-      2   FILE exists, belongs to another archive, or is not a readable backup.
+      2   FILE exists, belongs to another archive, or is not a readable backup with a SHA-256.
       3   Wrong settings.
-      6   The database failed, or no pg_dump has its version.
+      6   The database failed, no pg_dump has its version, or FILE has other definitions.
       8   FILE cannot be written.
+      9   FILE is damaged: its bytes do not match its SHA-256.
       10  A run is under way.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
         if restore:
-            _restore(settings, ledger, file, yes=yes)
+            _restore(settings, ledger, file, unverified=unverified, yes=yes)
         else:
             size_bytes = back_up_ledger(settings, ledger, file)
             typer.echo(f"{printable(str(file))}: {show_size(size_bytes)}")
 
 
-def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> None:
-    contents = inspect_backup(settings, ledger, file)
+def _restore(
+    settings: Settings, ledger: Ledger, file: Path, *, unverified: bool, yes: bool
+) -> None:
+    contents = inspect_backup(settings, ledger, file, unverified=unverified)
     for name, source in settings.sources.items():
         recorded = contents.sources.get(name)
         if recorded is not None and recorded != address_of(source):
@@ -89,7 +100,7 @@ def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> No
     confirm("Replace the ledger with the backup?", yes=yes, otherwise="nothing was restored")
     # Best effort: each file counts only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
-    restore_ledger(settings, ledger, file)
+    restore_ledger(settings, ledger, file, unverified=unverified)
     with opened_ledger(settings) as restored:
         chunks = counted(len(restored.chunks.list()), "chunk")
     typer.echo(

@@ -1,7 +1,7 @@
 """`caf check`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -21,14 +21,18 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import (
+    CafError,
     HeldByOther,
     IdentityMissing,
     IntegrityError,
+    NotProven,
+    RowAltered,
     StoreUnreachable,
     UsageError,
 )
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import CheckedObject, Openable, check_objects, sampled
+from caf_pipeline.retrieval.holders import ROW
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.settings import Settings, load_settings
@@ -45,8 +49,10 @@ class _Sums:
     objects: int = 0
     size_bytes: int = 0
     wrong: int = 0
+    altered: int = 0  # rows of the ledger; their chunks are not to blame
     unread: int = 0
     closed: int = 0
+    unread_chunks: int = 0
     hint: str = ""  # of the first object that could not be read
     providers: dict[str, int] = field(default_factory=dict)
     """Objects that each provider returned wrong or not at all."""
@@ -74,9 +80,15 @@ def check(  # noqa: PLR0917 - the command line's options
     Reads a random sample, at least one, of the objects that `caf ls --recursive` lists, and keeps
     nothing.
 
+    If the chunk's own manifest contradicts the ledger's row of an object, the row was altered. Such
+    an object is "altered", and its chunk is not to blame.
+
     An object is right if any provider returns it right. The command counts, for each provider, the
     objects that another one had to supply. It then proves these objects' chunks as `caf prove`
     does, and marks damaged chunks for `caf repair`.
+
+    A chunk that a rebuild restored is read whole, once, before its first object, and compared with
+    its Merkle root. That needs the right to write to the ledger.
 
     An object in an encrypted chunk is read only if an identity opens the chunk. Others are counted
     as not compared.
@@ -94,8 +106,8 @@ def check(  # noqa: PLR0917 - the command line's options
       2   SHARE is not a share.
       3   Wrong settings or source, or no identity opens some object's chunk.
       6   The database failed.
-      7   Some objects could not be read now; none is wrong.
-      9   No provider returns some object right.
+      7   Some objects, or restored chunks, could not be read now; none is wrong.
+      9   No provider returns some object right, or rows of the ledger were altered.
       11  No archived key begins with PREFIX.
     """
     if full and sample is not None:
@@ -127,10 +139,11 @@ def check(  # noqa: PLR0917 - the command line's options
         object_progress(f"checking {source}") as advance,
     ):
         openable = Openable(sampled(listed(), share), store)
-        ended = take_all(check_objects(openable, store), take)
+        unread = _UnreadChunks(settings, source, set(lookup.unread_chunks(source)))
+        ended = take_all(check_objects(unread.read_before(openable, take), store), take)
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current)
-        sums.closed = openable.closed_count
+        sums.closed, sums.unread_chunks = openable.closed_count, len(unread.not_compared)
         _print_sums(source, sums, json)
     damaged = bool(sums.wrong or sums.suspects) and _mark_damaged(settings, source, sums)
     if sums.wrong:
@@ -142,6 +155,12 @@ def check(  # noqa: PLR0917 - the command line's options
             if damaged
             else "no chunk was found damaged: 'caf prove' and 'caf doctor' look again",
         )
+    if sums.altered:
+        raise RowAltered(
+            f"{counted(sums.altered, 'row')} of '{source}' in the ledger differ from the chunks' "
+            "own manifests; the chunks are not damaged",
+            hint=ROW,
+        )
     if ended:
         raise ended
     if sums.unread:
@@ -149,12 +168,66 @@ def check(  # noqa: PLR0917 - the command line's options
             f"{counted(sums.unread, 'object')} of '{source}' could not be read now",
             hint=sums.hint or "try again later",
         )
+    if unread.not_compared:
+        name, reason = min(unread.not_compared.items())
+        raise NotProven(
+            f"{counted(sums.unread_chunks, 'restored chunk')} of '{source}' could not be compared "
+            f"with the Merkle root; {name}: {reason}",
+            hint=f"'caf prove {source}' compares them, on a machine that may write to the ledger",
+        )
     if sums.closed:
         raise IdentityMissing(
             f"{counted(sums.closed, 'object')} of '{source}' could not be compared: "
             f"{openable.reason}",
             hint="check them on a machine with the identity",
         )
+
+
+class _UnreadChunks:
+    """Chunks that a rebuild restored. `not_compared` has why a chunk could not be read whole."""
+
+    def __init__(self, settings: Settings, source: str, names: set[str]) -> None:
+        self.not_compared: dict[str, str] = {}
+        self._wrong: dict[str, str] = {}
+        self._names = names
+        self._settings = settings
+        self._source = source
+
+    def read_before(
+        self, locations: Iterable[Location], take: Callable[[CheckedObject], None]
+    ) -> Iterator[Location]:
+        """Yield locations; read an unread chunk whole before its first. `take` gets wrong ones."""
+        for location in locations:
+            chunks = {part.chunk for part in location.ranges}
+            for name in sorted(chunks & self._names):
+                self._names.remove(name)
+                self._compare(name)
+            if wrong := sorted(chunks & self._wrong.keys()):
+                error = IntegrityError(f"chunk {wrong[0]} is damaged: {self._wrong[wrong[0]]}")
+                take(CheckedObject(location, error))
+            else:
+                yield location
+
+    def _compare(self, name: str) -> None:
+        # Loaded here because few archives were rebuilt.
+        from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
+        from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
+        from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415
+
+        note(f"a rebuild restored chunk {name}: reading it whole once")
+        settings, source = self._settings, self._source
+        try:
+            with (
+                opened_ledger(settings) as ledger,
+                opened_run_context(settings, ledger, source, register=False) as context,
+            ):
+                report = prove_chunk(context, name, whole=True)
+        except CafError as error:
+            self.not_compared[name] = str(error)
+            return
+        if report.chunk.unread:
+            is_wrong = report.explanation and all(check.fault for check in report.checks)
+            (self._wrong if is_wrong else self.not_compared)[name] = report.reason
 
 
 def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
@@ -186,8 +259,9 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
     sums.objects += 1
     for provider in checked.failed:
         sums.providers[provider] = sums.providers.get(provider, 0) + 1
+    is_altered = isinstance(checked.error, RowAltered)
     errors = [*checked.failed.values(), *([checked.error] if checked.error else [])]
-    if any(error.permanent for error in errors):
+    if any(error.permanent for error in errors) and not is_altered:
         for part in checked.location.ranges:
             length = part.end_byte - part.start_byte
             if length:
@@ -196,12 +270,14 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
     if error is None:
         sums.size_bytes += checked.location.size_bytes
         return
-    if error.permanent:
+    if is_altered:
+        sums.altered += 1
+    elif error.permanent:
         sums.wrong += 1
     else:
         sums.unread += 1
         sums.hint = sums.hint or error.hint
-    result = "wrong" if error.permanent else "unread"
+    result = "altered" if is_altered else "wrong" if error.permanent else "unread"
     if json:
         print_json({"key": key, "result": result, "error": str(error)})
     else:
@@ -216,8 +292,10 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
                 "objects_listed": sums.listed,
                 "bytes_right": sums.size_bytes,
                 "wrong": sums.wrong,
+                "altered": sums.altered,
                 "unread": sums.unread,
                 "not_opened": sums.closed,
+                "unread_chunks": sums.unread_chunks,
                 "providers_passed_over": sums.providers,
             }
         )
@@ -227,6 +305,8 @@ def _print_sums(source: str, sums: _Sums, json: bool) -> None:
         f"{sums.wrong:,} wrong, {sums.unread:,} could not be read "
         f"({show_size(sums.size_bytes)} right)"
     )
+    if sums.altered:
+        typer.echo(f"{counted(sums.altered, 'object')} with an altered row in the ledger")
     if sums.closed:
         typer.echo(f"{counted(sums.closed, 'object')} not compared: no identity opens their chunks")
     for provider, objects in sorted(sums.providers.items()):

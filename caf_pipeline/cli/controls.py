@@ -48,9 +48,13 @@ def pause(
 def resume() -> None:
     r"""End a pause.
 
+    After `caf backup --restore --unverified`, the pause ends only if `caf doctor` has found that
+    the ledger fits the store.
+
     \b
     Exit status:
       0  Success.
+      1  The restored ledger is not yet compared with the store.
       3  Wrong settings.
       6  The database failed.
     """

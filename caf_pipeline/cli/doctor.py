@@ -1,6 +1,9 @@
 """`caf doctor`."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
@@ -10,12 +13,27 @@ from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.opening import known_sources, require_source
 from caf_pipeline.cli.run_opening import opened_store
-from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
-from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    counted,
+    note,
+    print_json,
+    printable,
+    require_confirmation,
+)
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
-from caf_pipeline.maintenance.doctor.findings import Actor, Finding, MendResult, not_checked
+from caf_pipeline.maintenance.doctor.findings import (
+    Actor,
+    Finding,
+    Kind,
+    MendResult,
+    UnknownPosts,
+    mendable,
+    not_checked,
+)
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.run_wiring import jackal_of
 from caf_pipeline.settings import Settings, load_settings
@@ -28,6 +46,10 @@ RUN: Final = "caf doctor"
 _OWN_STATUS: Final = (3, 6, 7, 8)
 """Errors with these statuses end the command; others count as 1."""
 
+_OF_STORE: Final = (Kind.FILE, Kind.TRANSACTION)
+"""If one of these needs an operator, the ledger and the store do not agree."""
+
+_KEYS_SHOWN: Final = 20
 
 _OUTCOMES: Final = {
     Actor.MENDED: "mended",
@@ -38,12 +60,27 @@ _OUTCOMES: Final = {
 }
 
 
-def doctor(
+def doctor(  # noqa: PLR0917 - the command line's options
     source: Annotated[
         str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
+    ] = False,
+    add_unknown_posts: Annotated[
+        bool,
+        typer.Option(
+            "--add-unknown-posts", help="Add posts that are not shown to be this ledger's."
+        ),
+    ] = False,
+    leave_unknown_posts: Annotated[
+        bool,
+        typer.Option(
+            "--leave-unknown-posts", help="Set such posts aside, so that they stop nothing."
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Add each unknown post without a question.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -53,11 +90,18 @@ def doctor(
     and leftovers of killed inventories and plans. It also finds unknown chunks on Jackal, rows
     without a chunk, located chunks that the chain no longer lists, chunks that no run continues,
     and stray partitions in Dagster. In your own Dagster project it also names settings of the
-    instance that would help.
+    instance that would help. After `caf backup --restore --unverified`, it decides whether the
+    ledger fits the store.
 
     Run it at any time: it changes nothing that a live run holds, pays nothing, deletes nothing on
     Jackal, and does not ask S3. It ignores files of other wallets with this archive's note; `caf
     rebuild --dry-run` lists them.
+
+    Adds posts of this ledger that a restored older backup does not know. Other posts under the
+    source's archive may be forged with a stolen wallet. They are listed with block, time, size and
+    the keys that they would change. --add-unknown-posts adds each after a question, also those that
+    were set aside. `caf ls`, `caf get` and `caf restore` mark their objects. They change no content
+    that this ledger packed.
 
     Prints a finding's kind, name, fault and repair. "turn" in JSON says who acts next: "mended"
     (done), "doctor" (not repaired, or a dry run), "run" (the next `caf run`), "operator" or
@@ -71,32 +115,51 @@ def doctor(
     Exit status:
       0  Everything is right, repaired or left to the next run.
       1  Something needs an operator, was not repaired, or would be (--dry-run).
+      2  Options exclude each other, or a question has no terminal.
       3  Wrong settings, wallet or source.
       6  The database failed.
       7  The store failed; findings that need it are missing.
       8  A folder cannot be read or changed.
     """
+    if add_unknown_posts and leave_unknown_posts:
+        raise UsageError(
+            "--add-unknown-posts and --leave-unknown-posts exclude each other.",
+            hint="Give one of them.",
+        )
+    unknown_posts = UnknownPosts.REPORT
+    if leave_unknown_posts:
+        unknown_posts = UnknownPosts.LEAVE
+    elif add_unknown_posts:
+        unknown_posts = UnknownPosts.ADD
+        if not dry_run:
+            require_confirmation(yes=yes)
     settings = load_settings()
     note(f"Merkle roots are computed by {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
         if source is not None:
             require_source(settings, ledger.lookup, source)
-        examination = _Examination(dry_run=dry_run, json=json)
+        examination = _Examination(dry_run=dry_run, json=json, unknown_posts=unknown_posts, yes=yes)
         with opened_store(settings, ledger) as store:
             for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
                 examination.examine_dagster(settings, ledger, "stray_partitions", name)
+            examination.judge_backup(ledger, of_all_sources=source is None)
             examination.examine_dagster(settings, ledger, "instance_findings")
     examination.close()
 
 
 class _Examination:
-    def __init__(self, *, dry_run: bool, json: bool) -> None:
+    def __init__(
+        self, *, dry_run: bool, json: bool, unknown_posts: UnknownPosts, yes: bool
+    ) -> None:
         self._dry_run = dry_run
         self._json = json
+        self._unknown_posts = unknown_posts
+        self._yes = yes
         self._handled: set[tuple[str, str]] = set()  # sources share some findings
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
+        self._fits = True  # the ledger and the store agree
 
     def examine_source(
         self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str
@@ -114,10 +177,16 @@ class _Examination:
             context,
             alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
             settler=settler,
+            unknown_posts=self._unknown_posts,
         ):
             if (finding.kind, finding.name) not in self._handled:
                 self._handled.add((finding.kind, finding.name))
-                self._handle(finding)
+                actor = self._handle(finding)
+                self._fits = self._fits and not (
+                    finding.kind in (Kind.UNSEEN, Kind.ROWS)
+                    or (finding.kind is Kind.COPIES and finding.mend)  # not known before
+                    or (finding.kind in _OF_STORE and actor in (Actor.OPERATOR, Actor.DOCTOR))
+                )
 
     def examine_dagster(
         self, settings: Settings, ledger: Ledger, command: str, *source: str
@@ -129,6 +198,26 @@ class _Examination:
             return
         for finding in examine_state(*source, settings=settings, ledger=ledger):
             self._handle(finding)
+
+    def judge_backup(self, ledger: Ledger, *, of_all_sources: bool) -> None:
+        """Let the pause after the restore of a backup without a hash end, if the ledger fits."""
+        if not (problem := ledger.controls.unverified()):
+            return
+
+        def accept() -> MendResult:
+            ledger.controls.accept()
+            return MendResult("it fits the store: 'caf resume' ends the pause")
+
+        if of_all_sources and self._fits:
+            self._handle(mendable(Kind.BACKUP, "the ledger", problem, "accepted", accept))
+            return
+        remedy = (
+            "run this again when the findings above about rows, files, transactions and what was "
+            "not looked at are gone"
+            if of_all_sources
+            else "run 'caf doctor' for all sources"
+        )
+        self._handle(Finding(Kind.BACKUP, "the ledger", problem, remedy, Actor.OPERATOR))
 
     def close(self) -> None:
         """Print the number of findings. Raises CafError if any is not repaired."""
@@ -159,19 +248,13 @@ class _Examination:
             hint = "the lines above say what to do" if operator else "run it without --dry-run"
             raise CafError(", ".join(parts), hint=hint)
 
-    def _handle(self, finding: Finding) -> None:
-        outcome: MendResult | None = None
-        error = finding.error
+    def _handle(self, finding: Finding) -> Actor:
+        if self._json:
+            for change in finding.changes():
+                print_json({"kind": "key", "name": finding.name} | asdict(change))
+        outcome, error = None, finding.error
         if finding.mend is not None and not self._dry_run:
-            note(f"{finding.kind} {printable(finding.name)}: {printable(finding.problem)} …")
-            try:
-                outcome = finding.mend()
-            except LedgerUnreachable:
-                raise
-            except HeldByOther as held:
-                outcome = MendResult(f"left: {held}", Actor.NOBODY)
-            except CafError as failed:
-                error = failed
+            outcome, error = self._mended(finding, finding.mend)
         actor = outcome.actor if outcome else finding.actor
         self._counts[actor] += 1
         if error is not None:
@@ -186,9 +269,10 @@ class _Examination:
                     "done": outcome.done if outcome else None,
                     "error": str(error) if error else None,
                     "turn": str(actor),
+                    **finding.facts,
                 }
             )
-            return
+            return actor
         if outcome:
             then = outcome.done
         elif finding.mend is None:
@@ -199,3 +283,30 @@ class _Examination:
             printable(f"{finding.kind}  {finding.name}: {finding.problem}")
             + (f"; {printable(then)}" if then else "")
         )
+        if finding.mend is None or self._dry_run:
+            _note_changes(finding)
+        return actor
+
+    def _mended(
+        self, finding: Finding, mend: Callable[[], MendResult]
+    ) -> tuple[MendResult | None, CafError | None]:
+        note(f"{finding.kind} {printable(finding.name)}: {printable(finding.problem)} …")
+        _note_changes(finding)
+        if finding.question and not self._yes and not typer.confirm(finding.question, err=True):
+            return MendResult("not added", Actor.OPERATOR), None
+        try:
+            return mend(), None
+        except LedgerUnreachable:
+            raise
+        except HeldByOther as held:
+            return MendResult(f"left: {held}", Actor.NOBODY), None
+        except CafError as failed:
+            return None, failed
+
+
+def _note_changes(finding: Finding) -> None:
+    changes = finding.changes()
+    for change in islice(changes, _KEYS_SHOWN):
+        note(f"  {change.change}: {printable(change.key)}")
+    if more := sum(1 for _ in changes):
+        note(f"  and {counted(more, 'key')} more, which --json lists")

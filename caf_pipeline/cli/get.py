@@ -56,8 +56,11 @@ def get(  # noqa: PLR0917 - the command line's options
     returns wrong bytes, the next one is tried. FILE is replaced if it exists; a symbolic link is
     followed.
 
+    A note says so if the object's chunk was restored by a rebuild, and its bytes were not compared
+    with its Merkle root since. `caf prove` and `caf check` do that.
+
     Returns the version that S3 had at the last inventory, or else the newest archived version, with
-    a note.
+    a note. A note also marks objects that `caf doctor --add-unknown-posts` added.
 
     --member extracts one file of a tar archive with a cotar index. Above 8 MiB, only the index and
     the file are read. The file is compared with its tar header, because part of an object has no
@@ -83,8 +86,11 @@ def get(  # noqa: PLR0917 - the command line's options
     settings = load_settings()
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
         archived = fetch(lookup, store, source, key, version, as_of=moment)
-        if warning := _not_current(key, archived.location):
+        if warning := _warning(key, archived.location):
             note(warning)
+        unread = lookup.unread_chunks(source)
+        for chunk in sorted(unread.keys() & {part.chunk for part in archived.location.ranges}):
+            note(_not_read_whole(chunk, unread[chunk], source))
         if member is not None:
             # Loaded here because few objects are .tar.co files.
             from caf_pipeline.cli.cotar import opened_cotar  # noqa: PLC0415
@@ -102,8 +108,22 @@ def get(  # noqa: PLR0917 - the command line's options
             write_bytes(archived.pieces)
 
 
-def _not_current(key: str, location: Location) -> str:
+def _not_read_whole(chunk: str, damage: str, source: str) -> str:
+    why = f" (it is damaged: {damage})" if damage else ""
+    return (
+        f"a rebuild restored chunk {chunk}, and its bytes were not yet found to have its Merkle "
+        f"root{why}: these bytes may be forged; 'caf prove {source}' reads the chunk whole"
+    )
+
+
+def _warning(key: str, location: Location) -> str:
     currency = location.currency
+    if location.from_unknown_post:
+        return (
+            f"'{printable(key)}' comes from an unknown post (chunk {location.chunk}, block "
+            f"{location.posting.start}) that an operator added: nothing shows that this ledger "
+            "packed it, or that S3 had this content"
+        )
     if currency is None or currency.is_current:
         return ""
     written = f"this is its content of {show_time(location.row.last_modified)}"

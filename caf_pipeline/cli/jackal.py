@@ -31,13 +31,13 @@ from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.run_wiring import jackal_of, open_jackal
+from caf_pipeline.run_wiring import jackal_of, open_jackal, read_space
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline.steps.inventories import latest_whole_snapshot
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
 from caf_pipeline.store.jackal.chain_diff import ChainDiff, compare
-from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy
+from caf_pipeline.store.jackal.storage_forecast import plan_of, space_warning, warn_period
 from caf_pipeline.store.jackal.wallet import mnemonic_sources
 from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline.store.protocol import TransactionLog
@@ -98,16 +98,9 @@ def wallet(context: typer.Context, json: JsonOption = False) -> None:
         return
     settings = load_settings()
     with opened_network(settings) as network:
-        chain, address = network.store.chain, network.store.wallet.address
-        balance, spent = chain.balance(address), network.log.spent(network.account)
-        plan, now = chain.confirmed_plan(address)
-        last_reading = next(
-            (row for row in network.ledger.storage_plans.list() if row.account == network.account),
-            None,
-        )
-        pending = any(
-            transaction.purpose == "buy" for transaction in network.log.pending(network.account)
-        )
+        address = network.store.wallet.address
+        reading = read_space(network.ledger, network.store)
+        spent = network.log.spent(network.account)
         at_list_price = network.log.at_list_price(network.account)
         throttle = open_throttle(settings.jackal, network.ledger.controls.current)
         cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
@@ -115,15 +108,8 @@ def wallet(context: typer.Context, json: JsonOption = False) -> None:
     types = Counter(
         chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED)
     )
-    warning = ""
-    if plan is not None:
-        latest_end, latest_space = None, 0
-        if last_reading and not pending:
-            latest_end, latest_space = last_reading.latest_end, last_reading.latest_end_space or 0
-        warn_days = settings.jackal.warn_days
-        if warning := end_warning(plan, latest_end, now, warn_days).rstrip("."):
-            needed_bytes = max(plan.used_bytes, plan.space_bytes)
-            warning += f": {to_buy(needed_bytes, latest_space, latest_end, now, warn_days)}"
+    plan, balance, now = plan_of(reading), reading.balance, reading.read_at
+    warning = space_warning(reading, now, settings.jackal.warn_days)
     words = settings.jackal.mnemonic
     words_from, *not_used = mnemonic_sources(
         words.get_secret_value() if words else None, settings.jackal.mnemonic_file
@@ -148,9 +134,7 @@ def wallet(context: typer.Context, json: JsonOption = False) -> None:
                     "free_bytes": plan.free_bytes,
                     "ends_at": plan.ends_at.isoformat(),
                 },
-                "latest_end": last_reading.latest_end.isoformat()
-                if last_reading and last_reading.latest_end
-                else None,
+                "latest_end": reading.latest_end and reading.latest_end.isoformat(),
                 "warning": warning or None,
                 "spent_ujkl": spent,
                 "purchases_at_list_price": at_list_price,
@@ -165,9 +149,9 @@ def wallet(context: typer.Context, json: JsonOption = False) -> None:
     typer.echo(f"words      from {printable(words_from)}{unused}")
     typer.echo(f"balance    {show_coins(balance)}")
     typer.echo(f"space      {_plan_line(plan, now)}")
-    if last_reading and last_reading.latest_end:
+    if reading.latest_end:
         typer.echo(
-            f"latest end {last_reading.latest_end:%Y-%m-%d %H:%M} UTC, of all ends that were read "
+            f"latest end {reading.latest_end:%Y-%m-%d %H:%M} UTC, of all ends that were read "
             "since the last purchase"
         )
     if warning:
@@ -246,8 +230,9 @@ def price(
             size_bytes = parse_size(what, decimal=True)
             chunks = -(-size_bytes // _usual_chunk_bytes(settings))
         cost = network.store.cost(size_bytes, chunks, days)
-        plan = network.store.chain.plan(network.store.wallet.address)
-        free = plan.free_bytes if plan and plan.ends_at > network.store.chain.now() else 0
+        reading = read_space(network.ledger, network.store)
+        plan = plan_of(reading)
+        free = plan.free_bytes if plan and plan.ends_at > reading.read_at else 0
     charged = cost.charged_bytes
     if json:
         print_json(
@@ -367,12 +352,8 @@ def buy(
         )
         cost = f"{'' if purchase.cost_told else 'at most '}{show_coins(purchase.cost)}"
         typer.echo(f"{which} for {cost} at height {purchase.height}, transaction {purchase.hash}")
-        plan, now = chain.confirmed_plan(address)
-        space = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
-        network.ledger.storage_plans.record(
-            network.account, read_at=now, balance=chain.balance(address), plan=space, bought=True
-        )
-        typer.echo(f"the wallet has {_plan_line(plan, now)}")
+        reading = read_space(network.ledger, network.store, bought=True)
+        typer.echo(f"the wallet has {_plan_line(plan_of(reading), reading.read_at)}")
 
 
 # --- what the chain lists
@@ -389,7 +370,7 @@ def files(
 
     Covers this archive's files that this wallet posted, or that other wallets posted for the
     ledger's chunks. `missing`: the chain does not list a chunk of the ledger. `foreign`: no chunk
-    of the ledger. `short`: too few copies. `expiring`: ends within jackal.warn_days. --json shows
+    of the ledger. `short`: too few copies. `expiring`: ends soon, by jackal.warn_days. --json shows
     every file, and the URLs of its providers.
 
     \b
@@ -428,8 +409,8 @@ def _compared(
 ) -> tuple[ChainDiff, Mapping[str, str]]:
     with opened_run_context(settings, ledger, source) as context:
         store = jackal_of(context)
-        warn_period = timedelta(days=settings.jackal.warn_days)
-        blocks = warn_period.total_seconds() / store.chain.block_seconds()
+        warn_days = settings.jackal.warn_days
+        blocks = timedelta(days=warn_days).total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
         urls = {}
         if with_urls:
@@ -455,7 +436,8 @@ def _compared(
             owner=store.wallet.address,
             required_copies=store.required_copies,
             expiring_at=store.chain.height() + int(blocks),
-            plan_ends=plan is None or plan.ends_at <= store.chain.now() + warn_period,
+            plan_ends=plan is None
+            or plan.ends_at <= store.chain.now() + warn_period(plan, warn_days),
         )
         return diff, urls
 

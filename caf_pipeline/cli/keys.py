@@ -19,7 +19,7 @@ from caf_pipeline.cli.terminal import (
     print_json,
 )
 from caf_pipeline.encryption.identities import Identities, Identity, encrypt_identity
-from caf_pipeline.errors import CafError, IdentityMissing, UsageError
+from caf_pipeline.errors import CafError, IdentityMissing, IntegrityError, UsageError
 from caf_pipeline.formats import age
 from caf_pipeline.retrieval.key_check import check_keys
 from caf_pipeline.settings import PASSPHRASE_VARIABLE, Settings, load_settings
@@ -189,25 +189,35 @@ def check(source: SourceArgument) -> None:
     \b
     Exit status:
       0   The identities open every chunk.
-      1   They do not open some chunks, which are listed.
+      1   They do not open some chunks, which are listed, but headers are right.
       3   Wrong settings or source, or there is no identity.
       6   The database failed.
       7   A chunk cannot be read now.
+      9   A header is foreign, damaged or not stored: no other identity helps.
       11  Nothing of the source is archived yet.
     """
     settings = load_settings()
     identities = Identities(settings.encryption, ask_passphrase).get()
-    opened_count, problems = 0, 0
+    opened_count = identity_count = header_count = 0
     with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as reader:
         for result in check_keys(lookup, reader.stored, identities, source):
-            opened_count += not result.problem
-            if result.problem:
-                problems += 1
-                typer.echo(f"{result.chunk}: {result.problem}")
+            problems = list(filter(None, (result.header_problem, result.identity_problem)))
+            opened_count += not problems
+            identity_count += bool(result.identity_problem)
+            header_count += bool(result.header_problem)
+            if problems:
+                typer.echo(f"{result.chunk}: {'; '.join(problems)}")
     note(f"{source}: {counted(opened_count, 'encrypted chunk')} can be opened")
-    if problems:
+    if header_count:
+        raise IntegrityError(
+            f"{counted(header_count, 'chunk')} of '{source}' without the header of the seal: "
+            "another identity does not help",
+            hint=f"compare the copies by 'caf prove {source}'; restore a wrong header in the "
+            "ledger from a backup",
+        )
+    if identity_count:
         raise CafError(
-            f"these identities do not open {counted(problems, 'chunk')} of '{source}'",
+            f"these identities do not open {counted(identity_count, 'chunk')} of '{source}'",
             hint="use the identity of a recipient that the chunks were encrypted to",
         )
 
@@ -216,7 +226,8 @@ def worker() -> None:
     r"""Print a new worker key.
 
     Set it as CAF_WORKER_KEY where chunks are packed. It encrypts the journals of private chunks, so
-    that a killed run resumes. If no key is set, such a chunk starts again. The key opens no chunk.
+    that a killed run resumes. If no key is set, such a chunk starts again. The key opens no chunk
+    that was sealed.
 
     \b
     Example:

@@ -76,7 +76,9 @@ def ls(  # noqa: PLR0917 - the command line's options
     folder: `a` also matches `abc`. Each key stands for the object that `caf get` returns.
 
     An object is `current` if S3 had it at the last inventory, `gone` if that inventory no longer
-    listed its key, and `older` if S3 has other content, which is not archived yet.
+    listed its key, and `older` if S3 has other content, which is not archived yet. It is
+    `unknown_post` if nothing shows that this ledger packed it: `caf doctor --add-unknown-posts`
+    added it.
 
     --as-of lists, for each key, the archived version that was current at TIME, as `archived`,
     `gone` or `older` by the inventories up to TIME. Changes between two inventories and objects
@@ -105,17 +107,21 @@ def ls(  # noqa: PLR0917 - the command line's options
     if versions and (moment or current):
         raise UsageError("--versions excludes --as-of and --current.", hint="Give one of them.")
     list_entries = list_objects if recursive else list_level
-    empty, older = True, 0
+    empty, older, unknown = True, 0, 0
     with _opened(source) as lookup:
         entries: Iterator[Location | str] = list_entries(
             lookup, source, prefix, include=status_filter(current), as_of=moment
         )
         for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
-            older += 0 if isinstance(entry, str) else entry.older_versions
+            if isinstance(entry, Location):
+                older += entry.older_versions
+                unknown += entry.from_unknown_post
             _print_entry(entry, long, json, versions=versions)
         if empty:
             raise nothing_listed(lookup, source, prefix, current, moment)
+    if unknown:
+        note(f"{source}: {counted(unknown, 'object')} of these from unknown posts: -l marks them")
     if older and not versions and not moment:
         note(f"{source}: {counted(older, 'older version')} of these keys not shown: use --versions")
 

@@ -17,6 +17,7 @@ from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import SourceProgress, StoragePlanRow
 from caf_pipeline.settings import load_settings
+from caf_pipeline.store.jackal.storage_forecast import warns_from
 
 
 def metrics(
@@ -32,7 +33,7 @@ def metrics(
     r"""Print the numbers of each source as OpenMetrics.
 
     docs/reference/metrics.md lists the metrics. All come from the ledger, so they are the same on
-    every machine. deploy/grafana has a dashboard for Prometheus.
+    every machine with the same jackal.warn_days. deploy/grafana has a dashboard for Prometheus.
 
     --serve answers with status 503 while the database is unreachable. Anybody who reaches HOST:PORT
     can read the sources' names and these numbers, but nothing else.
@@ -50,23 +51,25 @@ def metrics(
       6  The database failed.
       130, 143, 129: --serve was ended by Ctrl-C, SIGTERM, or SIGHUP.
     """
-    with opened_ledger(load_settings()) as ledger:
+    settings = load_settings()
+    warn_days = settings.jackal.warn_days
+    with opened_ledger(settings) as ledger:
         if serve is not None:
-            _serve(serve, ledger)
+            _serve(serve, ledger, warn_days)
         else:
-            sys.stdout.write(render(ledger).decode())
+            sys.stdout.write(render(ledger, warn_days).decode())
 
 
-def render(ledger: Ledger) -> bytes:
+def render(ledger: Ledger, warn_days: int) -> bytes:
     """Return all metrics as OpenMetrics text."""
-    text: bytes = generate_latest(_registry(ledger))  # type: ignore[no-untyped-call]
+    text: bytes = generate_latest(_registry(ledger, warn_days))  # type: ignore[no-untyped-call]
     return text
 
 
-def _registry(ledger: Ledger) -> CollectorRegistry:
+def _registry(ledger: Ledger, warn_days: int) -> CollectorRegistry:
     class LedgerCollector(Collector):
         def collect(self) -> Iterable[Metric]:
-            return families(ledger)
+            return families(ledger, warn_days)
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LedgerCollector())
@@ -135,7 +138,7 @@ _ACCOUNT_GAUGES: Final[Sequence[tuple[str, str, Callable[[StoragePlanRow], _Valu
 )
 
 
-def families(ledger: Ledger) -> Iterator[Metric]:
+def families(ledger: Ledger, warn_days: int) -> Iterator[Metric]:
     """Yield all metrics with their samples."""
     names = ledger.lookup.sources()
     sources = ledger.progress.of(names)
@@ -174,6 +177,12 @@ def families(ledger: Ledger) -> Iterator[Metric]:
     plans = ledger.storage_plans.list()
     for name, description, reading in _ACCOUNT_GAUGES:
         yield _gauge(name, description, "account", [(row.account, reading(row)) for row in plans])
+    yield _gauge(
+        "caf_jackal_space_warning_timestamp_seconds",
+        "When warnings about the end of the bought space begin; absent if no plan was ever read.",
+        "account",
+        [(row.account, warns_from(row, warn_days)) for row in plans],
+    )
     yield GaugeMetricFamily(
         "caf_paused",
         "Whether an operator has paused everything.",
@@ -191,13 +200,13 @@ def _gauge(name: str, description: str, label: str, values: Iterable[tuple[str, 
     return family
 
 
-def _serve(address: str, ledger: Ledger) -> None:
+def _serve(address: str, ledger: Ledger, warn_days: int) -> None:
     host, _, port_text = address.rpartition(":")
     host, port = host.strip("[]"), int(port_text) if port_text.isdecimal() else -1
     if not host or not 0 <= port < 1 << 16:
         raise UsageError(f"{address!r} is not HOST:PORT.", hint="For example 127.0.0.1:9180.")
     try:
-        server, thread = start_http_server(port, host, _registry(ledger))
+        server, thread = start_http_server(port, host, _registry(ledger, warn_days))
     except OSError as error:
         raise UsageError(f"{host}:{port} cannot be listened on: {error.strerror}.") from error
     answer: Any = server.get_app()

@@ -15,6 +15,7 @@ from caf_pipeline.cli.terminal import (
     note,
     print_json,
     printable,
+    show_size,
 )
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
@@ -39,13 +40,18 @@ def prove(
 ) -> None:
     r"""Check the proofs and some bytes of stored chunks.
 
-    Checks the store's proofs, and reads pieces back from each copy. Chunks that the chain's lists
-    show as suspicious come first, then those checked longest ago. The job caf_prove_SOURCE does the
-    same every hour.
+    Checks the store's proofs, and reads pieces back from each copy. Chunks that a rebuild restored
+    come first: all their bytes are read once and compared with the Merkle root. Then come chunks
+    that the chain's lists show as suspicious, then those checked longest ago. The job
+    caf_prove_SOURCE does the same every hour, and reads at most 32 GiB of restored chunks.
+
+    Checks up to four chunks side by side. A copy that lost a range takes two minutes. Lost or wrong
+    bytes are recorded at once, so that `caf repair` knows them even if you interrupt this command.
 
     \b
     damaged:     too few copies or wrong bytes; `caf repair` fixes it.
     unanswered:  some copies do not answer, the others are right; checked first next time.
+    unread:      a rebuild restored it, and it was not read whole since.
     unverified:  the copies are right, but the chain shows too few verified proofs.
                  Check again in the next proof window. Files of up to 20,480 bytes always are.
 
@@ -55,19 +61,25 @@ def prove(
 
     \b
     Exit status:
-      0  All checked chunks are proven; none is known as damaged or unanswered.
-      1  Some chunks are damaged or unverified.
+      0  All checked chunks are proven; none is known as damaged, unanswered or unread.
+      1  Some chunks are damaged, unread or unverified.
       3  Wrong settings or source.
       6  The database failed.
       7  The store failed, or the only faults are unanswered chunks.
     """
     settings = load_settings()
     settings.source(source)
-    verdicts = ("damaged", "unanswered", "unverified", "proven")
+    verdicts = ("damaged", "unanswered", "unread", "unverified", "proven")
     names_by_verdict: dict[str, list[str]] = {verdict: [] for verdict in verdicts}
     with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
         if (lists := check_chain_listing(context)) is not None:
             note(lists.described())
+        if unread := ledger.chunks.unread(source):
+            size_bytes = sum(chunk.stored_size_bytes for chunk in unread)
+            note(
+                f"a rebuild restored {counted(len(unread), 'chunk')} that were not read whole "
+                f"since; reading them ({show_size(size_bytes)}) first"
+            )
         try:
             for report in prove_oldest(context, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
@@ -80,6 +92,7 @@ def prove(
         earlier = {
             "damaged": ledger.chunks.list(source, [ChunkState.DAMAGED]),
             "unanswered": ledger.chunks.unanswered(source),
+            "unread": ledger.chunks.unread(source),
         }
         for verdict, chunks in earlier.items():
             names_by_verdict[verdict] += [
@@ -98,6 +111,7 @@ def _raise_unless_proven(source: str, checked: int, names_by_verdict: dict[str, 
     hints = {
         "damaged": f"caf repair {source}",
         "unanswered": "look again when the providers answer",
+        "unread": "'caf prove' reads unread chunks first",
         "unverified": "look at unverified chunks again in the next proof window",
     }
     counts = []
@@ -113,7 +127,7 @@ def _raise_unless_proven(source: str, checked: int, names_by_verdict: dict[str, 
 
 
 def _print_proof(report: ProofReport, json: bool) -> None:
-    explanation = report.explanation or report.unanswered or report.unverified
+    explanation = report.reason
     if json:
         print_json(
             {

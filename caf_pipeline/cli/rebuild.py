@@ -1,7 +1,9 @@
 """`caf rebuild`."""
 
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,10 +12,12 @@ from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
+    confirm,
     counted,
     note,
     print_json,
     printable,
+    show_time,
 )
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
 from caf_pipeline.ledger.ledger import Ledger
@@ -22,9 +26,12 @@ from caf_pipeline.maintenance.rebuild import NOT_KNOWN, NOTHING_MISSING, FileKin
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.store.jackal.wallet import require_address
+from caf_pipeline.store.protocol import PostedFile
+
+_POSTS_SHOWN: Final = 50
 
 
-def rebuild(
+def rebuild(  # noqa: PLR0917 - the command line's options
     source: SourcesArgument = None,
     owner: Annotated[
         str | None,
@@ -44,16 +51,26 @@ def rebuild(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be restored; restore nothing.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Restore the listed posts without a question.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Restore a lost ledger from the stored chunks.
+    r"""Restore a lost ledger, or missing rows, from the stored chunks.
 
     Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
     Encrypted chunks need an identity; without one, nothing is restored. A folder has no owner: a
     rebuild from it trusts whoever can write there.
+
+    A new ledger cannot know which posts are its own: whoever has the wallet's words can make posts.
+    So the posts are first listed, with block, time and size, and the command asks. Later posts are
+    left out. In an archive to which this ledger has posted, only its own posts are restored; `caf
+    doctor` lists the others.
+
     Opens one chunk of each archive that the ledger does not know, to learn its source. Reports each
     file: restored, known, or why it is left out. You can repeat the command; it never changes what
-    the ledger already has.
+    the ledger already has. A chunk that lacks locations in the ledger gets them back from its
+    manifest. Rows that differ from the manifest are reported, and stay.
 
     A chunk with too few copies is restored as damaged; `caf repair` fixes it. A chunk whose copies
     differ is restored only with --whole.
@@ -69,8 +86,8 @@ def rebuild(
     \b
     Exit status:
       0   All listed files are in the ledger.
-      1   Some files are left out.
-      2   ADDRESS is not an address.
+      1   Some files are left out, or rows of the ledger were altered.
+      2   ADDRESS is not an address, or the question has no terminal.
       3   Wrong settings, wallet or source, or no identity.
       6   The database failed.
       7   The store failed.
@@ -98,6 +115,7 @@ def rebuild(
                 owner=owner,
                 whole=whole,
                 dry_run=dry_run,
+                yes=yes,
                 json=json,
                 sources=sources,
             )
@@ -115,9 +133,16 @@ def rebuild(
     if left_out:
         raise CafError(
             f"{counted(left_out, 'listed file')} could not be restored; the reasons are above",
-            hint="run 'caf rebuild' again if a provider did not answer, or 'caf rebuild --whole' "
+            hint="'caf doctor' lists unknown posts; run 'caf rebuild' again if a provider did not "
+            "answer, or 'caf rebuild --whole' "
             "if copies differ; until then only 'caf run NAME --new-archive' plans such a source, "
             "and archives these objects again",
+        )
+    if kinds[FileKind.ALTERED]:
+        raise CafError(
+            f"rows of {counted(kinds[FileKind.ALTERED], 'chunk')} were altered in the ledger",
+            hint="restore a backup; or delete these rows from file_locations and run 'caf rebuild' "
+            "again",
         )
 
 
@@ -129,6 +154,7 @@ def _rebuild(
     owner: str | None,
     whole: bool,
     dry_run: bool,
+    yes: bool,
     json: bool,
     sources: dict[str, str],
 ) -> Counter[FileKind]:
@@ -136,9 +162,25 @@ def _rebuild(
     kinds: Counter[FileKind] = Counter()
     left_out = 0
     with opened_run_context(settings, ledger, name, objects, register=not dry_run) as context:
+
+        def ask(posts: Sequence[PostedFile]) -> None:
+            times = context.store.posted_at([post.posting for post in posts])
+            note(
+                f"{name}: the store lists {counted(len(posts), 'post')} that may be of this source "
+                "and that this ledger does not know:"
+            )
+            for number, (post, time) in enumerate(zip(posts, times, strict=True)):
+                if json or number < _POSTS_SHOWN or number == len(posts) - 1:
+                    _print_post(name, post, time, json)
+                elif number == _POSTS_SHOWN:
+                    note("  …, of which --json lists all")
+            if not dry_run:
+                question = f"Did you make all {counted(len(posts), 'post')}, and restore them?"
+                confirm(question, yes=yes, otherwise="nothing was restored")
+
         try:
             for outcome in steps.rebuild(
-                context, owner=owner, whole=whole, dry_run=dry_run, sources=sources
+                context, owner=owner, whole=whole, dry_run=dry_run, sources=sources, ask=ask
             ):
                 kinds[outcome.finding.kind] += 1
                 left_out += not outcome.complete
@@ -166,12 +208,38 @@ def _rebuild(
             for kind, count in sorted(kinds.items())
         )
         typer.echo(f"{name}: {counts or 'nothing is listed'}")
+    if unread := len(ledger.lookup.unread_chunks(name)):
+        note(
+            f"{name}: {counted(unread, 'restored chunk')} count as unread until 'caf prove {name}' "
+            "has read all their bytes and compared them with the Merkle root"
+        )
     if settings.store.kind == "jackal" and not kinds.keys() - {FileKind.FOREIGN}:
         note(
             f"{name}: no listed file has this owner; if another wallet posted the chunks, give its "
             "address as --owner"
         )
     return kinds
+
+
+def _print_post(source: str, post: PostedFile, time: datetime, json: bool) -> None:
+    posting = post.posting
+    if json:
+        print_json(
+            {
+                "source": source,
+                "kind": "listed",
+                "merkle_root": posting.merkle_root.hex(),
+                "owner": posting.owner,
+                "start": posting.start,
+                "posted_at": time.isoformat(timespec="seconds"),
+                "size_bytes": posting.stored_size_bytes,
+            }
+        )
+        return
+    note(
+        f"  block {posting.start}, about {show_time(time)}, {posting.stored_size_bytes} bytes, "
+        f"root {posting.merkle_root.hex()[:16]}…"
+    )
 
 
 def _as_json(source: str, outcome: RebuildOutcome) -> dict[str, Any]:
@@ -208,6 +276,12 @@ def _print(outcome: RebuildOutcome, dry_run: bool) -> None:
             typer.echo(printable(f"{file}: {kind}: {finding.why}"))
         return
     done = "to be restored" if dry_run else "restored"
+    if finding.kind in (FileKind.INCOMPLETE, FileKind.ALTERED):
+        rows = "missing locations" if outcome.rows is None else counted(outcome.rows, "location")
+        typer.echo(f"{chunk.name}: {rows} {done}")
+        if finding.why:
+            typer.echo(printable(f"{chunk.name}: altered: {finding.why}"))
+        return
     new = outcome.rows not in (None, chunk.member_count)
     rows = f", {outcome.rows:,} of them not located before" if new else ""
     copies = counted(len(chunk.copies), "listed copy", "listed copies")

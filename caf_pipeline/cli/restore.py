@@ -126,7 +126,7 @@ def restore(  # noqa: PLR0917 - the command line's options
             "--profile and --endpoint-url are for a bucket.",
             hint="Give s3://BUCKET/PREFIX as DEST.",
         )
-    settings, sums = load_settings(), RestoreSums()
+    settings, sums, unread_count = load_settings(), RestoreSums(), 0
     with (
         opened_lookup(settings) as lookup,
         opened_reader(settings, lookup, source) as store,
@@ -144,8 +144,11 @@ def restore(  # noqa: PLR0917 - the command line's options
         object_progress(f"restoring {source}") as advance,
     ):
         sums.not_yet_archived, sums.skipped = count_not_archived(lookup, source, prefix)
+        unread = lookup.unread_chunks(source)
 
         def take(restored: RestoredObject) -> None:
+            nonlocal unread_count
+            unread_count += any(part.chunk in unread for part in restored.location.ranges)
             sums.add(restored)
             _print(restored, dry_run, json)
             advance(restored.location.size_bytes)
@@ -161,6 +164,12 @@ def restore(  # noqa: PLR0917 - the command line's options
         if all_versions or moment:
             sums.older_versions = 0  # they are restored, or irrelevant
     _print_sums(sums, source, destination, dry_run=dry_run, json=json)
+    if unread_count:
+        note(
+            f"{source}: {counted(unread_count, 'object')} of these may be forged: a rebuild "
+            "restored their chunks, whose bytes were not yet found to have their Merkle root; "
+            f"'caf prove {source}' reads the chunks whole"
+        )
     failure = sums.failure(ended)
     if ended and failure is not ended:
         note(str(ended))
@@ -199,6 +208,7 @@ def _print(restored: RestoredObject, dry_run: bool, json: bool) -> None:
                 "key": key,
                 "path": restored.place or None,
                 "size_bytes": restored.location.size_bytes,
+                "unknown_post": restored.location.from_unknown_post,
                 "result": "would_restore" if would_restore else outcome,
                 "error": why,
             }
@@ -220,6 +230,7 @@ def _print_sums(
                 "would_restore" if dry_run else "restored": sums.restored,
                 "bytes": sums.restored_bytes,
                 "without_headers": sums.without_headers,
+                "from_unknown_posts": sums.from_unknown_posts,
                 "not_yet_archived": sums.not_yet_archived,
                 "skipped": sums.skipped,
                 "older_versions": sums.older_versions,
@@ -237,6 +248,11 @@ def _print_sums(
         note(
             f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no "
             "user metadata, because an adopted file does not contain them"
+        )
+    if sums.from_unknown_posts:
+        note(
+            f"{source}: {counted(sums.from_unknown_posts, 'object')} of these from unknown posts, "
+            f"which this ledger did not make: `caf ls {source} -rl` marks them"
         )
     if sums.older_versions:
         note(

@@ -8,7 +8,7 @@ from caf_pipeline.cli.terminal import note
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_run_context, open_store
+from caf_pipeline.run_wiring import open_run_context, open_store, record_space
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
@@ -17,10 +17,11 @@ from caf_pipeline.waits import Announcer, Waits
 
 @contextmanager
 def opened_store(settings: Settings, ledger: Ledger) -> Iterator[ChunkStore]:
-    """Yield the configured store."""
+    """Yield the configured store. Then record when the space on Jackal ends."""
     holder = this_process(RUN)
     with closing(open_store(settings, ledger, holder, Waits(Announcer(note)))) as store:
         yield store
+        record_space(settings, ledger, store)
 
 
 @contextmanager
@@ -34,7 +35,8 @@ def opened_run_context(
 ) -> Iterator[RunContext]:
     """Yield the run context of a source.
 
-    `objects` are by default those in S3. With `register`, the ledger records the source.
+    `objects` are by default those in S3; `register` adds the source to the ledger. If the command
+    used the store, the ledger records when the space on Jackal ends.
     """
     context = open_run_context(
         settings,
@@ -47,3 +49,5 @@ def opened_run_context(
     )
     with closing(context):
         yield context
+        if context.lazy_store.is_open:
+            record_space(settings, ledger, context.store)

@@ -1,6 +1,7 @@
 """`caf status`."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
@@ -19,6 +20,8 @@ from caf_pipeline.cli.terminal import (
 from caf_pipeline.inventory.objects import versions_as_json
 from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
 from caf_pipeline.settings import load_settings
+from caf_pipeline.store.jackal.storage_forecast import end_warning
+from caf_pipeline.system.quantities import show_age
 
 CHUNKS_SHOWN: Final = 50  # of a source, without --all
 
@@ -79,6 +82,7 @@ def status(
         if paused and not json:
             typer.echo(f"paused: {printable(paused)} ('caf resume' ends it)")
         plans = ledger.storage_plans.list()
+        now = max([datetime.now(UTC), *(row.read_at for row in plans)])  # of the chain's clock
         for row in () if json else plans:
             space = "no space bought"
             if row.ends_at is not None:
@@ -87,7 +91,12 @@ def status(
                     f"used, ends {show_time(row.ends_at)}"
                 )
             balance = f"balance {row.balance:,} ujkl"
-            typer.echo(f"{row.account}: {space}, {balance}, read {show_time(row.read_at)}")
+            read = f"read {show_time(row.read_at)}, {show_age(now - row.read_at)}"
+            typer.echo(f"{row.account}: {space}, {balance}, {read}")
+            if warning := end_warning(row, now, settings.jackal.warn_days):
+                typer.echo(f"{row.account}: {warning}")
+        if not plans and not json and settings.store.kind == "jackal":
+            typer.echo("the bought space was never read: caf jackal wallet")
         foreign = ledger.progress.foreign_use()
         if foreign and foreign.sentence and not json:
             typer.echo(f"{foreign.account}: {foreign.sentence}; 'caf doctor' looks for archives")
@@ -113,6 +122,7 @@ def status(
                             "latest_end": row.latest_end.isoformat() if row.latest_end else None,
                             "balance_ujkl": row.balance,
                             "read_at": row.read_at.isoformat(),
+                            "warning": end_warning(row, now, settings.jackal.warn_days) or None,
                         }
                         for row in plans
                     ],

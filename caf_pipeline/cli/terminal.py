@@ -142,16 +142,19 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
     Raises:
         UsageError: There is no terminal.
     """
-    if yes:
-        return
-    if not sys.stdin.isatty():
+    require_confirmation(yes=yes)
+    if not yes and not typer.confirm(question, err=True):
+        note(otherwise)
+        raise typer.Exit(1)
+
+
+def require_confirmation(*, yes: bool) -> None:
+    """Raise UsageError if there is neither a terminal to ask on nor `yes`."""
+    if not yes and not sys.stdin.isatty():
         raise UsageError(
             "the command needs a confirmation, and standard input is not a terminal.",
             hint="Give --yes.",
         )
-    if not typer.confirm(question, err=True):
-        note(otherwise)
-        raise typer.Exit(1)
 
 
 def ask_passphrase(*, is_new: bool = False) -> str:

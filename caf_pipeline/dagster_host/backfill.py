@@ -250,7 +250,7 @@ def select(
                 selected.held.append(chunk.name)
             elif is_parked and not selection.failed:
                 selected.parked += 1
-            elif not selection.failed or is_parked or failed_runs(records):
+            elif not selection.failed or is_parked or failed_runs(records, chunk.runs_count_from):
                 selected.chunks.append(chunk)
     return selected
 

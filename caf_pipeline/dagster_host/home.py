@@ -1,14 +1,15 @@
 """Prepares DAGSTER_HOME, Dagster's folder on this machine, without a slow import of Dagster."""
 
 import os
+import secrets
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from caf_pipeline.dagster_host.team_project import HOME_VARIABLE, team_project
 from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.system.secret_files import make_private
 
 INSTANCE_FILE: Final = "dagster.yaml"
 WORKSPACE_FILE: Final = "workspace.yaml"
@@ -29,17 +30,19 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Create the folder, link our configuration, and set DAGSTER_HOME.
+    """Create the folder, link our configuration, and set the variables of Dagster's processes.
 
     Leaves an operator's own file alone, and that of a team's project. Raises a SettingsError if the
     folder cannot be written.
     """
     folder = dagster_home(settings)
+    # gRPC's fork handlers crash a process that has threads of gRPC now and then.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if team_project(settings.folder):
         os.environ[HOME_VARIABLE] = str(folder)
         return folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         for name in (INSTANCE_FILE, WORKSPACE_FILE):
             link = folder / name
             target = next((path / name for path in _FOLDERS if (path / name).is_file()), None)
@@ -50,9 +53,10 @@ def prepare_dagster_home(settings: Settings) -> Path:
                 )
             if is_own(link) or (link.is_symlink() and link.readlink() == target):
                 continue
-            link.unlink(missing_ok=True)
-            with suppress(FileExistsError):  # another process was faster
-                link.symlink_to(target)
+            # Replace the link in one step: another process may read the file at any moment.
+            new_link = folder / f".caf-{secrets.token_hex(8)}.partial"
+            new_link.symlink_to(target)
+            new_link.replace(link)
     except OSError as error:
         raise SettingsError(
             f"Dagster's folder {folder} cannot be created: {error.strerror}",

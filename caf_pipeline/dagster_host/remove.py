@@ -11,10 +11,9 @@ from dagster import DagsterInstance, RunsFilter
 
 from caf_pipeline.automation.dead_runs import GOING_ON, process_lives
 from caf_pipeline.automation.instance_calls import get_runs
-from caf_pipeline.automation.launching import PAGE, failed_runs, runs_of
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
-from caf_pipeline.defs.naming import PARKED_TAG, SOURCE_TAG, partitions_name
+from caf_pipeline.defs.naming import SOURCE_TAG, partitions_name
 from caf_pipeline.errors import HeldByOther, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
@@ -68,17 +67,9 @@ def remove_command(
                         ledger.removal.remove(lease, source)
                     remove_leftovers(leftovers)
                 if instance is not None:
-                    # Read again, since a run may have added partitions. Failed runs of a chunk do
-                    # not count if the chunk is planned again.
-                    names = _partitions(instance, source)
-                    for start in range(0, len(names), PAGE):
-                        page = names[start : start + PAGE]
-                        runs = runs_of(instance, page)
-                        for name in page:
-                            if failed := failed_runs(runs.get(name, ())):
-                                run_id = failed[0].dagster_run.run_id
-                                instance.add_run_tags(run_id, {PARKED_TAG: run_id})
-                            instance.delete_dynamic_partition(partitions_name(source), name)
+                    # Read again, since a run may have added partitions.
+                    for name in _partitions(instance, source):
+                        instance.delete_dynamic_partition(partitions_name(source), name)
     kept = [file.path.name for file in leftovers.kept]
     if kept:
         sys.stdout.write(

@@ -47,6 +47,7 @@ from caf_pipeline.errors import (
     SettingsError,
     StagingError,
     UsageError,
+    exit_code_of,
     one_line,
 )
 from caf_pipeline.inventory.filters import FILTERS
@@ -54,10 +55,11 @@ from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_ledger, open_run_context
+from caf_pipeline.run_wiring import open_ledger, open_run_context, record_space
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnavailableSource
 from caf_pipeline.steps import chunk_steps, inventories, planning
+from caf_pipeline.store.jackal.storage_forecast import space_warning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
@@ -82,7 +84,7 @@ def run_command(
     The last line on stdout is a JSON summary if `json`, even after an error.
     """
     done: list[Summary] = []
-    ended: dict[str, object] = {}
+    ended: dict[str, object] = {"exit_status": CafError.exit_code}
     try:
         run_source(
             source,
@@ -92,19 +94,19 @@ def run_command(
             workers=workers,
             done=done,
         )
+        ended = {"exit_status": exit_status(done)}
     except CafError as error:
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
     except KeyboardInterrupt:
         ended = {"exit_status": interrupted_status(), "error": "interrupted"}
         raise
+    except Exception as error:
+        ended = {"exit_status": exit_code_of(error), "error": f"{type(error).__name__}: {error}"}
+        raise
     finally:
         if json:
-            report = {
-                "exit_status": exit_status(done),
-                "sources": [summary.as_json() for summary in done],
-                **ended,
-            }
+            report = {**ended, "sources": [summary.as_json() for summary in done]}
             sys.stdout.write(dump_json(report) + "\n")
             sys.stdout.flush()
     return exit_status(done)
@@ -167,6 +169,8 @@ def run_source(
                     summaries.append(command.run())
                 for summary in summaries:
                     _say(console, sentence(summary))
+                for warning in {summary.space_warning for summary in summaries} - {""}:
+                    _say(console, warning, style="red")
         except DagsterExecutionInterruptedError as interrupt:
             raise KeyboardInterrupt from interrupt
         except Exception:
@@ -258,6 +262,10 @@ class _Command:
                 )
         with self._run_context() as context:
             context.store.require_here()
+            if reading := record_space(self._settings, self._ledger, context.store):
+                self._summary.space_warning = space_warning(
+                    reading, reading.read_at, self._settings.jackal.warn_days
+                )
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()

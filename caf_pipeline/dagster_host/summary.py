@@ -75,6 +75,7 @@ class Summary:
         damaged: stored chunks with too few intact copies.
         objects: archived by this command. An object in parts counts with its last part.
         size_bytes: of all objects and parts in the archived chunks.
+        space_warning: the space on Jackal ends soon, or earlier than before.
         totals: of this command's own inventory, counted at the end; None if another run kept it
             from taking one.
     """
@@ -94,6 +95,7 @@ class Summary:
     totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
     ever_planned: bool = True
+    space_warning: str = ""
 
     @property
     def nothing_listed(self) -> bool:
@@ -148,6 +150,7 @@ class Summary:
                 "damaged": self.damaged,
             },
             "planned_by": self.planning or None,
+            "space_warning": self.space_warning or None,
             "errors": [
                 {"chunk": name, "error": str(error), "hint": error.hint or None}
                 for name, error in self.failed.items()

@@ -46,11 +46,12 @@ from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
-from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import (
     charged_per_day,
     end_warning,
     forecast_storage,
+    plan_of,
+    space_warning,
     to_buy,
 )
 from caf_pipeline.system.quantities import counted
@@ -184,7 +185,7 @@ def source_checks(source: str, keys: AssetKeys, *, on_jackal: bool) -> list[Asse
                     STORAGE_PLAN_LASTS,
                     _storage_plan_lasts,
                     "The space bought on Jackal has room for all planned chunks. At the rate of "
-                    "the last week, it neither expires nor fills up within jackal.warn_days. All "
+                    "the last week, it neither expires nor fills up soon, by jackal.warn_days. All "
                     "sources share this space; 'caf jackal buy' buys more.",
                 )
             )
@@ -286,7 +287,7 @@ def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
 
 def proof_description(report: scrub.ProofReport) -> str:
     """Return why a chunk is not proven, or ""."""
-    reason = report.explanation or report.unanswered or report.unverified
+    reason = report.reason
     return metadata.shorten_hashes(
         reason if not reason or report.explanation else f"{report.verdict}: {reason}"
     )
@@ -369,48 +370,30 @@ def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult
 def _last_known_end(
     run_context: RunContext, account: str, error: StoreUnreachable
 ) -> AssetCheckResult | None:
-    last = next(
-        (row for row in run_context.ledger.storage_plans.list() if row.account == account), None
-    )
-    if last is None or last.ends_at is None:
+    last = run_context.ledger.storage_plans.last(account)
+    if last is None:
         return None
-    plan = StoragePlan(last.space_bytes or 0, last.used_bytes or 0, last.ends_at)
-    now, warn_days = max(last.read_at, datetime.now(UTC)), run_context.settings.jackal.warn_days
-    warning = end_warning(plan, last.latest_end, now, warn_days)
+    now = max(last.read_at, datetime.now(UTC))
+    warning = space_warning(last, now, run_context.settings.jackal.warn_days)
     if not warning:
         return None
-    buy = to_buy(
-        plan.used_bytes,
-        max(plan.space_bytes, last.latest_end_space or 0),
-        last.latest_end,
-        now,
-        warn_days,
-    )
     return AssetCheckResult(
         passed=False,
         severity=AssetCheckSeverity.ERROR,
-        description=f"{warning} This end was read at {last.read_at:%Y-%m-%d %H:%M} UTC; the chain "
-        f"cannot be read now ({error}): {buy}.",
+        description=f"{warning}. This was read at {last.read_at:%Y-%m-%d %H:%M} UTC; the chain "
+        f"cannot be read now ({error}).",
     )
 
 
 def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
     store = run_wiring.jackal_of(run_context)
-    address = store.wallet.address
-    account = f"{run_context.settings.jackal.chain_id}/{address}"
     try:
-        plan, now = store.chain.confirmed_plan(address)
+        reading = run_wiring.read_space(run_context.ledger, store)
     except StoreUnreachable as error:
-        if result := _last_known_end(run_context, account, error):
+        if result := _last_known_end(run_context, store.poster.account, error):
             return result
         raise
-    run_context.ledger.storage_plans.record(
-        account,
-        read_at=now,
-        balance=store.chain.balance(address),
-        plan=None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at),
-    )
-    last = next(row for row in run_context.ledger.storage_plans.list() if row.account == account)
+    plan, now, address = plan_of(reading), reading.read_at, store.wallet.address
     copies, warn_days = run_context.settings.jackal.copies, run_context.settings.jackal.warn_days
     waiting = copies * chunk_steps.bytes_to_post(run_context.ledger, NOT_POSTED)
     chunks = run_context.ledger.chunks.list(states=IN_GOOD_STANDING)
@@ -419,7 +402,7 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
         if plan
         else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
     )
-    buy = to_buy(used + waiting, last.latest_end_space or 0, last.latest_end, now, warn_days)
+    buy = to_buy(used + waiting, reading.latest_end_space or 0, reading.latest_end, now, warn_days)
     if plan is None:
         stored = sum(chunk.owner == address for chunk in chunks)
         reason = (
@@ -431,10 +414,7 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
         return AssetCheckResult(passed=False, severity=severity, description=f"{reason}: {buy}.")
     forecast = forecast_storage(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
-    log = run_context.ledger.transactions(run_context.holder)
-    # A pending purchase may have set an earlier end.
-    pending = any(transaction.purpose == "buy" for transaction in log.pending(account))
-    ends = end_warning(plan, None if pending else last.latest_end, now, warn_days)
+    ends = end_warning(reading, now, warn_days)
     warning = ends or warning
     return AssetCheckResult(
         passed=not warning,

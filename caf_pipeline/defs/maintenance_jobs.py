@@ -135,10 +135,17 @@ def _prove_op(source: str) -> OpDefinition:
         if run_context is None:
             return
         listing = attempt_step(context, source, partial(_read_chain_listing, context))
-        reports = iter(scrub.prove_oldest(run_context, run_context.settings.jackal.prove_per_run))
+        reports = iter(
+            scrub.prove_oldest(
+                run_context,
+                run_context.settings.jackal.prove_per_run,
+                whole_bytes=scrub.READ_WHOLE_BYTES,
+            )
+        )
         chunks: dict[str, list[str]] = {
             "damaged": [],
             "unanswered": [],
+            "unread": [],
             "unverified": [],
             "proven": [],
         }
@@ -159,6 +166,7 @@ def _prove_op(source: str) -> OpDefinition:
         names = {
             "chunks": _names(chunks["damaged"]),
             "unanswered_chunks": _names(chunks["unanswered"]),
+            "unread_chunks": _names(chunks["unread"]),
             "unverified_chunks": _names(chunks["unverified"]),
         }
         yield Output(None, metadata={**numbers, **names, **(listing or {})})

@@ -31,7 +31,6 @@ COMMAND_TAG: Final = "caf/command"
 COMMAND: Final = "caf run"
 
 PROCESS_TAG: Final = ".dagster/caf/process"
-PARKED_TAG: Final = ".dagster/caf/parked"
 OUTAGE_TAG: Final = ".dagster/caf/outage"
 """The UI hides tags that begin with `.dagster/`."""
 

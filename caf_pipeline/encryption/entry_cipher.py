@@ -1,4 +1,6 @@
-"""Encrypts the journals of private packings under the worker key.
+"""Encrypts the journals of private packings under the worker key and a secret of the packing.
+
+The ledger deletes the secret at the seal. Afterwards the worker key alone opens no journal.
 
 An entry of another chunk, journal or position does not open. Entries are no age files: anyone who
 knows the recipient could plant one.
@@ -19,16 +21,16 @@ _NONCE_BYTES: Final = 12
 class EntryCipher:
     """Seals and opens the entries of one journal. `salt` is random, and is not secret."""
 
-    def __init__(self, worker_key: bytes, chunk: str, salt: bytes = b"") -> None:
-        """A new journal has no `salt` yet, and gets a random one."""
+    def __init__(self, worker_key: bytes, secret: bytes, chunk: str, salt: bytes = b"") -> None:
+        """A new journal has no `salt` yet, and gets a random one. Both keys have 32 bytes."""
         self.salt = salt or secrets.token_bytes(SALT_BYTES)
-        self._worker_key = worker_key
+        self._keys = worker_key, secret
         self._chunk = chunk
         kdf = HKDF(algorithm=SHA256(), length=32, salt=self.salt, info=chunk.encode())
-        self._aead = ChaCha20Poly1305(kdf.derive(worker_key))
+        self._aead = ChaCha20Poly1305(kdf.derive(worker_key + secret))
 
     def with_salt(self, salt: bytes) -> "EntryCipher":
-        return EntryCipher(self._worker_key, self._chunk, salt)
+        return EntryCipher(*self._keys, self._chunk, salt)
 
     def seal(self, number: int, content: bytes) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)

@@ -1,9 +1,11 @@
 """Recipients and identities as the settings configure them."""
 
 import os
+import select
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,7 +18,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.formats import age
 from caf_pipeline.settings import PASSPHRASE_VARIABLE, EncryptionSettings, Settings
-from caf_pipeline.system.secret_files import read_secret
+from caf_pipeline.system.secret_files import MAX_SECRET_BYTES, read_secret
 
 IDENTITY_VARIABLE: Final = "CAF_ENCRYPTION__IDENTITY"
 
@@ -125,16 +127,19 @@ def parse_identities(
     if age.is_age_file(data):
         data = _decrypt(data, origin, passphrase)
     try:
-        lines = data.decode().splitlines()
+        lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise KeyRefused(f"{origin} is not an identity file: it is not text") from None
+        raise KeyRefused(
+            f"{origin} is not an identity file: it is not text in UTF-8",
+            hint="some shells of Windows write UTF-16; save the file as UTF-8",
+        ) from None
     identities = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
             try:
                 identities.append(age.parse_identity(line))
             except KeyRefused as error:
-                raise KeyRefused(f"{origin}, line {number}: {error}") from None
+                raise KeyRefused(f"{origin}, line {number}: {error}", hint=error.hint) from None
     if not identities:
         raise KeyRefused(f"{origin} has no identity", hint="'caf keys new' makes an identity file")
     return tuple(identities)
@@ -163,25 +168,47 @@ def _run(command: str) -> bytes:
         if not name.upper().startswith(("CAF_", "JACKAL_"))
     }
     try:
-        process = subprocess.run(
+        process = subprocess.Popen(
             shlex.split(command),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=COMMAND_SECONDS,
-            check=False,
         )
     except OSError as error:
         raise KeyRefused(f"identity_command cannot be started: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise KeyRefused(f"identity_command did not end within {COMMAND_SECONDS} s") from None
+    with process:
+        try:
+            output = _output_of(process)
+        except subprocess.TimeoutExpired:
+            raise KeyRefused(f"identity_command did not end within {COMMAND_SECONDS} s") from None
+        finally:
+            process.kill()
+    if len(output) > MAX_SECRET_BYTES:
+        raise KeyRefused(f"identity_command wrote more than {MAX_SECRET_BYTES} bytes")
     if process.returncode:
         raise KeyRefused(
             f"identity_command failed with exit status {process.returncode}",
             hint="run the command of encryption.identity_command in a terminal to see why",
         )
-    return process.stdout
+    return output
+
+
+def _output_of(process: "subprocess.Popen[bytes]") -> bytes:
+    """Return the output of a process that has ended, or more than may be read."""
+    assert process.stdout
+    deadline, output = time.monotonic() + COMMAND_SECONDS, b""
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while len(output) <= MAX_SECRET_BYTES:
+        if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
+            raise subprocess.TimeoutExpired(process.args, COMMAND_SECONDS)
+        piece = os.read(process.stdout.fileno(), MAX_SECRET_BYTES)
+        if not piece:
+            process.wait(max(0, deadline - time.monotonic()))
+            break
+        output += piece
+    return output
 
 
 def encrypt_identity(text: str, passphrase: str) -> bytes:

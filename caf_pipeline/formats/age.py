@@ -276,6 +276,7 @@ def new_identity(*, hybrid: bool = True) -> X25519Identity | HybridIdentity:
 
 def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
     """Parse a recipient, or raise KeyRefused."""
+    _refuse_ssh(text)
     hrp, data = _unbech32(text)
     try:
         if hrp == _X25519_HRP:
@@ -291,15 +292,32 @@ def parse_recipient(text: str) -> X25519Recipient | HybridRecipient:
             "an identity is not a recipient: its secret must stay on machines that read",
             hint="'caf keys show' prints the recipient",
         )
+    if hrp.startswith("age1"):
+        raise KeyRefused(
+            f"a recipient {hrp}1… belongs to an age plugin, {_UNSUPPORTED}", hint=_NEW_KEY
+        )
     raise KeyRefused("a recipient must begin with 'age1' or 'age1pq1'")
 
 
 def parse_identity(text: str) -> X25519Identity | HybridIdentity:
     """Parse an identity, or raise KeyRefused without its text."""
+    _refuse_ssh(text)
+    if text.upper().startswith("AGE-PLUGIN-"):
+        raise KeyRefused(f"the identity belongs to an age plugin, {_UNSUPPORTED}", hint=_NEW_KEY)
     hrp, data = _unbech32(text)
     if hrp not in (_X25519_IDENTITY_HRP, _HYBRID_IDENTITY_HRP) or len(data) != 32:
         raise KeyRefused("an identity must begin with 'AGE-SECRET-KEY-'")
     return HybridIdentity(data) if hrp == _HYBRID_IDENTITY_HRP else X25519Identity(data)
+
+
+_UNSUPPORTED: Final = "which is not supported"
+_NEW_KEY: Final = "'caf keys new' makes a key"
+
+
+def _refuse_ssh(text: str) -> None:
+    is_private = text.startswith("-----BEGIN ") and "PRIVATE KEY" in text
+    if is_private or text.startswith(("ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-")):
+        raise KeyRefused(f"this is an SSH key, {_UNSUPPORTED}", hint=_NEW_KEY)
 
 
 # --- headers

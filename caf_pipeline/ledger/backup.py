@@ -1,17 +1,22 @@
 """Backs the ledger up to a file in pg_dump's custom format, and restores it in one transaction.
 
+The file ends with a line that has the SHA-256 of all bytes before its digits. `pg_restore` ignores
+that line. A restore also compares the restored tables, views, functions, triggers and constraints
+with those of `sql/` before it commits.
+
 Other programs' tables stay. The password reaches Postgres' programs through the environment, never
 on a command line. Source: "pg_dump", "pg_restore" and "psql" in the PostgreSQL 18 manual.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -19,15 +24,32 @@ from typing import IO, Final
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import scalar_row
 
-from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
+from caf_pipeline.errors import (
+    HeldByOther,
+    IntegrityError,
+    LedgerError,
+    SettingsError,
+    StagingError,
+    UsageError,
+)
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.schema_files import APPLIED, made_by, schema_files
+from caf_pipeline.ledger.schema_files import (
+    APPLIED,
+    MAKE_APPLIED,
+    SchemaFile,
+    made_by,
+    schema_files,
+)
+from caf_pipeline.ledger.tables import PACKING_SECRETS
 from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
 
 _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
+_HASH_LINE: Final = re.compile(rb"\ncaf backup sha256 ([0-9a-f]{64})\n")
+_HASH_LINE_BYTES: Final = 84
+_PIECE_BYTES: Final = 1 << 20
 _HELD: Final = "a run holds a lease"  # as _BEFORE raises it
 _DISK_FULL: Final = "could not write to output file"  # of pg_dump
 _CREATED: Final = re.compile(
@@ -53,6 +75,13 @@ DO $$ BEGIN
         RAISE EXCEPTION 'a run holds a lease';
     END IF;
 END $$;
+"""
+r"""A script for psql. It waits up to 20 seconds for other statements.
+
+`\gexec` runs the text that the server returns, and nothing if it is NULL.
+"""
+
+_DROP: Final = r"""
 SELECT 'DROP VIEW ' || string_agg(oid::regclass::text, ', ') FROM pg_class
 WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v'
     AND relname = ANY (:'names') \gexec
@@ -62,21 +91,78 @@ WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
 SELECT 'DROP FUNCTION ' || string_agg(oid::regprocedure::text, ', ') FROM pg_proc
 WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names') \gexec
 """
-r"""A script for psql. It waits up to 20 seconds for other statements.
 
-`\gexec` runs the text that the server returns, and nothing if it is NULL.
+# Names of NOT NULL constraints differ between versions of Postgres, so that only the columns show
+# these constraints.
+_DEFINITIONS: Final = """
+    WITH ours AS (
+        SELECT oid, oid::regclass::text AS name, relkind, relpersistence, relrowsecurity
+        FROM pg_class
+        WHERE relnamespace = current_schema()::regnamespace AND relname = ANY (:'names'))
+    SELECT 'relation', name, concat_ws(' ', relkind, relpersistence, relrowsecurity) FROM ours
+    UNION ALL
+    SELECT 'column', name || '.' || attname, concat_ws(' ', attnum,
+        format_type(atttypid, atttypmod), attcollation::regcollation, attnotnull,
+        attidentity, attgenerated, pg_get_expr(adbin, adrelid))
+    FROM ours JOIN pg_attribute ON attrelid = ours.oid AND attnum > 0 AND NOT attisdropped
+        LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+    WHERE relkind <> 'i'
+    UNION ALL
+    SELECT 'sequence', name, concat_ws(' ', seqtypid::regtype, seqstart, seqincrement, seqmin,
+        seqmax, seqcycle)
+    FROM ours JOIN pg_depend ON refobjid = ours.oid AND deptype = 'i'
+        JOIN pg_sequence ON seqrelid = objid
+    UNION ALL
+    SELECT 'constraint', name || '.' || conname, pg_get_constraintdef(pg_constraint.oid)
+    FROM ours JOIN pg_constraint ON conrelid = ours.oid AND contype <> 'n'
+    UNION ALL
+    SELECT 'index', indexrelid::regclass::text, pg_get_indexdef(indexrelid)
+    FROM ours JOIN pg_index ON indrelid = ours.oid
+    UNION ALL
+    SELECT 'trigger', name || '.' || tgname, concat(tgenabled, pg_get_triggerdef(pg_trigger.oid))
+    FROM ours JOIN pg_trigger ON tgrelid = ours.oid AND NOT tgisinternal
+    UNION ALL
+    SELECT CASE relkind WHEN 'v' THEN 'view' ELSE 'rule' END, name,
+        concat(ev_enabled, pg_get_ruledef(pg_rewrite.oid))
+    FROM ours JOIN pg_rewrite ON ev_class = ours.oid
+    UNION ALL
+    SELECT 'function', oid::regprocedure::text, pg_get_functiondef(oid) FROM pg_proc
+    WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names')
+"""
+
+_REMEMBER: Final = rf"""
+SELECT jsonb_agg(to_jsonb(made)) AS expected FROM ({_DEFINITIONS}) AS made (kind, name, text) \gset
+"""
+
+_COMPARE: Final = rf"""
+SET search_path = :schema;
+WITH expected AS (
+        SELECT * FROM jsonb_to_recordset(:'expected') AS (kind text, name text, text text)),
+    restored (kind, name, text) AS ({_DEFINITIONS})
+SELECT set_config('caf.differing', (SELECT coalesce(min(kind || ' ' || name), '') FROM (
+    (TABLE expected EXCEPT TABLE restored) UNION ALL (TABLE restored EXCEPT TABLE expected)
+) AS differing), true);
+DO $$ BEGIN
+    IF current_setting('caf.differing') <> '' THEN
+        RAISE EXCEPTION 'the backup has another %', current_setting('caf.differing');
+    END IF;
+END $$;
 """
 
 # The server's clock gave the earlier epochs, so only this clock may set times and epochs.
 _AFTERWARDS: Final = """
-SET search_path = :schema;
 UPDATE leases SET expires_at = to_timestamp(0),
     epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
 UPDATE caf_files SET
     epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
 INSERT INTO orders (name, value) VALUES ('paused', :'reason')
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now();
-COMMIT;
+"""
+
+_MARK: Final = """
+INSERT INTO orders (name, value)
+    VALUES ('unverified', 'a backup without a hash was restored and not compared with the store')
+    ON CONFLICT (name) DO NOTHING;
 """
 
 
@@ -168,8 +254,12 @@ class Programs:
 
 def names_of_ledger() -> Sequence[str]:
     """Return the tables, views, functions and indexes of the SQL files."""
-    created = {name for file in schema_files() for _, name in _CREATED.findall(file.text.decode())}
-    return sorted({*created, APPLIED})
+    return sorted({APPLIED, *(name for _, name in _created(schema_files()))})
+
+
+def _created(files: Sequence[SchemaFile]) -> Iterator[tuple[str, str]]:
+    for file in files:
+        yield from _CREATED.findall(file.text.decode())
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
@@ -189,7 +279,9 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         try:
-            excluded = [f"--exclude-table={name}" for name in foreign]
+            # A secret must not outlive the seal, in a backup neither.
+            excluded = [f"--exclude-table-data={PACKING_SECRETS.name}"]
+            excluded += [f"--exclude-table={name}" for name in foreign]
             # pg_dump would write its table of contents to standard output twice.
             with programs.started(
                 "pg_dump",
@@ -200,6 +292,9 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
                 connects=True,
             ):
                 pass
+            with temporary.open("r+b") as file:  # pg_dump itself goes back to earlier bytes
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                file.write(b"\ncaf backup sha256 %b\n" % digest.encode())
             sync_file(temporary)
             size_bytes = temporary.stat().st_size
             try:
@@ -229,30 +324,102 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     return size_bytes
 
 
-def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Raises UsageError if the backup is not of this version."""
-    try:
-        with path.open("rb") as file:
+def read_backup(programs: Programs, path: Path, *, unverified: bool = False) -> BackupContents:
+    """Compare the whole file with its hash, and read its sources.
+
+    `unverified` accepts a file without a hash.
+
+    Raises:
+        UsageError: the file is no backup of this version, or has no hash.
+        IntegrityError: the bytes of the file do not match its hash.
+    """
+    with _opened(path, unverified=unverified) as dump:
+        dump.copy(lambda piece: None)
+    _files_of(programs, path)
+    return BackupContents(_pairs(programs, path, "sources", "name address"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Dump:
+    """The bytes that pg_dump wrote, and their SHA-256 in hexadecimal, or None."""
+
+    path: Path
+    file: IO[bytes]
+    size_bytes: int
+    sha256: str | None
+
+    def copy(self, write: Callable[[bytes], object]) -> None:
+        """Pass all bytes to `write`. Raises IntegrityError after the last if they do not match."""
+        digest, unread_bytes = hashlib.sha256(), self.size_bytes
+        with _reading(self.path):
+            self.file.seek(0)
+            while piece := self.file.read(min(_PIECE_BYTES, unread_bytes)):
+                digest.update(piece)
+                write(piece)
+                unread_bytes -= len(piece)
+        if unread_bytes or self.sha256 not in (None, digest.hexdigest()):
+            raise IntegrityError(
+                f"{str(self.path)!r} is damaged: its bytes do not match the SHA-256 at its end",
+                hint="nothing was restored; restore another backup",
+            )
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, unverified: bool) -> Iterator[_Dump]:
+    with contextlib.ExitStack() as stack:
+        with _reading(path):
+            file = stack.enter_context(path.open("rb"))
             magic = file.read(len(_MAGIC))
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - _HASH_LINE_BYTES))
+            line = _HASH_LINE.fullmatch(file.read())
+        if magic != _MAGIC:
+            raise UsageError(
+                _no_backup(path),
+                hint="Give a file of 'caf backup', or one of 'pg_dump --format=custom' with "
+                "--unverified.",
+            )
+        if line is None and not unverified:
+            raise UsageError(
+                f"{str(path)!r} does not end with the SHA-256 of a backup: it is damaged, or "
+                "another program wrote it.",
+                hint="Restore another backup. --unverified restores this file, and everything "
+                "stays paused until 'caf doctor' has compared it with the store.",
+            )
+        if line is None:
+            yield _Dump(path, file, size_bytes, None)
+        else:
+            yield _Dump(path, file, size_bytes - _HASH_LINE_BYTES, line[1].decode())
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    no_backup = f"{str(path)!r} is not a backup of a ledger."
-    if magic != _MAGIC:
-        raise UsageError(
-            no_backup, hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote."
-        )
-    applied = {row["name"]: row["sha256"] for row in _rows(programs, path, APPLIED)}
+
+
+def _no_backup(path: Path) -> str:
+    return f"{str(path)!r} is not a backup of a ledger."
+
+
+def _files_of(programs: Programs, path: Path) -> Sequence[SchemaFile]:
+    """Return the files of `sql/` that made the ledger. Raises UsageError for other files."""
+    applied = _pairs(programs, path, APPLIED, "name sha256")
     if not applied:
-        raise UsageError(no_backup, hint="It has no ledger of version 0.5.0 or later.")
-    if not made_by(applied, schema_files()):
+        raise UsageError(_no_backup(path), hint="It has no ledger of version 0.5.0 or later.")
+    files = schema_files()
+    if not made_by(applied, files):
         raise UsageError(
             f"{str(path)!r} is a backup of another version's ledger; nothing was restored.",
             hint="Restore it with the version that made it.",
         )
-    return BackupContents({row["name"]: row["address"] for row in _rows(programs, path, "sources")})
+    return files[: len(applied)]
 
 
-def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
+def _pairs(programs: Programs, path: Path, table: str, columns: str) -> dict[str, str]:
+    """Return two columns of a table's rows; none if the file lacks them."""
     with programs.started(
         "pg_restore",
         "--data-only",
@@ -262,29 +429,32 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout
-        script = process.stdout.read().decode()
+        script = process.stdout.read().decode(errors="replace")
     copy = re.search(
         r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script
     )
-    if copy is None:
-        return []
-    columns = copy["columns"].replace('"', "").split(", ")
-    return [
-        dict(zip(columns, line.split("\t"), strict=False)) for line in copy["rows"].splitlines()
-    ]
+    names = copy["columns"].replace('"', "").split(", ") if copy else []
+    if copy is None or not {*columns.split()} <= {*names}:
+        return {}
+    key, value = (names.index(name) for name in columns.split())
+    rows = (line.split("\t") for line in copy["rows"].splitlines())
+    return {row[key]: row[value] for row in rows if len(row) == len(names)}
 
 
-def restore(programs: Programs, path: Path, *, reason: str) -> None:
+def restore(programs: Programs, path: Path, *, reason: str, unverified: bool = False) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
     Opening it then creates a later version's tables. If an error is raised, the ledger is
-    unchanged. Raises HeldByOther if a run holds a lease.
+    unchanged. A file without a hash is accepted only as `unverified`: then only the doctor permits
+    an end of the pause. Raises HeldByOther if a run holds a lease, and as `read_backup`.
     """
     names = names_of_ledger()
     try:
         with contextlib.ExitStack() as stack:
+            dump = stack.enter_context(_opened(path, unverified=unverified))
+            files = _files_of(programs, path)
             entries = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
-            entries.write(_entries(programs, path, names))
+            entries.write(_entries(programs, path, names, files))
             entries.flush()
             options = ("--no-psqlrc", "--quiet", "--no-password", "--output=/dev/null")
             variables = (f"--set=names={{{','.join(names)}}}", f"--set=reason={reason}")
@@ -292,18 +462,30 @@ def restore(programs: Programs, path: Path, *, reason: str) -> None:
                 programs.started("psql", *options, *variables, connects=True, stdin=subprocess.PIPE)
             )
             assert psql.stdin
-            _send(psql.stdin, _BEFORE)
+            _send(psql.stdin, _BEFORE, _DROP, MAKE_APPLIED, ";")
+            # `\gexec` replaces no variables of psql, such as `:name`, in the file.
+            _send(
+                psql.stdin,
+                *(f"SELECT $caf_sql${file.text.decode()}$caf_sql$ \\gexec\n" for file in files),
+            )
+            _send(psql.stdin, _REMEMBER, _DROP)
             options = ("--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-")
-            with programs.started(
-                "pg_restore", *options, str(path), stdout=subprocess.PIPE
-            ) as script:
-                assert script.stdout
-                with contextlib.suppress(BrokenPipeError):  # psql reports why it ended
-                    shutil.copyfileobj(script.stdout, psql.stdin, 1 << 20)
-            # Only now: if the script or this process ends early, psql ends without a commit.
-            _send(psql.stdin, _AFTERWARDS)
-            with contextlib.suppress(BrokenPipeError):
-                psql.stdin.close()
+            failed: LedgerError | None = None
+            try:
+                with programs.started(
+                    "pg_restore", *options, stdin=subprocess.PIPE, stdout=psql.stdin
+                ) as pg_restore:
+                    assert pg_restore.stdin
+                    _pass_on(dump, pg_restore.stdin)
+            except LedgerError as error:
+                failed = error  # if psql ended first, it reports why
+            else:
+                # Only now: if the script or this process ends early, psql ends without a commit.
+                mark = _MARK if dump.sha256 is None else ""
+                _send(psql.stdin, _COMPARE, _AFTERWARDS, mark, "COMMIT;\n")
+            _close(psql.stdin)
+        if failed:
+            raise failed
     except LedgerError as error:
         if _HELD in str(error):
             raise HeldByOther(
@@ -314,17 +496,43 @@ def restore(programs: Programs, path: Path, *, reason: str) -> None:
         raise
 
 
-def _send(stream: IO[bytes], text: str) -> None:
+def _pass_on(dump: _Dump, stream: IO[bytes]) -> None:
+    """pg_restore may end before it has read everything."""
+    is_open = True
+
+    def write(piece: bytes) -> None:
+        nonlocal is_open
+        if is_open:
+            try:
+                stream.write(piece)
+            except BrokenPipeError:
+                is_open = False
+
+    dump.copy(write)
+    _close(stream)
+
+
+def _close(stream: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):
-        stream.write(text.encode())
+        stream.close()
+
+
+def _send(stream: IO[bytes], *texts: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        stream.write("".join(texts).encode())
         stream.flush()
 
 
-def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
+def _entries(
+    programs: Programs, path: Path, names: Sequence[str], files: Sequence[SchemaFile]
+) -> str:
+    """Return the ledger's entries. Raises UsageError if those of a table's rows are missing."""
     with programs.started("pg_restore", "--list", str(path), stdout=subprocess.PIPE) as process:
         assert process.stdout
-        listed = process.stdout.read().decode().splitlines()
+        listed = process.stdout.read().decode(errors="replace").splitlines()
     kept = []
+    without_rows = {APPLIED, *(name for kind, name in _created(files) if kind == "TABLE")}
+    without_rows.discard(PACKING_SECRETS.name)  # `back_up` leaves them out
     for line in listed:
         entry = _ENTRY.match(line)
         if entry is None or entry["what"] in _IGNORED:
@@ -336,4 +544,11 @@ def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
             is_ours = any(word in names for word in words)
         if is_ours:
             kept.append(line)
+        if entry["what"] == "TABLE DATA":
+            without_rows.discard(entry["tag"])
+    if without_rows:
+        raise UsageError(
+            f"{str(path)!r} lacks the rows of {', '.join(sorted(without_rows))}.",
+            hint="Restore another backup.",
+        )
     return "\n".join(kept) + "\n"

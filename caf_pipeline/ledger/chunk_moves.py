@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
-from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState, CopyState
+from caf_pipeline.chunk_state import CLAIMING, GOOD, UNDER_WAY, ChunkState, CopyState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.inventory.manifest import LogTimes, PartLocation
 from caf_pipeline.ledger.copy import (
@@ -107,6 +107,8 @@ class ChunkMoves(LedgerPart):
         copy_changes: dict[str, Any] = {}
         if after is _S.PACKING:
             changes["attempts"] = CAF_FILES.c.attempts + 1
+        if before is _S.PARKED and after in UNDER_WAY:
+            changes["unparked_at"] = func.now()
         if (before, after) == (_S.SEALED, _S.PACKING):
             # The sealed file is lost, and its root must never be posted.
             changes |= dict.fromkeys(
@@ -120,13 +122,8 @@ class ChunkMoves(LedgerPart):
         if before in GOOD and after is not _S.WITHDRAWN:
             copy_changes["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
-            store = connection.execute(_POSTING_IN, {"chunk": chunk}).scalar_one_or_none()
-            if after is _S.WITHDRAWN and store not in (None, self._store):
-                raise IllegalMove(
-                    f"chunk {chunk} cannot be withdrawn: store '{store}' may have its post, and "
-                    f"the settings name store '{self._store}'",
-                    hint=f"withdraw it with the settings of store '{store}'",
-                )
+            if after is _S.WITHDRAWN:
+                _require_posting_in(connection, chunk, self._store)
             moved = move_row(
                 connection, lease, chunk, before, after, changes=changes, copy_changes=copy_changes
             )
@@ -276,7 +273,7 @@ class ChunkMoves(LedgerPart):
                 chunk,
                 _S.VERIFIED,
                 _S.LOCATED,
-                changes={"located_at": func.now()},
+                changes={"located_at": func.now(), "located_count": CAF_FILES.c.member_count},
             )
             written = locate_pending(connection, moved.caf_file_id)
             if written != moved.member_count:
@@ -322,6 +319,16 @@ class ChunkMoves(LedgerPart):
             end_waiting(connection, caf_file_id)
             forget_full_read(connection, caf_file_id)
             unlist(connection, caf_file_id)
+
+
+def _require_posting_in(connection: Connection, chunk: str, own_store: str) -> None:
+    store = connection.execute(_POSTING_IN, {"chunk": chunk}).scalar_one_or_none()
+    if store not in (None, own_store):
+        raise IllegalMove(
+            f"chunk {chunk} cannot be withdrawn: store '{store}' may have its post, and the "
+            f"settings name store '{own_store}'",
+            hint=f"withdraw it with the settings of store '{store}'",
+        )
 
 
 def _change(

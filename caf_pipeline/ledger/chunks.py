@@ -118,6 +118,9 @@ _SUSPECTED: Final = (
     .order_by(_LONGEST_AGO, CHUNKS.c.caf_file_id)
     .limit(bindparam("limit"))
 )
+_UNREAD: Final = _WITH_SAMPLES.where(
+    _LOCATED, CHUNKS.c.unread.is_not(None), CHUNKS.c.unanswered_at.is_(None)
+).order_by(_LONGEST_AGO, CHUNKS.c.caf_file_id)
 _UNANSWERED: Final = _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_not(None)).order_by(
     CHUNKS.c.unanswered_at, CHUNKS.c.caf_file_id
 )
@@ -265,6 +268,13 @@ class Chunks(LedgerPart):
         """Located chunks that differ from the store's lists, the longest unchecked first."""
         return [_chunk(row) for row in self._rows(_SUSPECTED, source=source, limit=limit)]
 
+    def unread(self, source: str) -> Sequence[Chunk]:
+        """Located, answering chunks that were not read whole since a rebuild restored them.
+
+        The longest unchecked comes first.
+        """
+        return [_chunk(row) for row in self._rows(_UNREAD, source=source)]
+
     def unanswered(self, source: str) -> Sequence[Chunk]:
         """Located chunks with a copy that did not answer, the oldest check first."""
         return [_chunk(row) for row in self._rows(_UNANSWERED, source=source)]
@@ -331,8 +341,9 @@ def _chunk(row: Row[Any]) -> Chunk:
     columns = {"samples": (), **row._asdict()}
     columns["state"] = ChunkState(row.state)
     columns["copy_state"] = CopyState(row.copy_state) if row.copy_state else None
-    columns["samples"] = tuple(
-        Sample(sample["offset"], sample["length"], bytes.fromhex(sample["sha256"]))
-        for sample in columns["samples"]
-    )
+    for name in ("samples", "unread"):
+        columns[name] = tuple(
+            Sample(sample["offset"], sample["length"], bytes.fromhex(sample["sha256"]))
+            for sample in columns[name] or ()
+        )
     return Chunk(**columns)

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from sqlalchemy import delete, func
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import UsageError
+from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import OperatorControls, chunk_lease
@@ -18,6 +18,9 @@ _MOST: Final = 10**18 - 1  # limit of the table
 
 _SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
 
+_UNVERIFIED: Final = "unverified"  # a restored backup without a hash
+
+_VALUE: Final = select(ORDERS.c.value).where(ORDERS.c.name == bindparam("name"))
 _ORDER: Final = insert(ORDERS)
 _GIVE: Final = _ORDER.on_conflict_do_update(
     index_elements=[ORDERS.c.name], set_={"value": _ORDER.excluded.value, "ordered_at": func.now()}
@@ -31,7 +34,7 @@ class Controls(LedgerPart):
         (row,) = self._rows(query("operator_controls"), prefix=chunk_lease(""), states=_SENDING)
         orders = row.orders
         return OperatorControls(
-            paused=orders.get("paused", ""),
+            paused=orders.get("paused", "") or orders.get(_UNVERIFIED, ""),
             bandwidth=int(orders["bandwidth"]) if "bandwidth" in orders else None,
             spend_cap=int(orders["spend_cap"]) if "spend_cap" in orders else None,
             uploads=max(1, row.uploads),
@@ -42,6 +45,13 @@ class Controls(LedgerPart):
         if name != "paused" and name not in _LEAST:
             raise UsageError(f"'{name}' is not an order", hint=f"set paused, {', '.join(_LEAST)}")
         if value is None:
+            if name == "paused" and (unverified := self.unverified()):
+                raise CafError(
+                    f"the pause cannot end yet: {unverified}",
+                    hint="run 'caf doctor' for all sources: if it finds that the ledger fits the "
+                    "store, the pause may end. Otherwise restore another backup, or set an empty "
+                    "database and run 'caf rebuild'",
+                )
             self._execute(delete(ORDERS).where(ORDERS.c.name == name))
             return
         if name == "paused":
@@ -59,3 +69,11 @@ class Controls(LedgerPart):
                 )
             value = str(number)
         self._execute(_GIVE, name=name, value=value)
+
+    def unverified(self) -> str:
+        """Return why the restored ledger must be compared with the store first, or ""."""
+        return str(self._scalar(_VALUE, name=_UNVERIFIED) or "")
+
+    def accept(self) -> None:
+        """Record that the restored ledger fits the store. The pause goes on."""
+        self._execute(delete(ORDERS).where(ORDERS.c.name == _UNVERIFIED))

@@ -179,7 +179,11 @@ _CLAIMED_BUT_IN_PARTS: Final = (
     .join_from(OBJECTS_IN_PARTS, CLAIMS, same_object(OBJECTS_IN_PARTS, CLAIMS))
     .join(_PLANNED, _PLANNED.c.caf_file_id == CLAIMS.c.caf_file_id)
     .join(_LOCATED, _LOCATED.c.caf_file_id == OBJECTS_IN_PARTS.c.caf_file_id)
-    .where(CLAIMS.c.source_id == bindparam("source_id"), _PLANNED.c.plan_id == bindparam("plan_id"))
+    .where(
+        CLAIMS.c.source_id == bindparam("source_id"),
+        _PLANNED.c.plan_id == bindparam("plan_id"),
+        ~OBJECTS_IN_PARTS.c.from_unknown_post,
+    )
     .limit(1)
 )
 

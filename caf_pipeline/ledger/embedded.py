@@ -24,16 +24,18 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.system.child_environment import child_environment
+from caf_pipeline.system.secret_files import OTHERS, make_private
 
 if TYPE_CHECKING:
     import psutil
@@ -87,7 +89,7 @@ class EmbeddedServer:
                 f"an embedded Postgres cannot run in {str(folder)!r}",
                 hint="choose a `home` without quotes, $ and \\",
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         self._find_data()
         self._users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._pid = os.getpid()
@@ -226,6 +228,8 @@ class EmbeddedServer:
                 shutil.rmtree(kept, ignore_errors=True)
             fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
+        if self._account and not _first_closed(self.folder.parents[1], self._account):
+            self._open_passage()
         if self._account and _first_closed(self.folder, self._account):
             self._require_passage(place := _place())
             kept = place / f"ledger-{secrets.token_hex(8)}"
@@ -240,6 +244,14 @@ class EmbeddedServer:
         self._run("initdb", "-D", str(made), "-U", SUPERUSER, *options)
         fresh.rename(self.folder / "data")
         self._find_data()
+
+    def _open_passage(self) -> None:
+        """Let others pass through `home` to the data folder, if nothing else in it is open."""
+        _add_passage(self.folder)
+        home = self.folder.parent
+        others = (entry for entry in home.iterdir() if entry != self.folder)
+        if not any(entry.lstat().st_mode & OTHERS for entry in others if not entry.is_symlink()):
+            _add_passage(home)
 
     # --- root's ledgers under _PLACE ---
 
@@ -359,13 +371,12 @@ class EmbeddedServer:
         # The server inherits the output. A pipe would stay open as long as the server runs.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
-                [str(programs / command), *arguments],
+                _as_user(self._account, str(programs / command), *arguments),
                 cwd="/",
                 env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                **_as_user(self._account),
             )
             try:
                 while until and process.poll() is None:
@@ -464,21 +475,36 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _as_user(account: tuple[int, int] | None) -> dict[str, Any]:
-    return {"user": account[0], "group": account[1], "extra_groups": []} if account else {}
+_CHANGE_USER: Final = """
+import os, sys
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[1]))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def _as_user(account: tuple[int, int] | None, *command: str) -> list[str]:
+    """Return a command line that runs the program at a path as a user, by default as this one.
+
+    `subprocess`'s own `user` runs the fork handlers of all libraries. Dagster loads gRPC, whose
+    handlers crash the process now and then.
+    """
+    if account is None:
+        return [*command]
+    return [sys.executable, "-I", "-S", "-c", _CHANGE_USER, *map(str, account), *command]
 
 
 def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
     ways = [folder, *folder.parents]
     script = 'for folder; do cd "$folder" 2>/dev/null && continue; printf %s "$folder"; exit; done'
-    command = ["/bin/sh", "-c", script, "sh", *map(str, reversed(ways))]
+    command = _as_user(account, "/bin/sh", "-c", script, "sh", *map(str, reversed(ways)))
     closed = subprocess.run(
         command,
         cwd="/",
         env=child_environment(),
         capture_output=True,
         check=True,
-        **_as_user(account),
     ).stdout
     return Path(os.fsdecode(closed)) if closed else None
 
@@ -518,7 +544,7 @@ def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
 
 
 def _runs(programs: Path, account: tuple[int, int]) -> bool:
-    command = [str(programs / "postgres"), "--version"]
+    command = _as_user(account, str(programs / "postgres"), "--version")
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         subprocess.run(
             command,
@@ -526,7 +552,6 @@ def _runs(programs: Path, account: tuple[int, int]) -> bool:
             env=child_environment(),
             capture_output=True,
             check=True,
-            **_as_user(account),
         )
         return True
     return False
@@ -547,6 +572,10 @@ def _place() -> Path:
             hint="remove it, or give it to root with mode 755",
         )
     return place
+
+
+def _add_passage(folder: Path) -> None:
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IXGRP | stat.S_IXOTH)
 
 
 def _make_open(folder: Path) -> None:

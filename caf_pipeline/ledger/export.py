@@ -1,5 +1,7 @@
 """Exports a source's objects as Parquet: standings, exceptions, and full locations.
 
+Objects that are located only by unknown posts count as not located.
+
 Rows stream through a server-side cursor, so memory does not grow with their number. A binary cursor
 was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
@@ -32,7 +34,10 @@ _COUNTED: Final = (
 _CHUNKS: Final = (
     select(CHUNKS.c.caf_file_id, CHUNKS.c.name, CHUNKS.c.located_at, _COUNTED.c.row_count)
     .join_from(CHUNKS, _COUNTED, CHUNKS.c.caf_file_id == _COUNTED.c.caf_file_id)
-    .where(CHUNKS.c.state == any_(bindparam("good", type_=ARRAY(Text))))
+    .where(
+        CHUNKS.c.state == any_(bindparam("good", type_=ARRAY(Text))),
+        ~CHUNKS.c.from_unknown_post,
+    )
 )
 
 _NO_SKIP: Final = {"reason": None, "due": False}

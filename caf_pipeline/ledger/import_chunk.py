@@ -7,6 +7,7 @@ an object in two chunks stays in the first.
 import hashlib
 from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -15,18 +16,17 @@ from sqlalchemy import (
     Text,
     Update,
     bindparam,
-    cast,
     delete,
     exists,
     func,
-    literal,
+    null,
     or_,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
+from sqlalchemy.dialects.postgresql import Insert, insert
 
-from caf_pipeline.chunk_state import GOOD, NOT_POSTED, ChunkState, CopyState
+from caf_pipeline.chunk_state import GOOD, IN_GOOD_STANDING, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
 from caf_pipeline.inventory.manifest import LogTimes
 from caf_pipeline.ledger.copy import (
@@ -40,11 +40,11 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
-from caf_pipeline.ledger.moves import require_state, samples_as_json
+from caf_pipeline.ledger.moves import as_jsonb, require_state
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import RemoteChunk, Skip
-from caf_pipeline.ledger.replicas import record_verified
+from caf_pipeline.ledger.replicas import forget_full_read, record_verified
 from caf_pipeline.ledger.tables import (
     CAF_FILES,
     CHUNK_COPIES,
@@ -92,6 +92,12 @@ _END_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 _DELETE_COPY: Final = delete(CHUNK_COPIES).where(
     CHUNK_COPIES.c.caf_file_id == bindparam("id"), CHUNK_COPIES.c.start.is_(None)
 )
+_PLAN_OF: Final = select(CAF_FILES.c.plan_id).where(CAF_FILES.c.caf_file_id == bindparam("id"))
+_COUNT_LOCATED: Final = (
+    update(CAF_FILES)
+    .where(CAF_FILES.c.caf_file_id == bindparam("id"))
+    .values(located_count=bindparam("count"))
+)
 _HAS_LIVE_POST: Final = select(
     exists()
     .where(TRANSACTION_POSTS.c.caf_file_id == CAF_FILES.c.caf_file_id)
@@ -105,6 +111,15 @@ _UNKNOWN_POSTS: Final = (
     .join_from(STORE_LOOKS, SOURCES)
     .where(_OF_SOURCE)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredRows:
+    """Numbers of restored and of altered locations, and the key of an altered location, or ""."""
+
+    restored: int
+    altered: int
+    altered_key: str
 
 
 class _Superseded(Exception):
@@ -165,6 +180,8 @@ class ChunkImport(LedgerPart):
         """Write a chunk that the ledger does not have, with its plan, rows and skips.
 
         Objects that a chunk in good standing has keep their location, and are no longer skipped.
+        A chunk from an unknown post takes no place of content that this ledger packed, and its
+        skips are not written: its manifest may be forged.
         Returns the number of locations, or 0 if other chunks have all objects. Then, and if an
         error is raised, nothing was written.
 
@@ -222,12 +239,11 @@ class ChunkImport(LedgerPart):
             _require_count(
                 chunk, "members", chunk.member_count, row_count + (chunk.part is not None)
             )
-            _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
-            twice = LedgerError(
-                f"chunk {chunk.name} names an object twice",
-                hint="'caf list' and 'caf extract' read it as a file",
-            )
-            written = write_locations(connection, caf_file_id, twice=twice)
+            if chunk.from_unknown_post:
+                _keep_own(connection, source_id, caf_file_id, chunk)
+            else:
+                _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
+            written = write_locations(connection, caf_file_id, twice=_twice(chunk))
             if chunk.member_count and not written and not chunk.part:
                 raise _Superseded
             if chunk.part is not None:
@@ -237,24 +253,68 @@ class ChunkImport(LedgerPart):
                 else:
                     import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
                 written = 1
-            connection.execute(_END_SKIPS, {"id": caf_file_id})
+            if not chunk.from_unknown_post:
+                _replace_skips(connection, source_id, caf_file_id, chunk, skips)
             forget_pending(connection, caf_file_id)
-            skip_count = load_skips(connection, skips)
-            _require_count(chunk, "skipped objects", chunk.skipped_count, skip_count)
-            values = {
-                "source_id": source_id,
-                "caf_file_id": caf_file_id,
-                "start": chunk.file.posting.start,
-                "good": GOOD,
-            }
-            for statement in ("skip_later", "skip_earlier", "skip_new") if skip_count else ():
-                connection.exec_driver_sql(query(statement), values)
             record_log_times(connection, caf_file_id, logs)
             record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
             connection.exec_driver_sql(query("count_plan"), {"plan_id": plan_id})
+            connection.execute(_COUNT_LOCATED, {"id": caf_file_id, "count": written})
             return written
         return 0
+
+    def restore_rows(self, lease: Lease, chunk: RemoteChunk, rows: Batches) -> RestoredRows:
+        """Write the locations that a chunk in good standing lacks. Altered rows stay.
+
+        Objects that another chunk in good standing has keep their location. A chunk with new
+        locations counts as unread if its `unread` has bytes. `rows` returns batches of
+        LOCATION_SCHEMA. If an error is raised, nothing was written.
+
+        Raises:
+            LedgerError: the rows do not fit the chunk's counts.
+            ClaimConflict: a chunk under way claims one of its objects.
+            IllegalMove: the chunk is not in good standing.
+        """
+        with self._of_source(chunk.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
+            states = sorted(IN_GOOD_STANDING)
+            caf_file_id = require_state(connection, lease, chunk.name, states, "given rows")
+            plan_id = connection.execute(_PLAN_OF, {"id": caf_file_id}).scalar_one()
+            if chunk.part is not None:
+                record_part(connection, "pending_locations", caf_file_id, chunk.part)
+                row_count = 1
+            else:
+                row_count = copy_location_batches(
+                    connection, "pending_locations", source_id, caf_file_id, rows()
+                )
+            _require_count(chunk, "members", chunk.member_count, row_count)
+            _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
+            written = write_locations(connection, caf_file_id, twice=_twice(chunk))
+            compared = connection.exec_driver_sql(
+                query("compare_rows"), {"caf_file_id": caf_file_id}
+            ).one()
+            connection.execute(_COUNT_LOCATED, {"id": caf_file_id, "count": compared.located})
+            connection.execute(_END_SKIPS, {"id": caf_file_id})
+            forget_pending(connection, caf_file_id)
+            record_header_sets(connection, rows(), chunk.part)
+            if written:  # a full read did not compare them
+                forget_full_read(connection, caf_file_id)
+                if chunk.unread:
+                    before = func.coalesce(CAF_FILES.c.unread, as_jsonb(()))
+                    connection.execute(
+                        update(CAF_FILES)
+                        .where(CAF_FILES.c.caf_file_id == caf_file_id)
+                        .values(unread=before.op("||")(as_jsonb(chunk.unread)))
+                    )
+                follow_move(connection, caf_file_id, ChunkState.LOCATED)
+            return RestoredRows(written, compared.altered, compared.altered_key or "")
+
+
+def _twice(chunk: RemoteChunk) -> LedgerError:
+    return LedgerError(
+        f"chunk {chunk.name} names an object twice",
+        hint="'caf list' and 'caf extract' read it as a file",
+    )
 
 
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
@@ -322,13 +382,15 @@ def _write_chunk(
         "member_bytes": chunk.member_bytes,
         "skipped_count": chunk.skipped_count,
         "released_count": object_count - decided_count,
-        "samples": cast(literal(samples_as_json(chunk.samples), Text), JSONB),
+        "samples": as_jsonb(chunk.samples),
+        "unread": as_jsonb(chunk.unread) if chunk.unread else null(),
         "sealed_at": func.now(),
         "located_at": func.now(),
         "restored_at": func.now(),
         "header": header.header if header else None,
         "nonce": header.nonce if header else None,
         "recipients": None,  # a header does not name all of them
+        "from_unknown_post": chunk.from_unknown_post,
     }
     statement: Insert | Update
     if replaces:
@@ -370,6 +432,36 @@ def _refuse_claimed(
             "which is under way",
             hint="finish or withdraw that chunk, then restore again",
         )
+
+
+def _keep_own(connection: Connection, source_id: int, caf_file_id: int, chunk: RemoteChunk) -> None:
+    """Leave out objects that this ledger packed, adopted or claimed itself."""
+    if chunk.part is not None:
+        row = chunk.part.row
+        named = {"source_id": source_id, "key": row.key, "version": row.object_version}
+        if connection.exec_driver_sql(query("owns_object"), named).scalar_one():
+            raise _Superseded
+    connection.exec_driver_sql(query("drop_own_pending"), {"caf_file_id": caf_file_id})
+
+
+def _replace_skips(
+    connection: Connection,
+    source_id: int,
+    caf_file_id: int,
+    chunk: RemoteChunk,
+    skips: Iterable[Skip],
+) -> None:
+    connection.execute(_END_SKIPS, {"id": caf_file_id})
+    skip_count = load_skips(connection, skips)
+    _require_count(chunk, "skipped objects", chunk.skipped_count, skip_count)
+    values = {
+        "source_id": source_id,
+        "caf_file_id": caf_file_id,
+        "start": chunk.file.posting.start,
+        "good": GOOD,
+    }
+    for statement in ("skip_later", "skip_earlier", "skip_new") if skip_count else ():
+        connection.exec_driver_sql(query(statement), values)
 
 
 def _require_count(chunk: RemoteChunk, what: str, expected: int, count: int) -> None:

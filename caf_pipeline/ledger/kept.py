@@ -25,6 +25,7 @@ from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.snapshot import SORT_BUDGET, inventory_query, sorted_by_key
 from caf_pipeline.system.atomic_files import rename_durably
 from caf_pipeline.system.parquet import Query, WholeParquet, translate_errors
+from caf_pipeline.system.secret_files import make_private
 
 KEPT_SCHEMA: Final = STANDING_SCHEMA.append(pa.field("caf_file_id", pa.int64(), nullable=False))
 
@@ -150,7 +151,7 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
     Damaged files are removed. Raises StagingError if the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         with open(folder / _LOCK, "ab") as lock:
             # If a file system has no such locks, two concurrent plans may each export the same
             # rows: more work, no harm.

@@ -63,6 +63,7 @@ class LookupRow(NamedTuple):
     stored_size_bytes: int
     parts: Sequence[Mapping[str, Any]] | None
     header_set: bytes | None
+    from_unknown_post: bool
 
 
 class Lookup:
@@ -101,10 +102,12 @@ class Lookup:
             return None
         with self._connections.connection() as connection:
             rows = _look_up(connection, source, [key])
-        for row in rows:
-            if row.kind == "location" and row.object_version == object_version:
-                return _location(row)
-        return None
+        versions = [
+            row for row in rows if row.kind == "location" and row.object_version == object_version
+        ]
+        if not versions:
+            return None
+        return _location(min(versions, key=lambda row: row.from_unknown_post))
 
     def locate_many(
         self,
@@ -119,7 +122,8 @@ class Lookup:
         Current is the content that the latest exception names, or the content with the greatest
         last_modified if that is later. If it is not located, or the key is gone, the result is the
         located content with the greatest last_modified, and `currency` shows that. Only chunks in
-        good standing count. All results are in memory.
+        good standing count. Content of unknown posts counts only for keys without other content,
+        and is never called current. All results are in memory.
 
         `last_seen` adds when a key that is gone was last listed, in one more round trip each.
         Content modified or stated after `as_of` does not count.
@@ -134,8 +138,15 @@ class Lookup:
                 rows[row.kind][row.key].append(row)
             for key, versions in rows["location"].items():
                 exceptions, pending = rows["exception"].get(key, ()), rows["pending"].get(key, ())
-                chosen, in_force = _choose(versions, exceptions, rows["next"].get(key, ()))
-                currency = _currency(chosen, in_force, pending, as_of)
+                own_versions = [row for row in versions if not row.from_unknown_post]
+                chosen, in_force = _choose(
+                    own_versions or versions, exceptions, rows["next"].get(key, ())
+                )
+                currency = (
+                    _currency(chosen, in_force, pending, as_of)
+                    if own_versions
+                    else Currency(is_current=False, as_of=as_of)
+                )
                 if last_seen and in_force and currency.gone_at:
                     seen_at = _last_seen(connection, source, chosen, in_force)
                     currency = replace(currency, last_seen=seen_at)
@@ -239,8 +250,8 @@ class Lookup:
         """Return those that the source's objects need, by name."""
         statement = (
             "SELECT chunks.name, header, nonce, chunks.caf_size_bytes, merkle_root, owner, "
-            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes "
-            "FROM chunks JOIN caf_files USING (caf_file_id) "
+            "CASE WHEN caf_files.state = 'located' THEN start END, chunks.stored_size_bytes, "
+            "recipients FROM chunks JOIN caf_files USING (caf_file_id) "
             "JOIN sources ON sources.source_id = chunks.source_id "
             "WHERE sources.name = %(source)s AND header IS NOT NULL "
             "AND chunk_state IN ('sealed', 'located', 'parked') ORDER BY chunks.name"
@@ -250,10 +261,11 @@ class Lookup:
         return [
             EncryptedChunk(
                 name,
-                ChunkHeader(header, nonce, caf_size_bytes),
+                ChunkHeader(header, nonce, caf_bytes),
                 PostRecord(root, owner, start, stored_bytes) if start is not None else None,
+                recipients or (),
             )
-            for name, header, nonce, caf_size_bytes, root, owner, start, stored_bytes in rows
+            for name, header, nonce, caf_bytes, root, owner, start, stored_bytes, recipients in rows
         ]
 
     def encrypted_chunk(self, source: str) -> str | None:
@@ -264,6 +276,21 @@ class Lookup:
             "ORDER BY caf_files.name LIMIT 1"
         )
         return next(iter(self._column(statement, {"source": source})), None)
+
+    def unread_chunks(self, source: str) -> Mapping[str, str]:
+        """Return the chunks that a rebuild restored and that were not read whole since.
+
+        The value is the chunk's damage, or "".
+        """
+        if not can_be_stored(source):
+            return {}
+        statement = (
+            "SELECT caf_files.name, damage FROM caf_files JOIN chunk_copies USING (caf_file_id) "
+            "JOIN sources USING (source_id) WHERE sources.name = %(source)s "
+            "AND caf_files.state = 'located' AND unread IS NOT NULL"
+        )
+        with self._connections.connection() as connection:
+            return dict(connection.execute(statement, {"source": source}).fetchall())
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"
@@ -317,11 +344,16 @@ def _look_up(
         return cursor.execute(_LOOK_UP, {"source": source, "keys": keys, "good": GOOD}).fetchall()
     values = {"source": source, "keys": keys, "as_of": as_of, "good": GOOD}
     rows = cursor.execute(query("look_up_as_of"), values).fetchall()
+    own_keys = {row.key for row in rows if row.kind == "location" and not row.from_unknown_post}
     # The LastModified of a claim or skip may be unknown (None).
     return [
         row
         for row in rows
-        if row.kind == "next" or (row.moment is not None and row.moment <= as_of)
+        if row.kind == "next"
+        or (
+            (row.moment is not None and row.moment <= as_of)
+            and not (row.from_unknown_post and row.key in own_keys)
+        )
     ]
 
 
@@ -356,7 +388,9 @@ def _location(row: LookupRow, currency: Currency | None = None) -> Location:
         )
         for part in row.parts or ()
     ]
-    return Location(location, row.chunk, posting, currency, parts)
+    return Location(
+        location, row.chunk, posting, currency, parts, from_unknown_post=row.from_unknown_post
+    )
 
 
 # S3's times have a resolution of a second. Of two versions of the same second, the version that was

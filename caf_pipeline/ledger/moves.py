@@ -26,7 +26,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
-from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocated
+from caf_pipeline.errors import (
+    IllegalMove,
+    IntegrityError,
+    LeaseLost,
+    LedgerError,
+    NotLocated,
+)
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES
 from caf_pipeline.ledger.views import CHUNKS
@@ -37,7 +43,14 @@ _STATE: Final = select(CHUNKS.c.state, CHUNKS.c.copy_state).where(_CHUNK)
 _ROW: Final = select(
     *(
         CHUNKS.c[name]
-        for name in ("caf_file_id", "source_id", "member_count", "merkle_root", "stored_size_bytes")
+        for name in (
+            "caf_file_id",
+            "source_id",
+            "state",
+            "member_count",
+            "merkle_root",
+            "stored_size_bytes",
+        )
     )
 ).where(_CHUNK)
 _LOCK: Final = (
@@ -57,7 +70,10 @@ def move_row(
     changes: Mapping[str, Any] = MappingProxyType({}),
     copy_changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Row[Any]:
-    """Make a guarded move; return the chunk's ids and sizes after it. A seal inserts the copy."""
+    """Make a guarded move; return the chunk's ids and sizes after it. A seal inserts the copy.
+
+    Raises LedgerError if the view shows another state than was written.
+    """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
     row = connection.execute(_STATE, {"id": caf_file_id}).one()
@@ -79,7 +95,14 @@ def move_row(
         connection.execute(
             update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id).values(values)
         )
-    return chunk_row(connection, caf_file_id)
+    moved = chunk_row(connection, caf_file_id)
+    if moved.state != after:
+        raise LedgerError(
+            f"chunk {chunk} went to '{after}', but the view 'chunks' shows it as '{moved.state}': "
+            "the view is damaged, and nothing was written",
+            hint="restore a backup with 'caf backup --restore'",
+        )
+    return moved
 
 
 def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:

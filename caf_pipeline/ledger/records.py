@@ -132,11 +132,15 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedChunk:
-    """A sealed chunk with its header. `posting` is None before it is located."""
+    """A sealed chunk with its header.
+
+    `posting` is None before it is located. `recipients` are those of the seal; empty if unknown.
+    """
 
     name: str
     header: ChunkHeader
     posting: PostRecord | None
+    recipients: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +174,14 @@ class Chunk:
         read_back_at: when all stored bytes last came back, from a copy that has been right since.
         opened_with: recipient of the identity that opened all these bytes.
         unanswered_at: when a copy did not answer a check; None once all answered.
+        runs_count_from: when the chunk was planned or last unparked. Failures of runs that began
+            before do not count.
         tail_start: None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: the object is never complete.
         adopted: another program wrote the file, without head and manifest.
+        unread: stored bytes that a rebuild read, until all bytes are compared with the root.
+        from_unknown_post: it was restored, and nothing shows that this ledger posted it.
     """
 
     caf_file_id: int
@@ -202,6 +210,7 @@ class Chunk:
     samples: Sequence[Sample]
     reason: str
     updated_at: datetime
+    runs_count_from: datetime
     located_at: datetime | None = None
     checked_at: datetime | None = None
     read_back_at: datetime | None = None
@@ -215,6 +224,13 @@ class Chunk:
     copy_state: CopyState | None = None
     encrypted: bool = False
     opened_with: str | None = None
+    unread: Sequence[Sample] = ()
+    from_unknown_post: bool = False
+
+    @property
+    def was_packed_here(self) -> bool:
+        """True unless it was adopted or restored from the store."""
+        return self.tail_start is not None
 
     @property
     def was_read_back(self) -> bool:
@@ -274,13 +290,14 @@ class ForeignUse:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that needs a run."""
+    """A chunk that needs a run; see `Chunk` for `runs_count_from`."""
 
     source: str
     address: str
     caf_file_id: int
     name: str
     state: ChunkState
+    runs_count_from: datetime
     size_bytes: int
     held: bool
 
@@ -295,6 +312,8 @@ class RemoteChunk:
         archive_id: id in its head and in the note of its post; None for a file to adopt.
         plan_sha256: None if not known. Then nothing counts as released.
         header: None if the file is not encrypted.
+        unread: stored bytes that were read, unless the Merkle root of all bytes was compared.
+        from_unknown_post: nothing shows that this ledger posted it.
     """
 
     file: PostedFile
@@ -319,6 +338,8 @@ class RemoteChunk:
     manifest_sha256: bytes
     part: "PartLocation | None" = None
     header: ChunkHeader | None = None
+    unread: Sequence[Sample] = ()
+    from_unknown_post: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +427,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """Numbers of a chunk's rows. A restored chunk may have fewer locations than members."""
+    """Numbers of a chunk's rows. `located_count` is how many locations it had when located."""
 
     caf_file_id: int
     chunk: str | None
@@ -415,7 +436,8 @@ class ChunkRows:
     pending: int
     claims: int
     member_count: int
-    restored: bool
+    located_count: int
+    adopted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,12 +506,16 @@ def require_zone(as_of: datetime | None) -> None:
         )
 
 
+UNKNOWN_POST: Final = "unknown_post"
+"""The status of a location if nothing shows that this ledger posted its chunk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A location row and its chunk.
 
     `currency` is None if the lookup named a version, else `older_versions` counts the key's other
-    located versions. `parts` are in order.
+    located versions. `parts` are in order. `from_unknown_post`: see `Chunk`.
     """
 
     row: LocationRow
@@ -498,6 +524,7 @@ class Location:
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
     older_versions: int = 0
+    from_unknown_post: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -505,6 +532,8 @@ class Location:
 
     @property
     def status(self) -> str:
+        if self.from_unknown_post:
+            return UNKNOWN_POST
         return self.currency.status if self.currency else ""
 
     @property
@@ -706,7 +735,7 @@ class SourceProgress:
 class StoragePlanRow:
     """The last reading of an account's space and coins (ujkl). None: no plan.
 
-    `latest_end` is the latest since our last purchase.
+    `latest_end` is the latest since our last purchase; a `purchase_pending` may set an earlier one.
     """
 
     account: str
@@ -714,9 +743,11 @@ class StoragePlanRow:
     balance: int
     space_bytes: int | None
     used_bytes: int | None
+    starts_at: datetime | None
     ends_at: datetime | None
     latest_end: datetime | None
     latest_end_space: int | None
+    purchase_pending: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ OF_AN_ADDRESS: Final = (
 
 OF_A_CHUNK: Final = (
     "staging_reservations",
+    "packing_secrets",
     "replicas",
     "full_reads",
     "chunk_copies",
@@ -159,7 +160,7 @@ class SourceRemoval(LedgerPart):
                     CAF_FILES.c.source_id == source_id,
                 )
                 connection.execute(of_chunks)
-            for name in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
+            for name in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "post_keys", "sources"):
                 table = METADATA.tables[name]
                 connection.execute(delete(table).where(table.c.source_id == source_id))
             lock_lease(connection, lease)  # last: the lease's renewal waits for it

@@ -87,6 +87,9 @@ _READ_BACK: Final = _FULL_READ.on_conflict_do_update(
         "read_at": func.now(),
     },
 )
+_READ_WHOLE: Final = (
+    update(CAF_FILES).where(CAF_FILES.c.caf_file_id == bindparam("id")).values(unread=null())
+)
 _UNLIST: Final = (
     update(REPLICAS)
     .where(
@@ -149,14 +152,7 @@ class Replicas(LedgerPart):
             caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
             unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
             for check in checks:
-                values = {
-                    **asdict(check.copy),
-                    "id": caf_file_id,
-                    "window": check.window,
-                    "fault": check.fault,
-                    "apart": check.apart,
-                }
-                connection.exec_driver_sql(query("record_replica_check"), values)
+                _record_check(connection, caf_file_id, check)
             values = {
                 "id": caf_file_id,
                 "again_in": again_in,
@@ -165,6 +161,13 @@ class Replicas(LedgerPart):
                 "unanswered": any(check.unanswered for check in checks),
             }
             connection.exec_driver_sql(query("record_copy_check"), values)
+            connection.execute(_END_FULL_READ, {"id": caf_file_id})
+
+    def record_fault(self, lease: Lease, chunk: str, check: CopyCheck) -> None:
+        """Write a copy's fault before the other copies are known. They keep what they have."""
+        with self._engine.begin() as connection:
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
+            _record_check(connection, caf_file_id, check)
             connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
@@ -185,6 +188,24 @@ class Replicas(LedgerPart):
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
             values = {"id": caf_file_id, "provider": provider, "opened_with": opened_with}
             connection.execute(_READ_BACK, values)
+            connection.execute(_READ_WHOLE, {"id": caf_file_id})
+
+    def record_whole(self, lease: Lease, chunk: str) -> None:
+        """Record that a restored chunk's bytes have its root, and are those that made its rows."""
+        with self._engine.begin() as connection:
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "read as a whole")
+            connection.execute(_READ_WHOLE, {"id": caf_file_id})
+
+
+def _record_check(connection: Connection, caf_file_id: int, check: CopyCheck) -> None:
+    values = {
+        **asdict(check.copy),
+        "id": caf_file_id,
+        "window": check.window,
+        "fault": check.fault,
+        "apart": check.apart,
+    }
+    connection.exec_driver_sql(query("record_replica_check"), values)
 
 
 def forget_full_read(connection: Connection, caf_file_id: int) -> None:

@@ -19,7 +19,7 @@ _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database
 
 APPLIED: Final = "schema_files"
 
-_MADE: Final = """
+MAKE_APPLIED: Final = """
     CREATE TABLE IF NOT EXISTS schema_files (
         name text COLLATE "C" PRIMARY KEY,
         sha256 text NOT NULL,
@@ -93,7 +93,7 @@ def make_tables(
                 "another process makes the tables of the database",
                 hint="start this again when that process has ended",
             ) from error
-        connection.execute(_MADE)
+        connection.execute(MAKE_APPLIED)
         # Another process may have created them before this process got the lock.
         missing = _missing(connection, files, hint)
         for file in missing:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Collection, Sequence, Set
 from typing import Final
 
-from sqlalchemy import bindparam, delete, exists, func, or_, select, union, update
+from sqlalchemy import LargeBinary, bindparam, delete, exists, func, or_, select, union, update
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import ChunkState
@@ -13,11 +13,20 @@ from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.records import KnownArchive, plan_lease
 from caf_pipeline.ledger.removal import OF_AN_ADDRESS
-from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, METADATA, SOURCES, STORE_LOOKS
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    CHUNK_COPIES,
+    METADATA,
+    POST_KEYS,
+    SOURCES,
+    STORE_LOOKS,
+)
 from caf_pipeline.store.protocol import Lease
 
 ARCHIVE_ID_BYTES: Final = 16
 """Random bytes, so that nobody can test a guess at a bucket's name against the chain."""
+
+POST_KEY_BYTES: Final = 32
 
 _OF_NAME: Final = SOURCES.c.name == bindparam("source")
 _HAS_CHUNKS: Final = exists().where(
@@ -33,6 +42,15 @@ _NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.n
 _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
 _ARCHIVE_ID: Final = select(SOURCES.c.archive_id).where(_OF_NAME)
+_POST_KEY: Final = select(POST_KEYS.c.key).join(SOURCES).where(_OF_NAME)
+_NEW_KEY: Final = (
+    insert(POST_KEYS)
+    .from_select(
+        ["source_id", "key"],
+        select(SOURCES.c.source_id, bindparam("key", type_=LargeBinary)).where(_OF_NAME),
+    )
+    .on_conflict_do_nothing()
+)
 _ARCHIVES: Final = union(
     select(SOURCES.c.archive_id, SOURCES.c.name, SOURCES.c.address),
     select(CHUNK_COPIES.c.archive_id, SOURCES.c.name, SOURCES.c.address)
@@ -47,7 +65,7 @@ class Sources(LedgerPart):
     """Registers sources."""
 
     def register(self, name: str, address: str, *, lease: Lease | None = None) -> None:
-        """Record the source. Its first registration makes a random archive id.
+        """Record the source. Its first registration makes a random archive id and post key.
 
         `address` is endpoint, bucket and prefix. `lease` is on the source's plan. Another address
         replaces the recorded one, and removes its inventories, skips and other rows. Withdrawn and
@@ -57,10 +75,15 @@ class Sources(LedgerPart):
             LedgerError: the source has another address, and chunks.
             HeldByOther: a run plans the source under another address.
         """
-        archive_id = secrets.token_hex(ARCHIVE_ID_BYTES)
-        facts = {"name": name, "archive_id": archive_id, "address": address}
+        facts = {
+            "name": name,
+            "archive_id": secrets.token_hex(ARCHIVE_ID_BYTES),
+            "address": address,
+        }
         with self._engine.begin() as connection:
             connection.execute(_NEW, facts)
+            key = secrets.token_bytes(POST_KEY_BYTES)
+            connection.execute(_NEW_KEY, {"source": name, "key": key})
             recorded = connection.execute(_ADDRESS, {"source": name}).scalar_one()
             if recorded == address:
                 return
@@ -91,6 +114,11 @@ class Sources(LedgerPart):
         """None before the source is registered."""
         archive_id: str | None = self._scalar(_ARCHIVE_ID, source=source)
         return archive_id
+
+    def post_key(self, source: str) -> bytes | None:
+        """Return the secret of `post_mac`. None before the source is registered."""
+        key: bytes | None = self._scalar(_POST_KEY, source=source)
+        return key
 
     def archives(self) -> Sequence[KnownArchive]:
         """A restored source may have several."""

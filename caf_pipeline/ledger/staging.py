@@ -1,5 +1,6 @@
-"""Reservations of bytes in staging folders."""
+"""Reservations of bytes in staging folders, and the secrets of packings."""
 
+import secrets
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,9 +10,9 @@ from sqlalchemy.dialects.postgresql import insert
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import StagingError
 from caf_pipeline.ledger.engine import LedgerPart
-from caf_pipeline.ledger.moves import guarded
+from caf_pipeline.ledger.moves import guarded, require_state
 from caf_pipeline.ledger.records import Reservation
-from caf_pipeline.ledger.tables import CAF_FILES, STAGING_RESERVATIONS
+from caf_pipeline.ledger.tables import CAF_FILES, PACKING_SECRETS, STAGING_RESERVATIONS
 from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
@@ -43,10 +44,16 @@ _RELEASE: Final = delete(STAGING_RESERVATIONS).where(
     STAGING_RESERVATIONS.c.caf_file_id == CAF_FILES.c.caf_file_id,
     CAF_FILES.c.name == bindparam("chunk"),
 )
+_NEW_SECRET: Final = insert(PACKING_SECRETS).on_conflict_do_nothing()
+_SECRET: Final = select(PACKING_SECRETS.c.secret).where(
+    PACKING_SECRETS.c.caf_file_id == bindparam("id")
+)
+
+SECRET_BYTES: Final = 32
 
 
 class Staging(LedgerPart):
-    """Reserves room in staging."""
+    """Reserves room in staging, and keeps the secrets of packings."""
 
     def reserve(
         self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int
@@ -76,6 +83,18 @@ class Staging(LedgerPart):
 
     def release(self, chunk: str) -> None:
         self._execute(_RELEASE, chunk=chunk)
+
+    def packing_secret(self, lease: Lease, chunk: str) -> bytes:
+        """Return the random secret of the chunk's packing, and make it first if there is none.
+
+        All runs get the same secret, until the seal deletes it.
+        """
+        with self._engine.begin() as connection:
+            states = (ChunkState.PACKING,)
+            caf_file_id = require_state(connection, lease, chunk, states, "packed")
+            made = {"caf_file_id": caf_file_id, "secret": secrets.token_bytes(SECRET_BYTES)}
+            connection.execute(_NEW_SECRET, made)
+            return bytes(connection.execute(_SECRET, {"id": caf_file_id}).scalar_one())
 
     def list(self) -> Sequence[Reservation]:
         return [

@@ -100,6 +100,26 @@ SOURCES: Final = Table(
     comment="The buckets and prefixes that are archived.",
 )
 
+POST_KEYS: Final = Table(
+    "post_keys",
+    METADATA,
+    Column(
+        "source_id",
+        Integer,
+        ForeignKey("sources.source_id"),
+        primary_key=True,
+        comment="source whose posts have MACs by this key",
+    ),
+    Column(
+        "key",
+        LargeBinary,
+        CheckConstraint("length(key) = 32"),
+        nullable=False,
+        comment="random secret of the MACs",
+    ),
+    comment="The secrets of the MACs in the notes of posts.",
+)
+
 INVENTORIES: Final = Table(
     "inventories",
     METADATA,
@@ -335,11 +355,24 @@ CAF_FILES: Final = Table(
         comment="objects that packing neither took nor skipped; another plan may take them",
     ),
     Column(
+        "located_count",
+        BigInteger,
+        nullable=False,
+        server_default=ZERO,
+        comment="rows that the chunk got in file_locations; other chunks may have other members",
+    ),
+    Column(
         "samples",
         JSONB,
         nullable=False,
         server_default=text("'[]'"),
         comment="samples for read-backs: offset, length and SHA-256 of stored bytes",
+    ),
+    Column(
+        "unread",
+        JSONB,
+        comment="stored bytes that a rebuild read to make the rows, like `samples`; NULL: packed "
+        "here, or all bytes were compared with the Merkle root and with these",
     ),
     Column(
         "tail_start",
@@ -357,6 +390,13 @@ CAF_FILES: Final = Table(
         nullable=False,
         server_default=FALSE,
         comment="whether packing looked for log archives; if so, log_times has all of them",
+    ),
+    Column(
+        "from_unknown_post",
+        Boolean,
+        nullable=False,
+        server_default=FALSE,
+        comment="whether it was restored from a post that this ledger cannot recognize as its own",
     ),
     Column(
         "created_at",
@@ -383,6 +423,11 @@ CAF_FILES: Final = Table(
         "adopted_at",
         TIMESTAMPTZ,
         comment="when another program's CAF file became this chunk; NULL: packed here",
+    ),
+    Column(
+        "unparked_at",
+        TIMESTAMPTZ,
+        comment="when the chunk was last unparked; failed runs that began before do not count",
     ),
     Column(
         "header", LargeBinary, comment="header of the encrypted file; NULL: stored in the clear"
@@ -613,6 +658,27 @@ STAGING_RESERVATIONS: Final = Table(
     comment="Bytes of staging folders that are reserved for chunks.",
 )
 
+PACKING_SECRETS: Final = Table(
+    "packing_secrets",
+    METADATA,
+    Column(
+        "caf_file_id",
+        BigInteger,
+        ForeignKey("caf_files.caf_file_id"),
+        primary_key=True,
+        comment="private chunk that is being packed",
+    ),
+    Column(
+        "secret",
+        LargeBinary,
+        CheckConstraint("length(secret) = 32"),
+        nullable=False,
+        comment="random; opens the chunk's journals together with the worker key",
+    ),
+    comment="Secrets of the packings of private chunks. The seal deletes them, and no backup has "
+    "them, so that remains of a journal do not open a sealed chunk.",
+)
+
 # Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
 # statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
 
@@ -806,7 +872,7 @@ OBJECT_PARTS: Final = Table(
         comment="whether the plan gave up the object; stored parts of it are never returned",
     ),
     CheckConstraint(
-        "part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte"
+        "part >= 1 AND part <= part_count AND start_byte >= 0 AND start_byte < end_byte"
         " AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = "
         "(end_byte = object_bytes)",
         name="within_the_object",
@@ -1374,6 +1440,7 @@ STORAGE_PLANS: Final = Table(
     Column("balance", BigInteger, nullable=False, comment="coins of the account, in ujkl"),
     Column("space_bytes", BigInteger, comment="bytes of space, all copies counted; NULL: no plan"),
     Column("used_bytes", BigInteger, comment="bytes of it that are used; NULL: no plan"),
+    Column("starts_at", TIMESTAMPTZ, comment="when the plan was bought; NULL: no plan, or unknown"),
     Column("ends_at", TIMESTAMPTZ, comment="when the plan ends; NULL: no plan"),
     Column(
         "latest_end",
@@ -1516,7 +1583,7 @@ ORDERS: Final = Table(
     Column(
         "name",
         Text,
-        CheckConstraint("name IN ('paused', 'bandwidth', 'spend_cap')"),
+        CheckConstraint("name IN ('paused', 'unverified', 'bandwidth', 'spend_cap')"),
         primary_key=True,
         comment="what the operator ordered",
     ),
@@ -1525,11 +1592,14 @@ ORDERS: Final = Table(
         Text,
         CheckConstraint("value <> ''"),
         nullable=False,
-        comment="why everything is paused; bytes a second, 0: no limit; ujkl, -1: no cap",
+        comment="why everything is paused or not verified; bytes a second, 0: no limit; ujkl, -1: "
+        "no cap",
     ),
     Column(
         "ordered_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when it was ordered"
     ),
-    CheckConstraint("name = 'paused' OR value ~ '^(-1|[0-9]{1,18})$'", name="numbers"),
+    CheckConstraint(
+        "name IN ('paused', 'unverified') OR value ~ '^(-1|[0-9]{1,18})$'", name="numbers"
+    ),
     comment="Orders of the operator. Without an order the settings apply.",
 )

@@ -475,6 +475,10 @@ class TransactionLog(LedgerPart):
         rows = self._rows(query("unknown_roots"), roots=list(roots), signed=signed)
         return [bytes(root) for (root,) in rows]
 
+    def lost_posts(self, archive_id: str) -> Sequence[str]:
+        """Return posted chunks of the archive's source whose objects could be paid for again."""
+        return [row.name for row in self._rows(query("lost_posts"), archive=archive_id)]
+
     def has_post(self, archive_id: str) -> bool:
         """True if a chunk of the archive was or may be posted."""
         return bool(self._scalar(query("has_post"), archive=archive_id))

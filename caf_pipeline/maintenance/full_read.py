@@ -8,13 +8,19 @@ from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.encryption.opened import OpenedChunk
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.packing.samples import CopyFinding, lost_range
+from caf_pipeline.packing.samples import CopyFinding, SampleCheck, lost_range
 from caf_pipeline.packing.staging import proof_type_of
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 
 Range = tuple[int, int, bytes]
 """A range, the end exclusive, and the SHA-256 of its bytes."""
+
+OTHER_ROWS: Final = "a rebuild made its rows from other bytes than those with its Merkle root"
+"""A contradiction of a restored chunk: its providers gave the rebuild other bytes.
+
+Neither a provider nor a repair ends it: the rows are wrong.
+"""
 
 _EMPTY: Final = hashlib.sha256().digest()
 
@@ -81,11 +87,12 @@ def read_back(
 ) -> str:
     """Read the chunk from one provider; return how it contradicts the ledger, or "".
 
-    `ranges` are of the CAF: those of an encrypted chunk are only compared if it is `opened`.
+    Also compares what a rebuild read of an unread chunk. `ranges` are of the CAF: those of an
+    encrypted chunk are only compared if it is `opened`.
 
     Raises IntegrityError for other or fewer bytes, StoredChunkMissing, or StoreUnreachable.
     """
-    tree = MerkleTree(proof_type_of(chunk))
+    tree, unread = MerkleTree(proof_type_of(chunk)), SampleCheck(chunk.unread)
     is_closed = chunk.encrypted and opened is None
     check, contradiction = RangeCheck(() if is_closed else ranges), ""
 
@@ -93,6 +100,7 @@ def read_back(
         for piece in context.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
             context.wait_while_paused(lease.check)
             tree.update(piece)
+            unread.update(piece)
             if progress:
                 progress(len(piece))
             yield piece
@@ -116,6 +124,8 @@ def read_back(
         raise
     if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
         raise IntegrityError("its bytes do not match the chunk's Merkle root")
+    if not unread.matches():
+        return OTHER_ROWS
     if not contradiction and (differing := check.finish()):
         return f"{differing} of its objects' rows have another SHA-256 than the stored bytes"
     return contradiction
@@ -126,10 +136,10 @@ def check_whole_copy(
 ) -> CopyFinding:
     """Verify all of one copy."""
     try:
-        read_back(context, lease, chunk, posting, copy.provider)
+        contradiction = read_back(context, lease, chunk, posting, copy.provider)
     except (StoreError, IntegrityError) as error:
         return unreadable_copy(copy, error)
-    return CopyFinding(copy, whole=True)
+    return CopyFinding(copy, whole=True, contradiction=contradiction)
 
 
 def unreadable_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:

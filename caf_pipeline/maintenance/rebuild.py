@@ -9,12 +9,19 @@ an identity, and are opened only if their header has the hash in the post.
 A file whose name is taken is read whole: its Merkle root proves its content. It replaces a chunk
 that was never posted, or else is named after its root. A chunk with too few copies is `damaged`.
 
+A chunk of the ledger that lacks locations gets them from its manifest.
+
+The owner of the wallet may not have made a post: its words may be stolen. A post is this ledger's
+if its note has the right MAC, or if the ledger packed its root. Others are restored by order only,
+are marked, and take no place of content that the ledger packed.
+
 Source: docs/reference/chunk-format.md.
 """
 
+import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -23,7 +30,13 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
-from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState, CopyState
+from caf_pipeline.chunk_state import (
+    CLAIMING,
+    IN_GOOD_STANDING,
+    NOT_POSTED,
+    ChunkState,
+    CopyState,
+)
 from caf_pipeline.encryption.opened import OpenedChunk, OpenedSource
 from caf_pipeline.errors import (
     ArchiveError,
@@ -39,11 +52,18 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.ledger.records import Chunk, RemoteChunk, chunk_lease, plan_lease
+from caf_pipeline.ledger.records import (
+    Chunk,
+    RemoteChunk,
+    chunk_lease,
+    plan_lease,
+    posting_of,
+)
 from caf_pipeline.maintenance.unknown_archives import open_archive, possible_archive_ids
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.packing.staging import remove_all
 from caf_pipeline.retrieval.remote_chunk import (
+    PIECE_BYTES,
     AgreedSource,
     Head,
     OpenedFile,
@@ -53,7 +73,7 @@ from caf_pipeline.retrieval.remote_chunk import (
     read_head,
 )
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Copy, Lease, PostedFile
+from caf_pipeline.store.protocol import Copy, Lease, PostedFile, has_right_mac
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.quantities import counted
 
@@ -65,12 +85,21 @@ ELSEWHERE: Final = (
 )
 
 _IGNORED: Final = (
-    "other chunks have all of its objects, or 'caf run --new-archive' archived them again"
+    "other chunks have all of its objects, 'caf run --new-archive' archived them again, or an "
+    "operator set it aside"
+)
+
+
+NOT_OWN: Final = (
+    "nothing shows that this ledger made the post, neither a transaction nor a MAC by its key"
 )
 
 
 class FileKind(StrEnum):
-    """The kind of a listed file."""
+    """The kind of a listed file.
+
+    UNKNOWN_POST: another program made the post, in an archive to which this ledger has posted.
+    """
 
     CHUNK = "chunk"
     KNOWN = "known"
@@ -84,6 +113,9 @@ class FileKind(StrEnum):
     SUPERSEDED = "superseded"
     UNDECIDED = "undecided"
     OTHER_SOURCE = "other_source"
+    INCOMPLETE = "incomplete"  # a chunk that lacked rows in the ledger
+    ALTERED = "altered"  # a chunk with rows that differ from its manifest
+    UNKNOWN_POST = "unknown_post"
 
 
 _UNPOSTED: Final = frozenset({*NOT_POSTED, ChunkState.PARKED})
@@ -96,6 +128,8 @@ NOTHING_MISSING: Final = frozenset(
         FileKind.DOUBLE,
         FileKind.SUPERSEDED,
         FileKind.OTHER_SOURCE,
+        FileKind.INCOMPLETE,
+        FileKind.ALTERED,
     }
 )
 
@@ -105,7 +139,8 @@ class FileFinding:
     """A file that the store lists.
 
     `why` explains why it gives no rows. `spool` has the chunk's manifest until the next finding is
-    taken. `replaces` is a chunk of this name, which was never posted.
+    taken. `replaces` is a chunk of this name, which was never posted. `from_unknown_post`: nothing
+    shows that this ledger posted it.
     """
 
     file: PostedFile
@@ -115,6 +150,7 @@ class FileFinding:
     chunk: RemoteChunk | None = None
     spool: Path | None = None
     replaces: Chunk | None = None
+    from_unknown_post: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +166,9 @@ class RebuildOutcome:
         return self.finding.kind in NOTHING_MISSING
 
 
+Ask = Callable[[Sequence[PostedFile]], None]
+"""Asks whether these posts may be restored. Raises if not."""
+
 # --- files in the store
 
 
@@ -140,24 +179,19 @@ def find_chunks(
     whole: bool = False,
     ignored: Set[bytes] = frozenset(),
     restored: Set[str] = frozenset(),
+    ask: Ask | None = None,
 ) -> Iterator[FileFinding]:
-    """Yield a finding for each file under the source's archives, chunks with enough copies first.
+    """Yield a finding for each file under the source's archives, own chunks first.
 
     `owner` is the store's owner by default. `whole` trusts copies that differ if they have the
-    Merkle root. `restored` are ids of archives that the ledger may not have yet.
+    Merkle root. `restored` are ids of archives that the ledger may not have yet. `ask` gets the
+    posts that nothing shows to be this ledger's, and leaves out those of an archive to which the
+    ledger has posted. Later posts are not yielded.
 
     Raises IdentityMissing or KeyRefused if a file is encrypted, before any chunk is yielded.
     """
     owner = owner or context.store.owner()
-    archive_of: dict[PostedFile, str] = {}
-    for archive_id in sorted(context.ledger.sources.archive_ids(context.source) | restored):
-        for file in context.store.posted(archive_id):
-            if file.posting.owner == owner:
-                archive_of[file] = archive_id
-            else:
-                yield FileFinding(
-                    file, FileKind.FOREIGN, f"its owner is {file.posting.owner}, not {owner}"
-                )
+    archive_of = yield from _posts_of(context, owner, restored)
     chunk_of_post = {
         (chunk.merkle_root, chunk.start): chunk
         for chunk in context.ledger.chunks.list()
@@ -172,26 +206,103 @@ def find_chunks(
             unknown.append(file)
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
-    if any(file.header_sha256 for file in unknown):
-        context.opened.identities()  # raises if there are none
-    copies = {
-        file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
-        for file in unknown
-    }
     # A finished chunk that was never posted does not show whether its bytes were posted.
     roots = {
         root: chunk
         for (root, _), chunk in chunk_of_post.items()
         if root and (chunk.start is not None or chunk.state in CLAIMING)
     }
-    posted_once = yield from _without_duplicates(context, unknown, copies, roots)
+    own_posts = _own_posts(context, archive_of, roots)
+    if ask:
+        unknown = yield from _without_foreign(context, unknown, own_posts, archive_of)
+    if any(file.header_sha256 for file in unknown):
+        context.opened.identities()  # raises if there are none
+    if ask and (others := set(unknown) - own_posts):
+        ask(sorted(others, key=lambda file: file.posting.start))
+        own_posts |= others
+    copies = {
+        file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
+        for file in unknown
+    }
+    for finding in _open_all(context, copies, archive_of, roots, own_posts, whole=whole):
+        is_unknown, remote = finding.file not in own_posts, finding.chunk
+        if remote is not None:
+            remote = replace(remote, from_unknown_post=is_unknown)
+        yield replace(finding, chunk=remote, from_unknown_post=is_unknown)
+
+
+def _posts_of(
+    context: RunContext, owner: str, restored: Set[str]
+) -> Generator[FileFinding, None, Mapping[PostedFile, str]]:
+    """Return the owner's posts, with the archive of each."""
+    archive_of = {}
+    for archive_id in sorted(context.ledger.sources.archive_ids(context.source) | restored):
+        for file in context.store.posted(archive_id):
+            if file.posting.owner == owner:
+                archive_of[file] = archive_id
+            else:
+                yield FileFinding(
+                    file, FileKind.FOREIGN, f"its owner is {file.posting.owner}, not {owner}"
+                )
+    return archive_of
+
+
+def _own_posts(
+    context: RunContext,
+    archive_of: Mapping[PostedFile, str],
+    chunk_of_root: Mapping[bytes, Chunk],
+) -> set[PostedFile]:
+    """Return the posts with the ledger's MAC, and those of a root that it packed."""
+    key = context.ledger.sources.post_key(context.source)
+    packed = {root for root, chunk in chunk_of_root.items() if chunk.was_packed_here}
+    return {
+        file
+        for file, archive_id in archive_of.items()
+        if file.posting.merkle_root in packed or has_right_mac(key, archive_id, file)
+    }
+
+
+def _without_foreign(
+    context: RunContext,
+    files: Sequence[PostedFile],
+    own_posts: Set[PostedFile],
+    archive_of: Mapping[PostedFile, str],
+) -> Generator[FileFinding, None, list[PostedFile]]:
+    """Leave out posts by others in archives to which this ledger has posted."""
+    posted_to = {archive_of[file] for file in own_posts}
+    left_posts = context.ledger.rebuilds.left_posts(context.source)
+    remaining = []
+    for file in files:
+        if file in own_posts or archive_of[file] not in posted_to:
+            remaining.append(file)
+        elif file.posting.merkle_root in left_posts:
+            yield FileFinding(file, FileKind.SUPERSEDED, _IGNORED)
+        else:
+            yield FileFinding(file, FileKind.UNKNOWN_POST, NOT_OWN)
+    return remaining
+
+
+def _open_all(
+    context: RunContext,
+    copies: Mapping[PostedFile, Sequence[Copy]],
+    archive_of: Mapping[PostedFile, str],
+    roots: Mapping[bytes, Chunk],
+    own_posts: Set[PostedFile],
+    *,
+    whole: bool,
+) -> Iterator[FileFinding]:
+    posted_once = yield from _without_duplicates(context, copies, roots, own_posts)
     named = yield from _with_heads(context, posted_once, copies, archive_of, whole=whole)
     chunks = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     claimants = Counter(head.chunk for _, head in named)
     required, taken = context.store.required_copies, set[str]()
     for opened, head in sorted(
         named,
-        key=lambda entry: (len(copies[entry[0].file]) < required, entry[0].file.posting.start),
+        key=lambda entry: (
+            entry[0].file not in own_posts,
+            len(copies[entry[0].file]) < required,
+            entry[0].file.posting.start,
+        ),
     ):
         other = chunks.get(head.chunk)
         finding = _Named(
@@ -199,20 +310,29 @@ def find_chunks(
             copies[opened.file],
             head,
             other=other,
-            must_prove=other is not None or claimants[head.chunk] > 1,
+            must_prove=opened.file in own_posts
+            and (other is not None or claimants[head.chunk] > 1),
+            is_own=opened.file in own_posts,
         )
         yield from _read(context, finding, taken)
 
 
 def _without_duplicates(
     context: RunContext,
-    files: Sequence[PostedFile],
     copies: Mapping[PostedFile, Sequence[Copy]],
     chunk_of_root: Mapping[bytes, Chunk],
+    own_posts: Set[PostedFile],
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
-    """Return the post of each root with the most copies."""
+    """Return the post of each root with the most copies, an own post first."""
     best: dict[bytes, PostedFile] = {}
-    for file in sorted(files, key=lambda file: (-len(copies[file]), file.posting.start)):
+    for file in sorted(
+        copies,
+        key=lambda file: (
+            not (copies[file] and file in own_posts),
+            -len(copies[file]),
+            file.posting.start,
+        ),
+    ):
         root = file.posting.merkle_root
         if (
             root in chunk_of_root
@@ -300,6 +420,7 @@ class _Named:
     head: Head
     other: Chunk | None
     must_prove: bool
+    is_own: bool
 
 
 def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
@@ -310,13 +431,20 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
             chunk = read_chunk(opened, named.copies, named.head, of=context.source, spool=spool)
             if named.must_prove:
                 opened.stored.prove(file.proof_type)
+                chunk = replace(chunk, unread=())
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, name)
             return
         replaces = None
-        if named.other and name not in taken and _may_replace(context, named.other, file):
+        if (
+            named.other
+            and named.is_own
+            and name not in taken
+            and _may_replace(context, named.other, file)
+        ):
             replaces = named.other
-        if name in taken or (named.other and not replaces):
+        is_split = chunk.part is not None
+        if name in taken or (named.other and not replaces) or not (named.is_own or is_split):
             # This name looks like other names, and is the same in each rebuild.
             other_id = ChunkId(context.source, file.posting.merkle_root.hex()[:12], 1)
             chunk = replace(
@@ -326,7 +454,7 @@ def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileF
                 number=other_id.number,
                 plan_sha256=None,
             )
-        taken.add(name)
+        taken.add(chunk.name)
         yield FileFinding(
             file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool, replaces=replaces
         )
@@ -370,10 +498,13 @@ def _spool(context: RunContext, *, encrypted: bool) -> Iterator[Path]:
 # --- rows in the ledger
 
 
-def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
+def import_found_chunk(
+    context: RunContext, finding: FileFinding, *, unknown_posts: bool = False
+) -> int:
     """Write a chunk into the ledger; return the number of location rows.
 
-    It is 0 if other chunks have all its objects. Raises ClaimConflict if an unfinished chunk claims
+    It is 0 if other chunks have all its objects. `unknown_posts`: an operator ordered to restore
+    posts that are not shown to be this ledger's. Raises ClaimConflict if an unfinished chunk claims
     an object, IntegrityError, or LedgerError.
     """
     chunk, replaces = finding.chunk, finding.replaces
@@ -381,6 +512,8 @@ def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
         raise CafError(
             f"file {finding.file.posting.merkle_root.hex()} is not a chunk: {finding.why}"
         )
+    if chunk.from_unknown_post and not unknown_posts:
+        raise CafError(f"chunk {chunk.name} is not restored: {NOT_OWN}")
     context.store.bind()
     with ExitStack() as stack:
         lease = stack.enter_context(context.lease(chunk_lease(replaces.name))) if replaces else None
@@ -449,12 +582,14 @@ def rebuild(
     whole: bool = False,
     dry_run: bool = False,
     sources: dict[str, str] | None = None,
+    ask: Ask = lambda posts: None,
 ) -> Iterator[RebuildOutcome]:
-    """Restore every chunk that the ledger lacks, and yield the outcome for each file.
+    """Restore every chunk and location that the ledger lacks, and yield the outcome for each file.
 
     Archives that no source of the ledger has are the source's if their chunks name it. The newest
     such archive gives a source without chunks its id. `sources` has the source of archives that
-    were opened before, by id, and gets those that are opened.
+    were opened before, by id, and gets those that are opened. `ask` gets the posts that nothing
+    shows to be this ledger's, as all are for a new ledger, before anything of them is restored.
 
     Planning waits for a complete rebuild: missing objects would be paid for again. May be
     interrupted and repeated.
@@ -466,14 +601,23 @@ def rebuild(
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
-        archive_ids, others = _own_archives(
+        archive_ids, others = own_archives(
             context, owner, {} if sources is None else sources, whole
         )
         complete = True
-        findings = find_chunks(context, owner=owner, whole=whole, restored=frozenset(archive_ids))
+        for outcome in _incomplete_chunks(context, whole=whole, dry_run=dry_run):
+            lease.check()
+            if not outcome.complete and not dry_run:
+                context.ledger.rebuilds.begin(context.source)
+            complete = complete and outcome.complete
+            yield outcome
+        findings = find_chunks(
+            context, owner=owner, whole=whole, restored=frozenset(archive_ids), ask=ask
+        )
         for finding in chain(findings, others):
             lease.check()
-            if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
+            is_missing = finding.kind not in {*NOTHING_MISSING, FileKind.UNKNOWN_POST}
+            if not dry_run and (finding.chunk is not None or is_missing):
                 if archive_ids:
                     context.ledger.sources.restore_archive_id(context.source, archive_ids[-1])
                 context.ledger.rebuilds.begin(context.source)
@@ -481,7 +625,7 @@ def rebuild(
             outcome = RebuildOutcome(finding, None, fault)
             if finding.chunk is not None and not dry_run:
                 try:
-                    rows = import_found_chunk(context, finding)
+                    rows = import_found_chunk(context, finding, unknown_posts=True)
                     outcome = replace(outcome, rows=rows)
                 except (ClaimConflict, IllegalMove, IntegrityError) as error:
                     outcome = RebuildOutcome(
@@ -492,13 +636,14 @@ def rebuild(
                         outcome = RebuildOutcome(
                             FileFinding(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name)
                         )
-            complete = complete and outcome.complete
+            # An unknown post in an archive of this ledger is for the doctor.
+            complete = complete and (outcome.complete or finding.kind is FileKind.UNKNOWN_POST)
             yield outcome
         if complete and not dry_run:
             context.ledger.rebuilds.end(context.source)
 
 
-def _own_archives(
+def own_archives(
     context: RunContext, owner: str | None, sources: dict[str, str], whole: bool
 ) -> tuple[Sequence[str], Sequence[FileFinding]]:
     """Return the source's archives in the store, the newest last, and findings for others."""
@@ -520,6 +665,80 @@ def _own_archives(
             why = f"its archive {archive_id} belongs to source '{source}'"
             others.append(FileFinding(archive.file, FileKind.OTHER_SOURCE, why))
     return archive_ids, others
+
+
+# --- single rows
+
+
+def _incomplete_chunks(
+    context: RunContext, *, whole: bool, dry_run: bool
+) -> Iterator[RebuildOutcome]:
+    for rows in context.ledger.stray_rows.by_chunk(context.source):
+        if (
+            rows.chunk is not None
+            and rows.state in IN_GOOD_STANDING
+            and rows.locations < rows.located_count
+        ):
+            yield _restore_rows(
+                context, context.ledger.chunks.get(rows.chunk), whole=whole, dry_run=dry_run
+            )
+
+
+def _restore_rows(
+    context: RunContext, chunk: Chunk, *, whole: bool, dry_run: bool
+) -> RebuildOutcome:
+    posting, root = posting_of(chunk), chunk.merkle_root
+    header = context.ledger.lookup.chunk_header(root) if root and chunk.encrypted else None
+    file = PostedFile(posting, chunk.proof_type or 0, header.sha256 if header else None)
+    if chunk.adopted:
+        why = "the ledger lacks rows of it, and another program wrote it: restore a backup"
+        return RebuildOutcome(FileFinding(file, FileKind.KNOWN, why, chunk.name))
+    copies = list({copy.provider: copy for copy in context.store.copies(posting)}.values())
+    with _spool(context, encrypted=chunk.encrypted) as spool:
+        try:
+            stored = AgreedSource(
+                context.store,
+                posting,
+                [copy.provider for copy in copies],
+                proof_type=file.proof_type if whole else None,
+            )
+            opened = open_file(file, stored, context.opened.identities)
+            head = read_head(opened.caf, opened.size_bytes)
+            stored_chunk = read_chunk(opened, copies, head, of=context.source, spool=spool)
+            if chunk.tail_start is not None:
+                _require_sealed_tail(chunk, opened, chunk.tail_start)
+                stored_chunk = replace(stored_chunk, unread=())
+            stored_chunk = replace(stored_chunk, name=chunk.name)
+            finding = FileFinding(file, FileKind.INCOMPLETE, name=chunk.name, chunk=stored_chunk)
+            if dry_run:
+                return RebuildOutcome(finding)
+            with context.lease(chunk_lease(chunk.name)) as lease:
+                restored = context.ledger.rebuilds.restore_rows(
+                    lease, stored_chunk, open_manifest(spool).locations
+                )
+        except (ClaimConflict, IllegalMove) as error:
+            return RebuildOutcome(FileFinding(file, FileKind.CONFLICTING, str(error), chunk.name))
+        except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
+            return RebuildOutcome(_refused(file, error, chunk.name))
+    if restored.altered:
+        why = (
+            f"{counted(restored.altered, 'row')} of the ledger, such as that of "
+            f"'{restored.altered_key}', differ from its manifest: the ledger was altered, and the "
+            "stored chunk is not damaged"
+        )
+        finding = replace(finding, kind=FileKind.ALTERED, why=why)
+    return RebuildOutcome(finding, restored.restored)
+
+
+def _require_sealed_tail(chunk: Chunk, opened: OpenedFile, tail_start: int) -> None:
+    """Raise IntegrityError if manifest and index are not those that were sealed here."""
+    digest = hashlib.sha256()
+    for begin in range(tail_start, opened.size_bytes, PIECE_BYTES):
+        digest.update(opened.caf.read(begin, min(begin + PIECE_BYTES, opened.size_bytes)))
+    if digest.digest() != chunk.tail_sha256:
+        raise IntegrityError(
+            "its manifest differs from the sealed manifest: the copies are damaged"
+        )
 
 
 # --- what is lost with a ledger

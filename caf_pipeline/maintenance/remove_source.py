@@ -15,6 +15,7 @@ from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.staging import StagedFile, files_in
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.folder_lock import alone_in
@@ -92,7 +93,7 @@ def remove_leftovers(leftovers: Leftovers) -> None:
     """Remove the files, not the targets of links. Idempotent."""
     for path in [*leftovers.folders, *(file.path for file in leftovers.staged)]:
         with _as_staging_error(path), contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path) if _is_folder(path) else path.unlink()
+            shutil.rmtree(path) if _is_folder(path) else remove_staged(path)
 
 
 def _is_folder(path: Path) -> bool:

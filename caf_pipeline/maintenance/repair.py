@@ -11,6 +11,7 @@ from typing import Literal
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import (
     CafError,
+    IntegrityError,
     LedgerError,
     NoChainAnswer,
     NotProven,
@@ -19,13 +20,14 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.ledger.records import Chunk, posting_of
-from caf_pipeline.maintenance.full_read import check_whole_copy
+from caf_pipeline.maintenance.full_read import OTHER_ROWS, check_whole_copy
 from caf_pipeline.maintenance.scrub import (
     WHOLE_COPY,
     check_copies,
     checks_of,
     is_small,
     located_or_damaged,
+    mark_damaged,
     unverified_copies,
 )
 from caf_pipeline.packing.packer import remove_staged
@@ -58,7 +60,14 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
-        findings = _look(context, lease, chunk, posting)
+        findings = [] if chunk.reason == OTHER_ROWS else _look(context, lease, chunk, posting)
+        if chunk.reason == OTHER_ROWS or any(finding.contradiction for finding in findings):
+            raise IntegrityError(
+                f"chunk {name} cannot be repaired: {OTHER_ROWS}",
+                hint="'caf rebuild' into an empty ledger makes its rows from the bytes that the "
+                "store has now; 'caf withdraw' gives the chunk up, and S3's objects are planned "
+                "again",
+            )
         if (
             not any(finding.fault for finding in findings)
             and len(findings) >= context.store.required_copies
@@ -71,9 +80,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
                 )
             return _finish(context, lease, chunk, posting, findings, origin="none needed")
         if chunk.state is ChunkState.LOCATED:
-            context.ledger.moves.move(
-                lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings)
-            )
+            mark_damaged(context, lease, name, described(findings))
             chunk = context.ledger.chunks.get(name)
         # Before the upload: a wrong copy must be proven again, in new windows.
         context.ledger.replicas.record_checks(

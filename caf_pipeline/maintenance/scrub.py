@@ -2,14 +2,19 @@
 
 The first look at a chunk asks each listed copy for all samples of the seal; later looks ask for one
 sample and one object at unforeseeable places. Too few right copies, or a wrong one, make a chunk
-`damaged`; too few verified proofs make it `unverified`.
+`damaged`; too few verified proofs make it `unverified`. A wrong copy is recorded when it is found,
+so that a look that is cut loses no fault. Only a whole look judges by the number of copies.
 
 Source: docs/explanation/jackal.md (a listed proof may have failed).
 """
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, islice
 from typing import Final
 
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
@@ -26,9 +31,10 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import check_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, check_copy, described
+from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
-from caf_pipeline.store.protocol import Lease, PostRecord, Sample
+from caf_pipeline.store.protocol import Copy, Lease, PostRecord, Sample
 
 WINDOWS_BEHIND: Final = 2
 """Windows that the last proof of a listed copy may lag behind.
@@ -46,6 +52,16 @@ OBJECT_BYTES: Final = 1 << 20
 """The largest object that a look reads. Foreseeable requests would permit dropping the rest."""
 
 _ONLY_JOINED: Final = "the listed proof may be that of its joining alone"
+
+CHUNKS_AT_ONCE: Final = 4
+"""A look is mostly waiting: 120 s for a copy that lost a range."""
+
+READ_WHOLE_BYTES: Final = 32 << 30
+"""Bytes of unread chunks that a look of the hourly watch reads: one chunk of the largest size."""
+
+NOT_READ_WHOLE: Final = (
+    "a rebuild restored it, and its bytes were not compared with its Merkle root since"
+)
 
 MOST_UNANSWERED: Final = 1000
 """More silent chunks than this are an outage."""
@@ -76,11 +92,52 @@ class ProofReport:
             return "damaged"
         if self.unanswered:
             return "unanswered"
+        if self.chunk.unread:
+            return "unread"
         return "unverified" if self.unverified else "proven"
 
+    @property
+    def reason(self) -> str:
+        """Why the chunk is not proven, or ""."""
+        unread = NOT_READ_WHOLE if self.chunk.unread else ""
+        return self.explanation or self.unanswered or unread or self.unverified
 
-def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = None) -> ProofReport:
+
+class OneRequestEach:
+    """Lets several threads ask providers, but each provider by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._busy: set[str] = set()
+        self._freed = threading.Condition()
+
+    @contextmanager
+    def any_of(self, copies: Sequence[Copy]) -> Iterator[Copy]:
+        """Yield the first copy whose provider is free, and keep others away from the provider."""
+        with self._freed:
+            while not (free := [copy for copy in copies if copy.provider not in self._busy]):
+                self._freed.wait()
+            copy = free[0]
+            self._busy.add(copy.provider)
+        try:
+            yield copy
+        finally:
+            with self._freed:
+                self._busy.remove(copy.provider)
+                self._freed.notify_all()
+
+
+def prove_chunk(
+    context: RunContext,
+    name: str,
+    *,
+    an_object: Sample | None = None,
+    whole: bool = False,
+    requests: OneRequestEach | None = None,
+) -> ProofReport:
     """Look at a located or damaged chunk and record the result.
+
+    `whole` reads all bytes of a chunk that is `unread`, from one copy that has its Merkle root.
+    `requests` are shared with looks at other chunks.
 
     A located chunk that fails becomes `damaged`. Only `repair` ends that. Raises StoreUnreachable.
     """
@@ -99,7 +156,23 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
             or chunk.state is ChunkState.DAMAGED
         ):
             samples = [random.SystemRandom().choice(samples)]
-        findings = check_copies(context, lease, chunk, posting, samples, an_object=an_object)
+        findings = check_copies(
+            context,
+            lease,
+            chunk,
+            posting,
+            samples,
+            an_object=an_object,
+            whole=whole,
+            requests=requests,
+        )
+        contradiction = next((finding.contradiction for finding in findings if finding.whole), "")
+        if contradiction:
+            if chunk.state is ChunkState.LOCATED:
+                mark_damaged(context, lease, name, contradiction)
+            return ProofReport(context.ledger.chunks.get(name), (), (), contradiction)
+        if chunk.unread and any(finding.whole and finding.good for finding in findings):
+            context.ledger.replicas.record_whole(lease, name)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
             context.ledger.replicas.record_unanswered(lease, name)
@@ -117,9 +190,7 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
         elif explanation:
             # Before the checks: if only they were written, a sample at another place could pass
             # the next time.
-            context.ledger.moves.move(
-                lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation
-            )
+            mark_damaged(context, lease, name, explanation)
         now = context.store.current_window(posting)
         if now is not None and any(
             check.window is not None and check.window < now for check in checks
@@ -138,6 +209,12 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
         )
 
 
+def mark_damaged(context: RunContext, lease: Lease, name: str, reason: str) -> None:
+    """Mark a located chunk as damaged, or replace the reason of this look."""
+    before = context.ledger.chunks.get(name).state
+    context.ledger.moves.move(lease, name, before, ChunkState.DAMAGED, reason=reason)
+
+
 def mark_wrong(
     context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]
 ) -> str:
@@ -150,30 +227,46 @@ def mark_wrong(
     ]
     checks = checks_of(context, chunk, posting, listed)
     explanation = _explanation(checks, context.store.required_copies) or described(findings)
-    context.ledger.moves.move(
-        lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation
-    )
+    mark_damaged(context, lease, chunk.name, explanation)
     context.ledger.replicas.record_checks(lease, chunk.name, checks)
     return explanation
 
 
-def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
+def prove_oldest(
+    context: RunContext, limit: int, *, whole_bytes: int | None = None
+) -> Iterator[ProofReport]:
     """Look at up to `limit` chunks, the least recently checked first.
 
-    Silent chunks come first, until a quarter of the looks (at least one) had no answer again. Then
+    Unread chunks come first, and are read whole: at least one, and up to `whole_bytes`, if given.
+    Then come silent chunks, until a quarter of the looks (at least one) had no answer again. Then
     come suspect chunks (`check_chain_listing`). One look in four is kept for other chunks. Up to
     half of these are for chunks that wait for their next proof window, so that two windows in a row
     can be seen. Silent chunks do not use up a look.
 
     Raises StoreUnreachable immediately for the chain, and at the end for silent chunks.
     """
-    unanswered: StoreUnreachable | None = None
+    silent: list[StoreUnreachable] = []
+    requests = OneRequestEach()
+
+    def look(chunk: Chunk, *, whole: bool) -> ProofReport | None:
+        try:
+            return prove_chunk(context, chunk.name, whole=whole, requests=requests)
+        except HeldByOther:
+            return None
+        except NoChainAnswer:
+            raise
+        except StoreUnreachable as error:
+            silent.append(error)
+            return ProofReport(chunk, (), (), "", unanswered=str(error))
+
     tried: set[str] = set()
     looked_at = 0
-    for group in ("unanswered", "suspected", "oldest"):
+    for group in ("unread", "unanswered", "suspected", "oldest"):
         end = limit if group == "oldest" else limit - limit // 4
         most = limit + MOST_UNANSWERED
-        if group == "unanswered":
+        if group == "unread":
+            chunks = _unread(context, whole_bytes)
+        elif group == "unanswered":
             chunks = context.ledger.chunks.unanswered(context.source)
         elif group == "suspected":
             chunks = context.ledger.chunks.suspected(context.source, most)
@@ -182,29 +275,34 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
                 context.source, most, waiting=-(-(limit - looked_at) // 2)
             )
         again = 0
-        for chunk in chunks:
-            if looked_at == end or (group == "unanswered" and again == max(1, limit // 4)):
+        remaining = iter([chunk for chunk in chunks if chunk.name not in tried])
+        while True:
+            looks = end - looked_at
+            if group == "unanswered":
+                looks = min(looks, max(1, limit // 4) - again)
+            if not (batch := list(islice(remaining, max(looks, 0)))):
                 break
-            if chunk.name in tried:
-                continue
-            tried.add(chunk.name)
-            try:
-                report = prove_chunk(context, chunk.name)
-            except HeldByOther:
-                continue
-            except NoChainAnswer:
-                raise
-            except StoreUnreachable as error:
-                unanswered = unanswered or error
-                again += 1
-                yield ProofReport(chunk, (), (), "", unanswered=str(error))
-                continue
-            is_silent_again = group == "unanswered" and bool(report.unanswered)
-            again += is_silent_again
-            looked_at += not is_silent_again
-            yield report
-    if unanswered:
-        raise unanswered
+            is_whole = whole_bytes is None or group == "unread"
+            tried.update(chunk.name for chunk in batch)
+            work = partial(look, whole=is_whole)
+            with closing(side_by_side(batch, work, CHUNKS_AT_ONCE, drains=True)) as reports:
+                for report in filter(None, reports):
+                    is_silent = bool(report.unanswered) and (
+                        group == "unanswered" or not report.checks
+                    )
+                    again += is_silent
+                    looked_at += not is_silent
+                    yield report
+    if silent:
+        raise silent[0]
+
+
+def _unread(context: RunContext, whole_bytes: int | None) -> Sequence[Chunk]:
+    chunks = context.ledger.chunks.unread(context.source)
+    if whole_bytes is None:
+        return chunks
+    sums = accumulate(chunk.stored_size_bytes for chunk in chunks)
+    return chunks[: max(1, sum(size_bytes <= whole_bytes for size_bytes in sums))]
 
 
 def located_or_damaged(context: RunContext, name: str) -> Chunk:
@@ -228,24 +326,52 @@ def check_copies(
     samples: Sequence[Sample],
     *,
     an_object: Sample | None = None,
+    whole: bool = False,
+    requests: OneRequestEach | None = None,
 ) -> Sequence[CopyFinding]:
     """Ask every copy for samples and an object, or for all of a small file.
 
     If an object differs from the ledger's row, the copy is read whole to see which is wrong.
+    `whole` reads copies of an unread chunk until one is right. A contradiction ends the check. A
+    copy that has lost bytes, or has wrong ones, is recorded at once; a located chunk becomes
+    `damaged`.
     """
-    findings = []
-    for copy in context.store.copies(posting):
-        context.wait_while_paused(lease.check)
-        if is_small(chunk):
-            findings.append(check_whole_copy(context, lease, chunk, posting, copy))
-            continue
-        finding = check_copy(context.store, posting, copy, samples)
-        if finding.good and an_object is not None:
-            finding = check_copy(context.opened, posting, copy, [an_object])
-            if finding.fault:
+    requests = requests or OneRequestEach()
+    copies = context.store.copies(posting)
+    findings: dict[str, CopyFinding] = {}
+    while remaining := [copy for copy in copies if copy.provider not in findings]:
+        was_read = any(finding.whole and finding.good for finding in findings.values())
+        with requests.any_of(remaining) as copy:
+            context.wait_while_paused(lease.check)
+            if is_small(chunk) or (whole and chunk.unread and not was_read):
                 finding = check_whole_copy(context, lease, chunk, posting, copy)
-        findings.append(finding)
-    return findings
+            else:
+                finding = check_copy(context.store, posting, copy, samples)
+                if finding.good and an_object is not None:
+                    finding = check_copy(context.opened, posting, copy, [an_object])
+                    if finding.fault:
+                        finding = check_whole_copy(context, lease, chunk, posting, copy)
+        findings[copy.provider] = finding
+        if finding.fault:
+            _record_fault(context, lease, chunk, list(findings.values()))
+        if finding.contradiction:
+            return [finding]
+    return [findings[copy.provider] for copy in copies]
+
+
+def _record_fault(
+    context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]
+) -> None:
+    """Record the fault of the last finding. See `prove_chunk` for the order."""
+    last = findings[-1]
+    if chunk.state is ChunkState.LOCATED:
+        mark_damaged(context, lease, chunk.name, described(findings))
+    check = CopyCheck(last.copy, None, _fault(last), apart=is_small(chunk))
+    context.ledger.replicas.record_fault(lease, chunk.name, check)
+
+
+def _fault(finding: CopyFinding) -> str:
+    return f"{WHOLE_COPY}{finding.fault}" if finding.fault and finding.whole else finding.fault
 
 
 def _opens(context: RunContext, posting: PostRecord) -> bool:
@@ -285,7 +411,7 @@ def checks_of(
                 copy,
             )
             proven = context.store.proof_window(posting, copy)
-        fault, last = finding.fault, before.get(copy.provider)
+        fault, last = _fault(finding), before.get(copy.provider)
         beyond_samples = (
             last is not None
             and last.listed
@@ -294,8 +420,6 @@ def checks_of(
         )
         if last is not None and (finding.unanswered or (finding.good and beyond_samples)):
             fault = last.fault
-        elif fault and finding.whole:
-            fault = f"{WHOLE_COPY}{fault}"
         if not fault and proven is not None and now is not None and now - proven > WINDOWS_BEHIND:
             fault = f"listed, but last proven in window {proven}; the current window is {now}"
         if is_small(chunk):

@@ -177,7 +177,8 @@ def _files_to_encrypt_into(
     earlier: EarlierPacking | None = None
     why = ""
     if key := context.settings.worker_key:
-        cipher = EntryCipher(bytes.fromhex(key.get_secret_value()), name)
+        secret = context.ledger.staging.packing_secret(lease, name)
+        cipher = EntryCipher(bytes.fromhex(key.get_secret_value()), secret, name)
         others = [file for file in files if file.epoch != lease.epoch]
         earlier, why = find_earlier(others, packer.opening, cipher)
     elif any(file.kind in ("part", "packed") for file in files):
@@ -206,8 +207,8 @@ def _files_to_encrypt_into(
         raise
 
     def replaced() -> None:
+        reserve(size_bytes)  # a run that lost its lease must not remove what another run reads
         remove_staged(*kept)
-        reserve(size_bytes)
 
     if earlier:
         earlier.replaced = replaced

@@ -58,6 +58,7 @@ from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_diffe
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_errors
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectSource
+from caf_pipeline.system.atomic_files import overwrite
 from caf_pipeline.system.hashes import RunningHash
 
 _COPY_BYTES: Final = 1 << 20
@@ -578,6 +579,10 @@ def _member_row(
 
 
 def remove_staged(*paths: Path) -> None:
-    """Remove the files that exist."""
+    """Remove the files that exist. Journals, which may hold a file key, are overwritten first."""
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            if path.suffix == ".journal":
+                overwrite(path)
+        finally:
+            path.unlink(missing_ok=True)

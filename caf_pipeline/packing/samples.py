@@ -30,6 +30,7 @@ class CopyFinding:
         fault: what is wrong with its bytes, or "".
         unanswered: why the provider could not be asked, or "".
         whole: whether the whole copy was read.
+        contradiction: how the ledger contradicts bytes that have the right Merkle root, or "".
     """
 
     copy: Copy
@@ -37,10 +38,33 @@ class CopyFinding:
     unanswered: str = ""
     samples: int = 0
     whole: bool = False
+    contradiction: str = ""
 
     @property
     def good(self) -> bool:
         return not self.fault and not self.unanswered
+
+
+class SampleCheck:
+    """Compares samples, which may overlap, with a file that is read from its first byte on."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+        self._digests = [hashlib.sha256() for _ in samples]
+        self._position = 0
+
+    def update(self, piece: bytes) -> None:
+        view = memoryview(piece)
+        for sample, digest in zip(self._samples, self._digests, strict=True):
+            start = max(sample.offset - self._position, 0)
+            digest.update(view[start : max(sample.offset + sample.length - self._position, 0)])
+        self._position += len(piece)
+
+    def matches(self) -> bool:
+        return all(
+            digest.digest() == sample.sha256
+            for sample, digest in zip(self._samples, self._digests, strict=True)
+        )
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:

@@ -33,7 +33,7 @@ from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_errors
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease, PostRecord
-from caf_pipeline.system.atomic_files import WholeFile, rename_durably
+from caf_pipeline.system.atomic_files import WholeFile, rename_durably, sync_file
 
 _SEALED: Final = ".caf"
 _CHECK: Final = "check"
@@ -214,8 +214,9 @@ def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
 
 
 def give_final_name(context: RunContext, name: str, file: Path) -> Path:
-    """Rename a file, durably, to the sealed chunk, replacing an older one."""
+    """Make a file durable as the sealed chunk, replacing an older one."""
     path = staged_path(context, name)
+    sync_file(file)
     rename_durably(file, path)
     return path
 

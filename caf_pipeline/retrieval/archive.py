@@ -163,7 +163,9 @@ class Archive:
         """
         save(self.find(source, key, version), Path(path))
 
-    def read_many(self, source: str, requests: Iterable[ReadRequest]) -> Iterator[ObjectRead]:
+    def read_many(
+        self, source: str, requests: Iterable[ReadRequest]
+    ) -> Generator[ObjectRead, None, None]:
         """Read many objects, or byte ranges of objects, with few requests to the store.
 
         Results come in any order: `number` is the position in `requests`. If an object cannot be
@@ -177,7 +179,9 @@ class Archive:
         _require_text(source)
         return self._while_open(read_many(self.lookup, self.store, source, requests))
 
-    def _while_open(self, reads: Generator[ObjectRead, None, None]) -> Iterator[ObjectRead]:
+    def _while_open(
+        self, reads: Generator[ObjectRead, None, None]
+    ) -> Generator[ObjectRead, None, None]:
         with closing(reads):
             self._require_open()
             for read in reads:

@@ -4,7 +4,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby, islice, zip_longest
@@ -135,7 +135,9 @@ def read_many(
     yield from _read(store, _looked_up(lookup, source, requests))
 
 
-def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
+def read_located(
+    store: ChunkReader, locations: Iterable[Location]
+) -> Generator[ObjectRead, None, None]:
     """Read whole objects whose locations are known; `number` is the position in `locations`."""
 
     def retry(read: ObjectRead) -> ObjectRead:
@@ -145,14 +147,14 @@ def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[
     parts = (
         _Part(number, location, 0, location.size_bytes) for number, location in enumerate(locations)
     )
-    for is_unread, reads in groupby(
-        _read(store, _requests(parts)),
-        lambda read: read.error is not None and not read.error.permanent,
-    ):
-        if is_unread:
-            yield from side_by_side(reads, retry)
-        else:
-            yield from reads
+    with closing(_read(store, _requests(parts))) as all_reads:
+        for is_unread, reads in groupby(
+            all_reads, lambda read: read.error is not None and not read.error.permanent
+        ):
+            if is_unread:
+                yield from side_by_side(reads, retry)
+            else:
+                yield from reads
 
 
 def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
@@ -166,7 +168,9 @@ def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
             number += 1
 
 
-def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
+def _read(
+    store: ChunkReader, requests: Iterable[_Request | ObjectRead]
+) -> Generator[ObjectRead, None, None]:
     def get_small(
         request: _Request | ObjectRead,
     ) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
@@ -174,11 +178,12 @@ def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iter
             return request, None
         return request, _get(store, request)
 
-    for request, reads in side_by_side(requests, get_small):
-        if isinstance(request, ObjectRead):
-            yield request
-        else:
-            yield from reads if reads is not None else _get(store, request)
+    with closing(side_by_side(requests, get_small)) as results:
+        for request, reads in results:
+            if isinstance(request, ObjectRead):
+                yield request
+            else:
+                yield from reads if reads is not None else _get(store, request)
 
 
 def _looked_up(

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
@@ -54,25 +55,26 @@ def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator
     remaining, unread = iter(locations), 0
     while batch := list(islice(remaining, BATCH_OBJECTS)):
         # The verified bytes are dropped while a result waits for its turn.
-        small = in_order(
-            replace(read, content=b"") for read in read_located(store, filter(is_small, batch))
-        )
-        large = side_by_side(
-            (location for location in batch if not is_small(location)), check_large
-        )
-        for location in batch:
-            if is_small(location):
-                read = next(small)
-                checked = CheckedObject(location, read.error, read.failed)
-            else:
-                checked = next(large)
-            yield checked
-            unread = unread + 1 if checked.error is not None and not checked.error.permanent else 0
-            if unread == UNREAD_IN_A_ROW:
-                raise StoreUnreachable(
-                    f"{unread} objects in a row could not be read; the last: {checked.error}",
-                    hint="try again later",
-                )
+        large = (location for location in batch if not is_small(location))
+        with (
+            closing(read_located(store, filter(is_small, batch))) as small_reads,
+            closing(side_by_side(large, check_large)) as large_checks,
+        ):
+            reads = in_order(replace(read, content=b"") for read in small_reads)
+            for location in batch:
+                if is_small(location):
+                    read = next(reads)
+                    checked = CheckedObject(location, read.error, read.failed)
+                else:
+                    checked = next(large_checks)
+                yield checked
+                is_unread = checked.error is not None and not checked.error.permanent
+                unread = unread + 1 if is_unread else 0
+                if unread == UNREAD_IN_A_ROW:
+                    raise StoreUnreachable(
+                        f"{unread} objects in a row could not be read; the last: {checked.error}",
+                        hint="try again later",
+                    )
 
 
 class Openable:

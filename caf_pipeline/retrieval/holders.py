@@ -11,6 +11,7 @@ from caf_pipeline.errors import (
     CafError,
     IntegrityError,
     ObjectMissing,
+    RowAltered,
     StoreError,
     StoreUnreachable,
 )
@@ -21,6 +22,10 @@ from caf_pipeline.system.pipeline_threads import consume_concurrently
 ALONE_BYTES: Final = 4 << 20
 """Up to this size one thread is faster than several."""
 
+ROW: Final = (
+    "restore a backup; or delete the row from file_locations and run 'caf rebuild', which restores "
+    "it from the chunk"
+)
 REPAIR: Final = "the chunk is damaged at the store: 'caf repair' stores it again"
 
 
@@ -31,12 +36,16 @@ class RangeHolders:
     asked alone.
     """
 
-    def __init__(self, located: LocatedRange, store: ChunkReader, key: str) -> None:
+    def __init__(
+        self, located: LocatedRange, store: ChunkReader, key: str, object_version: str = ""
+    ) -> None:
+        """`object_version` is of the object in the range; "": the range is of several objects."""
         self.size_bytes = located.end_byte - located.start_byte
         self.failed: dict[str, CafError] = {}
         self._range = located
         self._store = store
         self._key = key
+        self._object_version = object_version
         # Groups of providers. The next group is asked only if the bytes of the first were wrong.
         self._groups: list[Sequence[str]] = []
         self._is_looked_up = False
@@ -122,7 +131,18 @@ class RangeHolders:
         what = f"'{self._key}' (chunk {self._range.chunk})"
         if not self.failed and not self.size_bytes:
             return IntegrityError(f"{what} is empty, but its SHA-256 is that of other bytes")
-        return unreadable(what, self.failed)
+        error = unreadable(what, self.failed)
+        if isinstance(error, IntegrityError) and self._object_version:
+            # Loaded here because most reads find nothing wrong.
+            from caf_pipeline.retrieval.altered_rows import is_altered  # noqa: PLC0415
+
+            if is_altered(self._store, self._range, self._key, self._object_version):
+                return RowAltered(
+                    f"the ledger's row of {what} was altered: the chunk itself has the object "
+                    "elsewhere or with another SHA-256, and is not damaged",
+                    hint=ROW,
+                )
+        return error
 
 
 def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
@@ -141,8 +161,8 @@ def unreadable(what: str, failed: Mapping[str, CafError]) -> CafError:
 
 def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
     """Return an object's ranges. Raises IntegrityError for wrong sizes."""
-    key = location.row.key
-    ranges = [RangeHolders(located, store, key) for located in location.ranges]
+    key, version = location.row.key, location.row.object_version
+    ranges = [RangeHolders(located, store, key, version) for located in location.ranges]
     if (total := sum(part.size_bytes for part in ranges)) != location.size_bytes:
         raise IntegrityError(f"the parts of '{key}' have {total} bytes of {location.size_bytes}")
     return ranges

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from caf_pipeline.encryption.identities import Identity
 from caf_pipeline.encryption.opened import OpenedChunk
-from caf_pipeline.errors import ArchiveError, IntegrityError, StoreError
+from caf_pipeline.errors import ArchiveError, IntegrityError, NoMatchingIdentity, StoreError
 from caf_pipeline.ledger.records import ChunkHeader, EncryptedChunk
 from caf_pipeline.store.protocol import ChunkReader, PostRecord
 
@@ -19,10 +19,16 @@ class EncryptedChunks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
-    """A chunk, and why the identities do not open it, or ""."""
+    """A chunk, and what is wrong, or "".
+
+    Attributes:
+        identity_problem: why the identities do not open a header that is right.
+        header_problem: how a header differs from that of the seal. No other identity helps.
+    """
 
     chunk: str
-    problem: str = ""
+    identity_problem: str = ""
+    header_problem: str = ""
 
 
 def check_keys(
@@ -33,33 +39,43 @@ def check_keys(
 ) -> Iterator[KeyCheck]:
     """Open each header of the ledger, and look for the same bytes at the providers.
 
-    A header that differs is not opened: anyone who knows a recipient could have made it. Raises
-    StoreUnreachable if no provider has it and some do not answer.
+    A provider's header that differs is not opened: anyone who knows a recipient could have made it.
+    Raises StoreUnreachable if no provider has it and some do not answer.
     """
     for chunk in lookup.encrypted_chunks(source):
-        header, problem = chunk.header, ""
+        identity_problem = header_problem = ""
         try:
-            OpenedChunk.open(header, identities)
-            if chunk.posting and not _is_stored(stored, chunk.posting, header):
-                problem = "no provider has the header of the ledger"
-        except (ArchiveError, IntegrityError, StoreError) as error:
-            if not error.permanent:
-                raise
-            problem = str(error)
-        yield KeyCheck(chunk.name, problem)
+            OpenedChunk.open(chunk.header, identities)
+        except NoMatchingIdentity:
+            recipients = {str(identity.recipient) for identity in identities}
+            if recipients.isdisjoint(chunk.recipients):
+                identity_problem = "these identities are none of its recipients'"
+            else:
+                header_problem = "the ledger's header is foreign: its recipients do not open it"
+        except ArchiveError as error:
+            header_problem = f"the ledger's header is damaged: {error}"
+        if chunk.posting and not header_problem:
+            header_problem = _stored_problem(stored, chunk.posting, chunk.header)
+        yield KeyCheck(chunk.name, identity_problem, header_problem)
 
 
-def _is_stored(stored: ChunkReader, posting: PostRecord, header: ChunkHeader) -> bool:
-    silent: StoreError | None = None
-    for provider in stored.holders(posting):
-        try:
-            pieces = stored.read(posting, 0, header.payload_start, provider=provider)
-            if b"".join(pieces) == header.header + header.nonce:
-                return True
-        except IntegrityError:
-            continue
-        except StoreError as error:
-            silent = silent if error.permanent else error
+def _stored_problem(stored: ChunkReader, posting: PostRecord, header: ChunkHeader) -> str:
+    problem, silent = "no provider has its header", None
+    try:
+        for provider in stored.holders(posting):
+            try:
+                pieces = stored.read(posting, 0, header.payload_start, provider=provider)
+                if b"".join(pieces) == header.header + header.nonce:
+                    return ""
+                problem = "the stored header is foreign: the ledger has another"
+            except IntegrityError:
+                continue
+            except StoreError as error:
+                silent = silent if error.permanent else error
+    except StoreError as error:
+        if error.permanent:
+            return str(error)
+        raise
     if silent:
         raise silent
-    return False
+    return problem

@@ -45,6 +45,7 @@ from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.child_environment import child_environment
 from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.secret_files import make_private
 
 FOLDER_PREFIX: Final = ".searching-"
 
@@ -168,7 +169,7 @@ class LogSearch:
 
         with ExitStack() as opened:
             try:
-                self._staging.mkdir(parents=True, exist_ok=True)
+                make_private(self._staging)
                 # The lock keeps a concurrent cleanup away from the folder.
                 opened.enter_context(writing_into(self._staging))
                 folder = opened.enter_context(

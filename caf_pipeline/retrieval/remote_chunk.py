@@ -47,7 +47,7 @@ from caf_pipeline.inventory.manifest import (
 from caf_pipeline.inventory.objects import PartRange, SkipReason, can_be_stored
 from caf_pipeline.ledger.records import ChunkHeader, RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
-from caf_pipeline.packing.samples import samples_of
+from caf_pipeline.packing.samples import SampleCheck, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, PostRecord, Sample
 
@@ -104,7 +104,11 @@ class AgreedSource:
         self._posting = posting
         self._proof_type = proof_type if proof_type in ROOT_SIZE_BYTES else None
         self._suffix: tuple[int, bytes] = (0, b"")
-        self._read: list[tuple[int, int, bytes]] = []  # start, end and SHA-256 of each range read
+        self._read: dict[Sample, None] = {}  # each range read, once
+
+    @property
+    def ranges_read(self) -> Sequence[Sample]:
+        return tuple(self._read)
 
     @property
     def may_say_more(self) -> bool:
@@ -152,30 +156,25 @@ class AgreedSource:
             if self._proof_type is not None and self._exclude_wrong_copies(self._proof_type):
                 return self._read_piece(start_byte, end_byte)
             raise CopiesDiffer(start_byte, end_byte, list(groups.values()))
-        self._read.append((start_byte, end_byte, next(iter(groups))))
+        self._read[Sample(start_byte, end_byte - start_byte, next(iter(groups)))] = None
         return first
 
     def prove(self, proof_type: int) -> None:
         """Verify the Merkle root of one copy, and thereby all earlier ranges."""
         for provider in list(self.providers):
-            tree, position = MerkleTree(proof_type), 0
-            digests = [hashlib.sha256() for _ in self._read]
+            tree, check = MerkleTree(proof_type), SampleCheck(self.ranges_read)
             with self._excluding_failures(provider):
                 for piece in self._store.read(
                     self._posting, 0, self._posting.stored_size_bytes, provider=provider
                 ):
                     tree.update(piece)
-                    for (start_byte, end_byte, _), digest in zip(self._read, digests, strict=True):
-                        digest.update(
-                            piece[max(start_byte - position, 0) : max(end_byte - position, 0)]
-                        )
-                    position += len(piece)
+                    check.update(piece)
             if provider in self.silent:
                 continue
             if tree.root() != self._posting.merkle_root:
                 self.wrong[provider] = "its bytes do not match its Merkle root"
                 self.providers.remove(provider)
-            elif [digest.digest() for digest in digests] != [sha256 for _, _, sha256 in self._read]:
+            elif not check.matches():
                 raise IntegrityError(
                     f"{provider} returns other bytes for ranges than for the whole file, which "
                     "matches its Merkle root"
@@ -398,6 +397,7 @@ def read_chunk(
         manifest_sha256=sha256,
         part=manifest.part(),
         header=opened.header,
+        unread=stored.ranges_read,
     )
 
 

@@ -79,6 +79,7 @@ class RestoreSums:
     restored: int = 0
     restored_bytes: int = 0
     without_headers: int = 0
+    from_unknown_posts: int = 0
     equal: int = 0
     different: int = 0
     failed: int = 0
@@ -90,6 +91,7 @@ class RestoreSums:
     def add(self, restored: RestoredObject) -> None:
         self.listed += 1
         self.older_versions += restored.location.older_versions
+        self.from_unknown_posts += restored.location.from_unknown_post
         setattr(self, restored.outcome.value, getattr(self, restored.outcome.value) + 1)
         if restored.outcome is RestoreOutcome.RESTORED:
             self.restored_bytes += restored.location.size_bytes

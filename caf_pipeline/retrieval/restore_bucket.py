@@ -2,7 +2,8 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -73,12 +74,13 @@ class RestoreBucket:
                 return RestoredObject(location, RestoreOutcome.FAILED, error=error)
 
         try:
-            yield from side_by_side(self._candidates(listed), restore_one, WRITES, drains=True)
+            with closing(self._candidates(listed)) as candidates:
+                yield from side_by_side(candidates, restore_one, WRITES, drains=True)
         finally:
             # An interrupt must not be followed by the copies that wait for their turn.
             self._is_over = True
 
-    def _candidates(self, listed: Iterable[Location]) -> Iterator[_Candidate]:
+    def _candidates(self, listed: Iterable[Location]) -> Generator[_Candidate, None, None]:
         remaining = iter(listed)
         while page := list(islice(remaining, OBJECTS_AT_ONCE)):
             headers = self._lookup.header_sets(
@@ -97,8 +99,10 @@ class RestoreBucket:
                     new.append(candidate)
                 else:
                     yield candidate
-            for read in read_located(self._store, (candidate.location for candidate in new)):
-                yield replace(new[read.number], read=read)
+            locations = (candidate.location for candidate in new)
+            with closing(read_located(self._store, locations)) as reads:
+                for read in reads:
+                    yield replace(new[read.number], read=read)
 
     def _outcome(self, candidate: _Candidate, place: str) -> RestoreOutcome:
         """If another process writes the object first, compare with that."""

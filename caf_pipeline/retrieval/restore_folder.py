@@ -93,8 +93,11 @@ class RestoreFolder:
             file.fill(ArchivedObject(location, self._store).write_to)
             return file
 
-        small = in_order(read_located(self._store, filter(_fits_memory, batch)))
-        with closing(side_by_side(begin_large(), fetch, LARGE_AT_ONCE)) as large:
+        with (
+            closing(read_located(self._store, filter(_fits_memory, batch))) as reads,
+            closing(side_by_side(begin_large(), fetch, LARGE_AT_ONCE)) as large,
+        ):
+            small = in_order(reads)
             try:
                 for location in batch:
                     if _fits_memory(location):

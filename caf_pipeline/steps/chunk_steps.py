@@ -80,7 +80,7 @@ from caf_pipeline.packing.staging import (
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, LARGEST_SHOWN, ChunkAuditor
 from caf_pipeline.steps.first_plan import refuse_unknown
-from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, PostRecord
+from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, PostRecord, post_mac
 from caf_pipeline.system.quantities import counted
 
 
@@ -461,11 +461,24 @@ def _as_store_sees(context: RunContext, lease: Lease, chunk: Chunk) -> ChunkToSt
             hint="withdraw the chunk; the next plan has its objects",
         )
     header = context.ledger.lookup.chunk_header(chunk.merkle_root) if chunk.encrypted else None
+    header_sha256, mac = header.sha256 if header else None, None
+    key = context.ledger.sources.post_key(chunk.source)
+    # A repair must not vouch for a chunk that somebody else may have packed.
+    if key and not chunk.from_unknown_post and not chunk.adopted:
+        mac = post_mac(
+            key,
+            archive_id=chunk.archive_id,
+            merkle_root=chunk.merkle_root,
+            stored_size_bytes=chunk.stored_size_bytes,
+            proof_type=chunk.proof_type,
+            header_sha256=header_sha256,
+        )
     return ChunkToStore(
         name=chunk.name,
         epoch=lease.epoch,
         archive_id=chunk.archive_id,
-        header_sha256=header.sha256 if header else None,
+        header_sha256=header_sha256,
+        mac=mac,
         stored_size_bytes=chunk.stored_size_bytes,
         proof_type=chunk.proof_type,
         merkle_root=chunk.merkle_root,

@@ -10,7 +10,7 @@ from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, UNDER_WAY, Chun
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.steps.inventories import MAX_REPORT_AGE
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_age
 
 
 class ConditionKind(StrEnum):
@@ -95,7 +95,7 @@ def find_conditions(
             True,
             f"{counted(progress.unknown_posts, 'post')} of {name} missing from the ledger: nothing "
             "is packed or posted",
-            "`caf doctor` adds them to the ledger",
+            "`caf doctor` adds them to the ledger, or shows what to do",
         )
     if not paused:
         yield from _delays(progress, settings, alerts, on_jackal=on_jackal)
@@ -192,5 +192,4 @@ def _delays(
 
 
 def _ago(moment: datetime, progress: SourceProgress) -> str:
-    hours = (progress.at - moment).total_seconds() / 3600
-    return f"{hours:.0f} hours ago" if hours < 48 else f"{hours / 24:.0f} days ago"
+    return show_age(progress.at - moment)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from caf_pipeline.errors import StoredAlready
 from caf_pipeline.inventory.manifest import ARCHIVE_ID
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import ArchiveFiles, refuse_unknown_posts
+from caf_pipeline.store.protocol import ArchiveFiles, refuse_lost_posts, refuse_unknown_posts
 from caf_pipeline.system.quantities import counted
 
 
@@ -34,10 +34,17 @@ def refuse_new_archive(context: RunContext) -> None:
 
 
 def refuse_unknown(context: RunContext) -> None:
-    """Raise StoredAlready if the store has posts of the source that the ledger lacks."""
+    """Raise StoredAlready if the store has posts of the source that the ledger lacks, or lost."""
+    refuse_lost(context)
     refuse_unknown_posts(
         context.store.unknown_posts(context.archive_id, context.ledger.transactions(context.holder))
     )
+
+
+def refuse_lost(context: RunContext) -> None:
+    """Raise StoredAlready if the ledger lost the objects of a chunk that was posted."""
+    log = context.ledger.transactions(context.holder)
+    refuse_lost_posts(log.lost_posts(context.archive_id))
 
 
 def accept_new_archive(context: RunContext) -> None:

@@ -53,7 +53,12 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA, Comparison, compare_headers
-from caf_pipeline.steps.first_plan import accept_new_archive, refuse_new_archive, refuse_unknown
+from caf_pipeline.steps.first_plan import (
+    accept_new_archive,
+    refuse_lost,
+    refuse_new_archive,
+    refuse_unknown,
+)
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -241,8 +246,7 @@ def cut_plan(
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         context.wait_while_paused(lease.check)
-                        if not new_archive:
-                            refuse_unknown(context)
+                        (refuse_lost if new_archive else refuse_unknown)(context)
                         plans.append(_register(context, lease, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:

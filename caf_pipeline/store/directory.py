@@ -46,6 +46,7 @@ from caf_pipeline.store.protocol import (
 )
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
+from caf_pipeline.system.secret_files import make_private
 
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
@@ -220,7 +221,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         if self._id:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             marker = self._read_marker() or self._write_marker(secrets.token_hex(16))
             recorded = self._ledger.mark_folder_store(marker)
         except OSError as error:
@@ -299,6 +300,8 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             }
             if chunk.header_sha256:
                 post["header_sha256"] = chunk.header_sha256.hex()
+            if chunk.mac:
+                post["mac"] = chunk.mac.hex()
             self._write(path, iter([json.dumps(post).encode()]))
         return self._posting(chunk.merkle_root)
 
@@ -396,21 +399,21 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     def archives(
         self, owner: str | None = None, *, log: TransactionLog | None = None
     ) -> Mapping[str | None, ArchiveFiles]:
-        times = defaultdict[str | None, list[float]](list)
+        times = defaultdict[str | None, list[datetime]](list)
         for listed, archive in self._listed():
             if owner not in (None, listed.posting.owner):
                 continue
-            times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
+            times[archive] += self.posted_at([listed.posting])
         if log is not None and owner is None:
             log.record_archives(OWNER, 0, {*filter(None, times)})
         return {
-            archive: ArchiveFiles(
-                len(posted),
-                datetime.fromtimestamp(min(posted), UTC),
-                datetime.fromtimestamp(max(posted), UTC),
-            )
+            archive: ArchiveFiles(len(posted), min(posted), max(posted))
             for archive, posted in times.items()
         }
+
+    def posted_at(self, postings: Sequence[PostRecord]) -> Sequence[datetime]:
+        paths = (self._post_path(posting.merkle_root) for posting in postings)
+        return [datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in paths]
 
     def _listed(self) -> Iterator[tuple[PostedFile, str]]:
         self.require_here()
@@ -425,9 +428,11 @@ class DirectoryStore(DirectoryReader, ChunkStore):
                 int(post["start"]),
                 int(post["stored_size_bytes"]),
             )
-            sha256 = post.get("header_sha256")
-            header_sha256 = bytes.fromhex(sha256) if sha256 else None
-            listed = PostedFile(posting, int(post["proof_type"]), header_sha256)
+            header_sha256, mac = (
+                bytes.fromhex(value) if (value := post.get(name)) else None
+                for name in ("header_sha256", "mac")
+            )
+            listed = PostedFile(posting, int(post["proof_type"]), header_sha256, mac)
             return listed, str(post["archive"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(

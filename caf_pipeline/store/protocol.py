@@ -4,12 +4,13 @@ A store knows no database: the ledger implements `TransactionLog` and `ProviderR
 exclusive; times are aware and in UTC.
 """
 
+import hmac
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from caf_pipeline.errors import StoredAlready
 from caf_pipeline.system.quantities import counted
@@ -30,6 +31,7 @@ class ChunkToStore:
 
     Attributes:
         header_sha256: SHA-256 of the header and nonce of an encrypted chunk; None: plain.
+        mac: see `post_mac`; None: the ledger cannot vouch for the content.
         epoch: of the lease on the chunk. An encrypted chunk is posted only while it is live.
     """
 
@@ -39,6 +41,7 @@ class ChunkToStore:
     proof_type: int
     merkle_root: bytes
     header_sha256: bytes | None = None
+    mac: bytes | None = None
     epoch: int = 0
 
 
@@ -54,14 +57,58 @@ class PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class PostedFile:
-    """A listed file. Any wallet may post any file; only the owner cannot be forged.
+    """A listed file. Any wallet may post any file; only owner and MAC cannot be forged.
 
-    For `header_sha256` see `ChunkToStore`.
+    For `header_sha256` and `mac` see `ChunkToStore`.
     """
 
     posting: PostRecord
     proof_type: int
     header_sha256: bytes | None = None
+    mac: bytes | None = None
+
+
+_MAC_LABEL: Final = b"caf-pipeline post 1"
+
+
+def post_mac(
+    key: bytes,
+    *,
+    archive_id: str,
+    merkle_root: bytes,
+    stored_size_bytes: int,
+    proof_type: int,
+    header_sha256: bytes | None,
+) -> bytes:
+    """Return the MAC of a post: only a ledger with the source's key can make it.
+
+    HMAC-SHA-256 over a label and the fields, each with its length in front.
+    """
+    fields = (
+        _MAC_LABEL,
+        archive_id.encode(),
+        merkle_root,
+        stored_size_bytes.to_bytes(8, "big"),
+        proof_type.to_bytes(1, "big"),
+        header_sha256 or b"",
+    )
+    message = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return hmac.digest(key, message, "sha256")
+
+
+def has_right_mac(key: bytes | None, archive_id: str, file: PostedFile) -> bool:
+    """Return whether a ledger with this key posted the file."""
+    if key is None or file.mac is None:
+        return False
+    right = post_mac(
+        key,
+        archive_id=archive_id,
+        merkle_root=file.posting.merkle_root,
+        stored_size_bytes=file.posting.stored_size_bytes,
+        proof_type=file.proof_type,
+        header_sha256=file.header_sha256,
+    )
+    return hmac.compare_digest(right, file.mac)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +228,24 @@ def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
     if roots:
         raise StoredAlready(
             f"the store has {counted(len(roots), 'post')} of this source that the ledger does not "
-            "know, probably because an older backup of the ledger was restored. Nothing is "
-            "planned, packed or posted, because objects could be stored and paid for twice",
-            hint="run 'caf doctor' to add the posts to the ledger, or 'caf run NAME --new-archive' "
-            "to archive the objects again",
+            "know: an older backup of the ledger was restored, or somebody else posts with your "
+            "wallet. Nothing is planned, packed or posted, because objects could be stored and "
+            "paid for twice",
+            hint="run 'caf doctor': it adds the posts that this ledger made, and lists others, "
+            "which 'caf doctor --leave-unknown-posts' sets aside; 'caf run NAME --new-archive' "
+            "archives objects of lost posts again",
+        )
+
+
+def refuse_lost_posts(chunks: Sequence[str]) -> None:
+    """Raise StoredAlready for posted chunks whose objects are neither claimed nor archived."""
+    if chunks:
+        more = f" and {len(chunks) - 1:,} others" if len(chunks) > 1 else ""
+        raise StoredAlready(
+            f"chunk {chunks[0]}{more} was posted, but the ledger neither claims its objects nor "
+            "has them as archived. Nothing is planned, packed or posted, because objects could be "
+            "stored and paid for twice",
+            hint="run 'caf doctor'",
         )
 
 
@@ -257,6 +318,8 @@ class TransactionLog(ChainHeights, Protocol):
     def explains(self, account: str, archive_id: str | None, sequence: int) -> bool: ...
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]: ...
+
+    def lost_posts(self, archive_id: str) -> Sequence[str]: ...
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None: ...
 
@@ -414,6 +477,9 @@ class ChunkStore(ChunkReader, Protocol):
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         """Yield the owner's files of any program. Reads the store's whole list."""
+
+    def posted_at(self, postings: Sequence[PostRecord]) -> Sequence[datetime]:
+        """Return about when the files were posted."""
 
     def archives(
         self, owner: str | None = None, *, log: TransactionLog | None = None

@@ -191,6 +191,21 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
+def overwrite(path: Path) -> None:
+    """Write zeros over a regular file, durably. Does nothing if that fails.
+
+    A file system that copies on write, and an SSD, may keep the old bytes nevertheless.
+    """
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError), open(os.open(path, flags), "wb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            return  # a link to another file must not destroy it
+        for position in range(0, status.st_size, WRITE_BYTES):
+            file.write(bytes(min(WRITE_BYTES, status.st_size - position)))
+        os.fsync(file.fileno())
+
+
 def give_rights(old: os.stat_result, file: int | str, folder: int | None = None) -> None:
     """Give a new file the owner, group and mode of the file that it replaces.
 

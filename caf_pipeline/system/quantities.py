@@ -1,9 +1,17 @@
-"""Numbers with a noun, and sizes with a unit."""
+"""Numbers with a noun, sizes with a unit, and ages."""
+
+from datetime import timedelta
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return `1 chunk`, `2 chunks`, `1,000 copies`. `plural` is for irregular nouns."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def show_age(age: timedelta) -> str:
+    """Return an age such as "3 hours ago"."""
+    hours = age / timedelta(hours=1)
+    return f"{hours:.0f} hours ago" if hours < 48 else f"{hours / 24:.0f} days ago"
 
 
 def show_size(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Files with a secret, which only their owner can access."""
+"""Files with a secret, and folders, which only their owner can access."""
 
 import os
 import stat
@@ -8,18 +8,28 @@ from typing import Final
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.system.atomic_files import PRIVATE, sync_folder
 
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+MAX_SECRET_BYTES: Final = 1 << 20
+"""A key has a few hundred bytes. The limit keeps a wrong file out of memory."""
+
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+"""The permissions of everybody but the owner."""
 
 
 def read_secret(path: Path, refused: type[SettingsError], *, hint: str) -> bytes:
-    """Raise `refused` if other users can access the file, or with the hint."""
+    """Return a file of at most 1 MiB.
+
+    Raises `refused` if other users can access the file, if it is larger, or with the hint.
+    """
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & _OTHERS:
+            if os.fstat(file.fileno()).st_mode & OTHERS:
                 raise refused(f"{path} can be read by other users", hint=f"run: chmod 600 {path}")
-            return file.read()
+            secret = file.read(MAX_SECRET_BYTES + 1)
     except OSError as error:
         raise refused(f"{path} cannot be read: {error.strerror}", hint=hint) from None
+    if len(secret) > MAX_SECRET_BYTES:
+        raise refused(f"{path} has more than {MAX_SECRET_BYTES} bytes", hint=hint)
+    return secret
 
 
 def write_secret(path: Path, secret: bytes) -> None:
@@ -34,3 +44,10 @@ def write_secret(path: Path, secret: bytes) -> None:
     except BaseException:
         path.unlink()
         raise
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 700. Existing ones keep their mode."""
+    if not folder.parent.exists():
+        make_private(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)

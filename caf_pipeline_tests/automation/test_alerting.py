@@ -38,6 +38,8 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
@@ -113,7 +115,6 @@ def parked(pipeline):
     return pipeline, chunk
 
 
-@pytest.mark.thorough
 def test_a_parked_chunk_alerts_webhook_and_mail_once(parked, webhook, mail_server):
     pipeline, chunk = parked
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
@@ -208,7 +209,6 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
     assert [item["status"] for item in webhook.got[0]["alerts"]] == ["begun"]
 
 
-@pytest.mark.thorough
 def test_a_pause_ends_no_delay_and_new_reasons_are_reported(pipeline, webhook):
     pipeline.put(12)
     moved, _ = pipeline.plan()
@@ -435,7 +435,6 @@ def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes)
     }
 
 
-@pytest.mark.thorough
 def test_conditions_come_from_the_ledger_and_pauses_explain_delays(
     pipeline,
 ):
@@ -695,3 +694,48 @@ def test_a_warning_that_becomes_an_error_is_sent_at_once():
         [],
         sent,
     )
+
+
+def hour_later(cursor: str) -> str:
+    """Return a cursor whose alerts were sent an hour earlier."""
+
+    def earlier(time: re.Match[str]) -> str:
+        return (datetime.fromisoformat(time[0]) - timedelta(hours=1)).isoformat()
+
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:.+]+", earlier, cursor)
+
+
+def test_each_escalation_is_sent_at_most_hourly(pipeline, webhook):
+    pipeline.put(1)
+    pipeline.plan()
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+
+    def tick(severity: AssetCheckSeverity, cursor: str | None) -> tuple[str, int]:
+        """Return the cursor and the number of alerts sent so far."""
+        failed = AssetCheckEvaluation(
+            asset_key=AssetKey([SOURCE, "chunk_plan"]),
+            check_name="caf_storage_plan_lasts",
+            passed=False,
+            severity=severity,
+        )
+        pipeline.instance.report_runless_asset_event(failed)
+        return evaluate_tick(pipeline, SENSOR, cursor).cursor, len(webhook.got)
+
+    warning, error = AssetCheckSeverity.WARN, AssetCheckSeverity.ERROR
+    cursor, numbers = None, []
+    for severity in (warning, error, warning, error, error):
+        cursor, number = tick(severity, cursor)
+        numbers.append(number)
+    cursor = hour_later(cursor)
+    for severity in (error, error, warning, error):
+        cursor, number = tick(severity, cursor)
+        numbers.append(number)
+    assert numbers == [1, 2, 2, 2, 2, 3, 3, 3, 3]
+    cursor, _ = tick(warning, cursor)
+    assert tick(error, hour_later(cursor))[1] == 4
+    assert [body["alerts"][0]["severity"] for body in webhook.got] == [
+        "warning",
+        "error",
+        "error",
+        "error",
+    ]

@@ -202,6 +202,7 @@ def test_run_that_ends_while_listed_keeps_its_status(instance, monkeypatch):
     assert instance.get_run_by_id(ended.run_id).status is DagsterRunStatus.SUCCESS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("seconds_ago", "left"), [(0, 1), (2 * dead_runs.FREE_SLOTS_SECONDS, 0)])
 def test_ended_run_loses_its_slot_after_a_while(instance, seconds_ago, left, monkeypatch):
     storage = instance.event_log_storage
@@ -214,6 +215,7 @@ def test_ended_run_loses_its_slot_after_a_while(instance, seconds_ago, left, mon
     assert len(storage.get_concurrency_info(S3_POOL).claimed_slots) == left
 
 
+@pytest.mark.thorough
 def test_live_run_keeps_its_slot(instance):
     storage = instance.event_log_storage
     storage.set_concurrency_slots(S3_POOL, 1)

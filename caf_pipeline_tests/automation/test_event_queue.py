@@ -30,6 +30,8 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 INVENTORY = "caf_my_source__s3_inventory"
@@ -63,7 +65,6 @@ def queue(pipeline):
     return Queue(pipeline)
 
 
-@pytest.mark.thorough
 def test_put_objects_are_planned_with_their_part_of_the_bucket(queue):
     queue.bucket.put("aaa/before-the-queue", b"1")
     queue.plan()
@@ -176,7 +177,6 @@ def test_an_event_during_a_listing_stays_unless_it_is_older(queue, sequencer, st
     assert queue.noticed() == ([b"k"] if stays else [])
 
 
-@pytest.mark.thorough
 def test_a_busy_key_waits_since_its_last_listing(
     queue,
 ):
@@ -194,7 +194,6 @@ def test_a_busy_key_waits_since_its_last_listing(
     assert snapshot.listed_at <= progress.noticed_at <= progress.at
 
 
-@pytest.mark.thorough
 def test_a_killed_drain_loses_no_message(queue, monkeypatch):
     monkeypatch.setattr(s3_queue, "HIDDEN_SECONDS", 0)
     queue.bucket.put("k", b"1")
@@ -214,7 +213,6 @@ def test_a_killed_drain_loses_no_message(queue, monkeypatch):
     assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
 
 
-@pytest.mark.thorough
 def test_the_daily_inventory_finds_objects_without_events(queue):
     queue.bucket.put("told", b"1")
     queue.bucket.put("dropped", b"2")
@@ -229,7 +227,6 @@ def test_the_daily_inventory_finds_objects_without_events(queue):
     assert queue.noticed() == []
 
 
-@pytest.mark.thorough
 def test_foreign_messages_are_set_apart(queue, monkeypatch):
     queue.send_text(json.dumps({"Event": "s3:TestEvent", "Bucket": queue.bucket.name}))
     queue.send_text("{ no JSON")
@@ -394,7 +391,6 @@ def test_keys_are_form_decoded_and_odd_sequencers_ignored():
     )
 
 
-@pytest.mark.thorough
 def test_a_missing_queue_fails_and_a_hanging_queue_skips(queue):
     queue.client.delete_queue(QueueUrl=queue.url)
     with pytest.raises(SourceError, match="no queue"):

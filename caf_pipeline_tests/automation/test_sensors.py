@@ -25,10 +25,18 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.new_objects_ticks import NewObjectsTicks
-from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
+from caf_pipeline_tests.support.pipeline_runs import (
+    ARCHIVE,
+    SOURCE,
+    fail_run,
+    failed_runs_of,
+    start_run,
+)
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
+
+pytestmark = pytest.mark.thorough
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -205,7 +213,6 @@ def test_a_plan_from_the_future_delays_no_other(ticks, monkeypatch):
     assert ticks.next_part() == {"after": ""}
 
 
-@pytest.mark.thorough
 def test_a_source_with_reports_plans_its_listing(pipeline, tick):
     settings = pipeline.settings.sources[SOURCE].model_copy(
         update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"}
@@ -451,7 +458,6 @@ def test_a_failed_chunk_waits_before_its_next_launch(pipeline, tick, monkeypatch
     assert [request.partition_key for request in requests] == [chunk]
 
 
-@pytest.mark.thorough
 def test_a_chunk_is_parked_after_too_many_failures(pipeline, tick, monkeypatch):
     from caf_pipeline.steps.chunk_steps import unpark
 
@@ -474,6 +480,24 @@ def test_a_chunk_is_parked_after_too_many_failures(pipeline, tick, monkeypatch):
     assert [request.partition_key for request in requests] == [chunk]
 
 
+@pytest.mark.thorough
+def test_failures_before_unparking_do_not_park_again(pipeline, tick, monkeypatch):
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    for _ in range(pipeline.settings.runs.attempts):
+        fail_run(pipeline, chunk)
+    # The sensor's process died right after this move.
+    chunk_steps.park(pipeline.run_context(), chunk, "its runs failed too often")
+    chunk_steps.unpark(pipeline.run_context(), chunk)
+    for _ in range(pipeline.settings.runs.attempts):
+        requests, _, _ = tick("caf_launch_chunks")
+        assert [request.partition_key for request in requests] == [chunk]
+        fail_run(pipeline, chunk)
+    assert tick("caf_launch_chunks")[0] == []
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.PARKED
+
+
 def test_a_held_run_does_not_reset_the_failures(pipeline):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
@@ -482,10 +506,9 @@ def test_a_held_run_does_not_reset_the_failures(pipeline):
     with held.lease(f"chunk/{chunk}"):
         assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     fail_run(pipeline, chunk)
-    assert len(launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])) == 2
+    assert len(failed_runs_of(pipeline, chunk)) == 2
 
 
-@pytest.mark.thorough
 def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
     source = pipeline.settings.sources[SOURCE].model_copy(
         update={"endpoint_url": unruly_s3.endpoint}
@@ -501,7 +524,7 @@ def test_an_outage_parks_no_chunk(pipeline, monkeypatch, unruly_s3):
     unruly_s3.fail(503, "SlowDown", kind=None)
     for _ in range(settings.runs.attempts + 1):
         assert not pipeline.execute(ARCHIVE, partition_key=chunk).success
-    runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
+    runs = failed_runs_of(pipeline, chunk)
     assert len(runs) == settings.runs.attempts + 1
     assert launching.pause_seconds(len(runs)) == 32 * 60  # outages lengthen the pause, too
     assert evaluate_tick(pipeline, "caf_launch_chunks").skip_message.startswith(
@@ -540,7 +563,6 @@ def test_located_chunks_are_not_launched(pipeline, tick):
     assert chunk not in [request.partition_key for request in requests]
 
 
-@pytest.mark.thorough
 def test_completeness_is_checked_once_after_the_last_chunk(pipeline, tick):
     pipeline.put(12)
     first, second = pipeline.plan()
@@ -555,7 +577,6 @@ def test_completeness_is_checked_once_after_the_last_chunk(pipeline, tick):
     assert tick("caf_launch_chunks")[0] == []
 
 
-@pytest.mark.thorough
 def test_an_incomplete_source_is_checked_after_another_located_chunk(pipeline, tick):
     pipeline.put(2)
     (chunk,) = pipeline.plan()

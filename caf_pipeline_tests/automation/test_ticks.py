@@ -1,6 +1,7 @@
 """Ticks are short: hanging servers end them, and their cost does not grow with the chunks."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
@@ -27,6 +28,8 @@ from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run, with_settings, with_source
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
+
+pytestmark = pytest.mark.thorough
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -110,7 +113,6 @@ def on_silent_jackal(pipeline, network):
         yield with_settings(pipeline, store=StoreSettings(kind="jackal"), jackal=jackal), server
 
 
-@pytest.mark.thorough
 def test_a_hanging_chain_skips_the_tick_and_is_named(on_silent_jackal):
     pipeline, server = on_silent_jackal
     tick = evaluate_tick(pipeline, "caf_launch_chunks", tick_seconds=TICK_SECONDS)
@@ -120,7 +122,6 @@ def test_a_hanging_chain_skips_the_tick_and_is_named(on_silent_jackal):
     assert f"within {TICK_SECONDS} s" in tick.skip_message
 
 
-@pytest.mark.thorough
 def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     pipeline, _ = on_silent_jackal
     plan_chunks(pipeline, SOURCE, 1)
@@ -133,7 +134,6 @@ def test_a_hanging_chain_does_not_stop_audits(on_silent_jackal):
     assert request.job_name == "caf_audit_done"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cursor", ['{"after": "key-7"}', '{"after": "key-7", "since": "key-3", "pages": 2}']
 )
@@ -149,7 +149,6 @@ def test_a_hanging_bucket_skips_the_tick_and_keeps_the_cursor(pipeline, cursor):
         assert server.asked
 
 
-@pytest.mark.thorough
 def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
@@ -160,7 +159,6 @@ def test_a_hanging_bucket_is_not_asked_again_meanwhile(pipeline):
         assert len(server.asked) == requests
 
 
-@pytest.mark.thorough
 def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
@@ -174,7 +172,6 @@ def test_a_slow_bucket_is_listed_one_page_per_tick(pipeline):
 # ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_a_tick_is_constant_in_the_number_of_chunks(pipeline, statements):
     plan_chunks(pipeline, SOURCE, 10)
     evaluate_tick(pipeline, "caf_launch_chunks")  # what a process does once
@@ -233,7 +230,6 @@ def of_100_sources(pipeline):
     return pipeline
 
 
-@pytest.mark.thorough
 def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
     pipeline = of_100_sources
     sensors = [
@@ -250,7 +246,6 @@ def test_one_sensor_launches_chunks_of_100_sources(of_100_sources):
     }
 
 
-@pytest.mark.thorough
 def test_the_next_tick_continues_with_the_remaining_sources(of_100_sources, monkeypatch):
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:
@@ -378,8 +373,9 @@ class NarrowStore:
 
 
 def chunks_of(*sizes: int) -> list[LaunchableChunk]:
+    now = datetime.now(UTC)
     return [
-        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, size, held=False)
+        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, now, size, held=False)
         for size in sizes
     ]
 

@@ -4,6 +4,7 @@ import json
 import os
 import queue
 
+import psycopg
 import pytest
 
 from caf_pipeline.cli import terminal
@@ -44,6 +45,54 @@ def spoil(caf, key):
 
 def records(done):
     return [json.loads(line) for line in done.out.splitlines()]
+
+
+def change(database_url, statement):
+    with psycopg.connect(database_url) as connection:
+        connection.execute(statement)
+
+
+def test_a_deleted_row_comes_back_by_a_rebuild(caf, database_url):
+    assert caf("doctor").status == 0
+    change(database_url, "DELETE FROM file_locations WHERE file_path = 'a/1'")
+    reported = caf("doctor")
+    assert (reported.status, b"caf rebuild" in reported.out) == (1, True)
+    restored = caf("rebuild", "src")
+    assert (restored.status, b"1 location restored" in restored.out) == (0, True)
+    assert caf("doctor").status == 0
+    assert caf("get", "src", "a/1").out == BODIES["a/1"]
+
+
+def test_an_altered_row_is_told_from_a_damaged_store(caf, database_url):
+    change(
+        database_url,
+        "UPDATE file_locations SET sha256 = sha256('x') WHERE file_path = 'a/1'",
+    )
+    refused = caf("get", "src", "a/1")
+    assert (refused.status, refused.out) == (9, b"")
+    assert "altered" in refused.err
+    assert "caf repair" not in refused.err
+    done = caf("check", "src", "--full", "--json")
+    wrong, sums = records(done)
+    assert (wrong["key"], wrong["result"]) == ("a/1", "altered")
+    assert (done.status, sums["wrong"], sums["altered"]) == (9, 0, 1)
+    assert "caf repair" not in done.err
+    assert b"damaged" not in caf("status").out
+    change(database_url, "DELETE FROM file_locations WHERE file_path IN ('a/1', 'a/2')")
+    assert caf("rebuild", "src").status == 0
+    assert caf("check", "src", "--full").status == 0
+
+
+def test_a_rebuild_reports_altered_rows(caf, database_url):
+    change(
+        database_url,
+        "UPDATE file_locations SET sha256 = sha256('x') WHERE file_path = 'a/1'; "
+        "DELETE FROM file_locations WHERE file_path = 'a/2'",
+    )
+    reported = caf("rebuild", "src")
+    assert (reported.status, b"a/1" in reported.out) == (1, True)
+    assert "altered" in reported.err
+    assert caf("get", "src", "a/2").out == BODIES["a/2"]
 
 
 def test_right_objects_are_counted(caf):

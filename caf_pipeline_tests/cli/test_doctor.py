@@ -28,6 +28,8 @@ from caf_pipeline_tests.support.jackal_command_line import (
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.tiers import sampled
 
+pytestmark = pytest.mark.thorough
+
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
 LONG = "600"  # seconds; a lease never expires during a test
 
@@ -112,7 +114,6 @@ def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch
         assert instance.get_dynamic_partitions("caf_src_chunks") == ["src-0a1b2c3d-00001"]
 
 
-@pytest.mark.thorough
 def test_a_finding_is_reported_then_repaired_then_gone(caf, tmp_path, database_url):
     assert caf("doctor").status == 0  # opening a folder store makes its folder
     killed("lease", database_url, "plan/src", LONG)
@@ -131,7 +132,6 @@ def test_a_finding_is_reported_then_repaired_then_gone(caf, tmp_path, database_u
     assert lines(caf("doctor")) == ["nothing was found"]
 
 
-@pytest.mark.thorough
 def test_json_is_an_object_a_line(caf, database_url):
     killed("lease", database_url, "plan/src", LONG)
     (finding,) = records(caf("doctor", "--dry-run", "--json"))
@@ -155,7 +155,6 @@ def test_findings_for_an_operator_exit_with_1(caf):
     expect_error(caf("doctor"), 1, "operator")
 
 
-@pytest.mark.thorough
 def test_findings_for_the_next_run_exit_with_0(caf, database_url):
     archive_source(caf)
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -195,7 +194,6 @@ def test_a_source_of_the_ledger_alone_is_examined(caf, database_url):
     assert "caf.toml" in lines(done)[1]
 
 
-@pytest.mark.thorough
 def test_doctor_names_the_source_that_no_rebuild_restored(caf, new_ledger):
     text = (caf.folder / "caf.toml").read_text()
     caf.settings(text + text.replace("sources.src", "sources.other") + 'prefix = "key-0"\n')
@@ -203,12 +201,12 @@ def test_doctor_names_the_source_that_no_rebuild_restored(caf, new_ledger):
         archive_source(caf, source)
     fresh = new_ledger()
     caf.environment["CAF_DATABASE_URL"] = fresh.url
-    assert caf("rebuild", "src").status == 0
+    assert caf("rebuild", "src", "--yes").status == 0
     done = caf("doctor")
     assert done.status == 1, done.err
     assert "'caf rebuild other'" in done.out.decode()
     assert fresh.lookup.sources() == ["src"]
-    assert caf("rebuild", "other").status == 0
+    assert caf("rebuild", "other", "--yes").status == 0
     assert fresh.chunks.account("other").located_objects == 10
     assert lines(caf("doctor")) == ["nothing was found"]
 
@@ -240,7 +238,6 @@ def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> Command
     return caf
 
 
-@pytest.mark.thorough
 def test_a_dry_run_accepts_an_expired_kept_file(
     on_jackal,
 ):
@@ -256,7 +253,6 @@ def test_a_dry_run_accepts_an_expired_kept_file(
     assert lines(on_jackal("doctor", "--dry-run", **over)) == ["nothing was found"]
 
 
-@pytest.mark.thorough
 def test_without_the_chain_other_checks_run_and_exit_with_7(on_jackal, network, database_url):
     killed("lease", database_url, "plan/src", LONG)
     network.kill()
@@ -275,7 +271,6 @@ def test_without_a_wallet_other_checks_run_and_exit_with_3(on_jackal, database_u
     assert on_jackal.environment["JACKAL_MNEMONIC"] not in done.err
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "reached", sampled(["posting", "packing", "uploading", "located"][::EVERY], every=2)
 )
@@ -319,7 +314,6 @@ def test_the_doctor_never_touches_a_live_run(on_jackal, database_url):
     ] == []
 
 
-@pytest.mark.thorough
 def test_a_live_holder_is_left_alone(caf, database_url):
     with started("lease", database_url, "plan/src", LONG):
         assert lines(caf("doctor")) == ["nothing was found"]

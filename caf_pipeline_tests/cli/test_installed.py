@@ -161,6 +161,7 @@ print([file.name for file in metadata.files("caf-pipeline") if "licenses" in fil
 """
 
 
+@pytest.mark.thorough
 def test_installed_package_has_definitions_types_and_license(tmp_path, s3_server):
     caf = CommandLine(tmp_path, {})
     caf.settings(source_text(s3_server, "bucket"))

@@ -30,12 +30,13 @@ from caf_pipeline_tests.support.command_line import (
     source_text,
 )
 from caf_pipeline_tests.support.jackal_command_line import (
+    NewWallet,
     jackal_command_line,
     new_wallet,
     wallet_with_space,
     with_wallet,
 )
-from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.roles import granted_roles
@@ -84,6 +85,7 @@ def funded(network, coins: int = COINS):
     return wallet
 
 
+@pytest.mark.thorough
 def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_url):
     with granted_roles(database_url) as url_as:
         reader = replace(
@@ -103,6 +105,7 @@ def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_
             assert done.status == 0, (command, done.err)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_read_does_not_wait_for_a_silent_chain(archived):
     with silent_server() as chain:
         reading = archived.start("get", "src", "key-00", CAF_JACKAL__LCD=json.dumps([chain.url]))
@@ -183,6 +186,7 @@ def test_a_price_counts_every_copy(caf):
     assert shown["missing_bytes"] == 0
 
 
+@pytest.mark.thorough
 def test_a_price_below_the_minimum_names_the_priced_size(source):
     least = "1,000,000,000 bytes, the least that is sold"
     assert f" for {least}, for 30 days" in source("jackal", "price", "300MB").out.decode()
@@ -294,6 +298,7 @@ def test_a_killed_purchase_is_finished_and_never_repeated(caf, network, ledger):
 # --- what the chain lists
 
 
+@pytest.mark.thorough
 def test_the_chain_and_the_ledger_name_the_same_files(archived):
     done = archived("jackal", "files", "src", "--json")
     assert done.status == 0, done.err
@@ -427,6 +432,7 @@ def test_prove_without_located_chunks_proves_nothing(source):
     assert (done.status, "proven" in done.out.decode()) == (0, False)
 
 
+@pytest.mark.thorough
 def test_stored_chunks_are_proven(archived, ledger):
     lines = [json.loads(line) for line in archived("prove", "src", "--json").out.splitlines()]
     assert len(lines) == len(ledger.chunks.list())
@@ -434,6 +440,7 @@ def test_stored_chunks_are_proven(archived, ledger):
     assert len(archived("prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger, network):
     first, second, *_ = ledger.chunks.list()
     silent = network.provider_addresses.index(ledger.replicas.list(first.name)[0].provider)
@@ -445,6 +452,32 @@ def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger,
     expect_error(done, 1, "1 damaged", second.name)
     assert "unanswered" not in done.err
     expect_error(archived("prove", "src"), 1, "1 damaged", second.name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_an_ended_look_leaves_its_faults_to_a_repair(archived, ledger, network, number):
+    files = {bytes.fromhex(file["merkle"]): file for file in network.state()["files"]}
+    for root in [chunk.merkle_root for chunk in ledger.chunks.list()]:
+        file = files[root]
+        first, *others = map(network.provider_addresses.index, file["providers"])
+        network.delete_blob(first, root)
+        for other in others:
+            network.lose_range(other, root, 0, file["size_bytes"])
+    looking = archived.start("prove", "src", "--limit", "1")
+    wait_for(lambda: ledger.chunks.list(states=[ChunkState.DAMAGED]), looking)
+    looking.send_signal(number)
+    looking.communicate(timeout=PATIENCE_SECONDS)
+    (damaged,) = ledger.chunks.list(states=[ChunkState.DAMAGED])
+    copies = ledger.replicas.list(damaged.name)
+    assert all(copy.listed for copy in copies)
+    assert any(copy.fault for copy in copies)
+    assert damaged.checked_at is None
+    for provider in range(len(network.providers)):
+        network.misbehave(provider=provider, closes_lost=True)  # the repair need not wait
+    repaired = archived("repair", "src")
+    assert "no chunk" not in repaired.err
+    assert damaged.name in repaired.out.decode() + repaired.err
 
 
 @pytest.mark.thorough
@@ -513,6 +546,7 @@ def test_an_unknown_chunk_cannot_be_repaired(caf):
 # --- a run, and what ends it
 
 
+@pytest.mark.thorough
 def test_a_source_not_marked_public_is_refused_before_packing(
     source, s3_server, new_bucket, ledger
 ):
@@ -549,8 +583,11 @@ def test_a_purchase_with_an_earlier_end_says_so_first(caf, network):
 
 
 def test_the_wallet_names_the_purchase_before_its_space_ends(source, network):
-    caf = with_wallet(source, funded(network).words)
+    wallet = funded(network)
+    caf = with_wallet(source, wallet.words)
     assert caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes").status == 0
+    assert of(caf("jackal", "wallet", "--json"))["warning"] is None
+    network.grant(wallet.address, 2 * GB, days=30, days_ago=100)
     shown = caf("jackal", "wallet", CAF_JACKAL__WARN_DAYS="40").out.decode()
     assert "--bytes 2000000000 --days 80" in shown
     account = of(caf("status", "--json"))["space"]
@@ -588,3 +625,63 @@ def test_a_pending_purchase_explains_an_earlier_end(caf, network, ledger):
     assert "no purchase" in of(caf("jackal", "wallet", "--json"))["warning"]
     commit(ledger.transactions(this_process("a test")), signed(50, account=account, purpose="buy"))
     assert of(caf("jackal", "wallet", "--json"))["warning"] is None
+
+
+def ending_in(network, days: float, *, days_ago: float = 0) -> NewWallet:
+    """Return a wallet whose space was bought some days ago and ends in some days."""
+    wallet = funded(network)
+    network.grant(wallet.address, SPACE, days=days, days_ago=days_ago)
+    return wallet
+
+
+@pytest.mark.thorough
+def test_a_run_warns_before_the_space_ends(source, network, ledger):
+    wallet = ending_in(network, 5, days_ago=25)
+    caf = with_wallet(source, wallet.words)
+    for _ in range(2):  # the second run has nothing to archive
+        done = caf("run", "src", "--json")
+        (summary,) = json.loads(done.out.splitlines()[-1])["sources"]
+        assert (done.status, summary["complete"]) == (0, True)
+        assert "in 5.0 days" in summary["space_warning"]
+        assert summary["space_warning"] in done.err
+    assert "in 5.0 days" in caf("status").out.decode()
+    (space,) = json.loads(caf("status", "--json").out.splitlines()[0])["space"]
+    assert "in 5.0 days" in space["warning"]
+    exported = caf("metrics").out.decode()
+    assert f'caf_jackal_plan_end_timestamp_seconds{{account="{network.chain_id}/' in exported
+
+
+@pytest.mark.thorough
+def test_a_run_warns_of_an_earlier_end(source, network):
+    wallet = ending_in(network, 365)
+    caf = with_wallet(source, wallet.words)
+    assert "bought space" not in caf("run", "src").err
+    network.grant(wallet.address, SPACE, days=100)
+    assert "no purchase of this ledger" in caf("run", "src").err
+
+
+@pytest.mark.thorough
+def test_every_command_on_the_chain_records_the_end(archived, ledger, tmp_path):
+    damaged = ledger.chunks.list("src")[0].name
+    for command in (
+        ("run", "src"),
+        ("plan", "src"),
+        ("prove", "src"),
+        ("doctor", "src"),
+        ("repair", damaged),
+        ("rebuild", "src", "--dry-run"),
+        ("jackal", "wallet"),
+        ("jackal", "price", "1GB"),
+        ("jackal", "files", "src"),
+    ):
+        with connected(ledger.database) as connection:
+            connection.execute("TRUNCATE storage_plans")
+        archived(*command)
+        assert [bool(row.ends_at) for row in ledger.storage_plans.list()] == [True], command
+
+
+def test_status_says_when_the_space_was_never_read(source):
+    assert "never read" in source("status").out.decode()
+    assert of(source("jackal", "wallet", "--json"))
+    (line,) = [line for line in source("status").out.decode().splitlines() if "used, ends" in line]
+    assert line.endswith("0 hours ago")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from caf_pipeline.cli.metrics import render
@@ -85,13 +86,21 @@ def test_metrics_match_the_ledger(caf, ledger):
 def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
     read_at = datetime.fromtimestamp(1_800_000_000, UTC)
     plan = (2_000, 500, read_at + timedelta(days=40))
-    ledger.storage_plans.record("jackal-1/rich", read_at=read_at, balance=7, plan=plan)
+    ledger.storage_plans.record(
+        "jackal-1/rich",
+        read_at=read_at,
+        balance=7,
+        plan=plan,
+        starts_at=read_at - timedelta(days=5),
+    )
     ledger.storage_plans.record("jackal-1/poor", read_at=read_at, balance=0, plan=None)
     exported = samples(caf("metrics").out.decode())
     assert {
         name: value for name, value in exported.items() if name[0].startswith("caf_jackal_")
     } == {
         ("caf_jackal_plan_end_timestamp_seconds", "jackal-1/rich"): 1_800_000_000 + 40 * 86_400,
+        ("caf_jackal_space_warning_timestamp_seconds", "jackal-1/rich"): 1_800_000_000
+        + 25 * 86_400,
         ("caf_jackal_space_bytes", "jackal-1/rich"): 2_000,
         ("caf_jackal_used_bytes", "jackal-1/rich"): 500,
         ("caf_jackal_balance_ujkl", "jackal-1/rich"): 7,
@@ -143,13 +152,33 @@ def test_metrics_are_served_by_ipv6(caf):
     serving.communicate()
 
 
+def test_the_documented_rules_use_only_existing_metrics(caf, ledger):
+    with connected(ledger.database) as connection:
+        connection.execute("UPDATE chunk_copies SET checked_at = now()")
+        connection.execute("INSERT INTO chain_listings VALUES ('jackal', now(), now())")
+        first = "(SELECT min(caf_file_id) FROM caf_files)"
+        set_state(connection, "packing", f"caf_file_id = {first}")
+    now = datetime.now(UTC)
+    ledger.storage_plans.record("jackal-1/a", read_at=now, balance=7, plan=(2_000, 500, now))
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    rules = [
+        rule
+        for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+        for rule in yaml.safe_load(block)
+        if "alert" in rule
+    ]
+    named = set(re.findall(r"caf_\w+", " ".join(rule["expr"] for rule in rules)))
+    assert {"caf_jackal_space_warning_timestamp_seconds", "caf_chunks"} <= named
+    assert named <= {name[0] for name in samples(render(ledger, 30).decode())}
+
+
 def test_the_dashboard_uses_only_existing_metrics_and_states(caf, ledger):
     absent = {
         "caf_oldest_pending_timestamp_seconds",
         "caf_last_look_timestamp_seconds",
         "caf_last_whole_bulk_look_timestamp_seconds",
     }
-    there = {name[0] for name in samples(render(ledger).decode())} | absent
+    there = {name[0] for name in samples(render(ledger, 30).decode())} | absent
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "caf-pipeline.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [

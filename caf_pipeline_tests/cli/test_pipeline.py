@@ -1,5 +1,6 @@
 """`caf run`, `get`, `status` and an operator's commands, especially with bad input."""
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host import run_source
 from caf_pipeline.errors import LedgerError
 from caf_pipeline_tests.support.command_line import (
     KEYS,
@@ -24,6 +26,8 @@ from caf_pipeline_tests.support.command_line import (
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import Bucket, make_bucket, s3_error
 from caf_pipeline_tests.support.tiers import sampled
+
+pytestmark = pytest.mark.thorough
 
 
 def fill(bucket):
@@ -71,7 +75,6 @@ def archived(tmp_path_factory, s3_server, databases):
     return Archived(caf, bucket, bodies, caf("run", "--source", "src"))
 
 
-@pytest.mark.thorough
 def test_a_run_reports_its_work_and_no_secret(archived):
     assert archived.result.status == 0, archived.result.err
     assert "27 objects" in archived.result.err
@@ -100,7 +103,6 @@ def status_of(caf):
     return caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])
 
 
-@pytest.mark.thorough
 def test_a_chunk_of_skipped_objects_is_empty(caf, s3_server, new_bucket):
     for key in ("a", "b"):
         new_bucket.put(key, b"content")
@@ -124,7 +126,6 @@ def status_of_chunks(caf):
     ]
 
 
-@pytest.mark.thorough
 def test_the_status_counts_filtered_objects_and_older_versions(caf, s3_server, new_bucket):
     new_bucket.keep_versions()
     first = new_bucket.put("k", b"first")["VersionId"]
@@ -165,6 +166,27 @@ def test_the_status_counts_filtered_objects_and_older_versions(caf, s3_server, n
     text, source = status_of(caf)
     assert "1 current, 1 older, 1 gone, " in text
     assert (source["uncounted_objects"], source["versions"]) == (0, "all")
+
+
+def test_only_the_owner_enters_home_and_its_folders(archived):
+    home = archived.caf.folder / ".caf"
+    folders = [home, *(path for path in home.iterdir() if path.is_dir())]
+    assert {path.name for path in folders} >= {".caf", "dagster", "inventories", "plans", "staging"}
+    assert {path.name for path in folders if path.stat().st_mode & 0o077} == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("broken"), 1), (OSError(errno.ENOSPC, "full"), 8)]
+)
+def test_a_foreign_error_has_its_exit_status_in_json(filled, monkeypatch, error, status):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(run_source, "reap_dead_runs", fail)
+    ended = filled[0]("run", "--json")
+    report = json.loads(ended.out.splitlines()[-1])
+    assert (report["exit_status"], ended.status) == (status, status)
+    assert type(error).__name__ in report["error"]
 
 
 def test_all_versions_need_a_bucket_with_versions(filled, s3_server, new_bucket):
@@ -307,7 +329,6 @@ def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):
     assert not (archived.caf.folder / "damaged").exists()
 
 
-@pytest.mark.thorough
 def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
     caf, bodies = filled
     process = caf.start("run", "--source", "src")
@@ -321,7 +342,6 @@ def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
     assert ledger.chunks.account("src").located_objects == len(bodies)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_and_the_next_goes_on(filled, ledger, number):
     caf, bodies = filled
@@ -500,7 +520,6 @@ def test_a_missing_version_error_names_the_archived_version(archived):
     )
 
 
-@pytest.mark.thorough
 def test_a_prefix_without_keys_warns(filled, s3_server, new_bucket):
     caf, _bodies = filled
     caf.settings(source_text(s3_server, new_bucket.name, prefix="/some"))
@@ -511,7 +530,6 @@ def test_a_prefix_without_keys_warns(filled, s3_server, new_bucket):
     assert done.status == 19
 
 
-@pytest.mark.thorough
 def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):
     caf, _bodies = filled
     caf.settings(
@@ -526,7 +544,6 @@ def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, 
     assert caf("run", "--source", "src").status == 0
 
 
-@pytest.mark.thorough
 def test_a_withdrawn_chunk_is_planned_again(filled, ledger):
     caf, bodies = filled
     caf("run", CAF_STAGING="/dev/null/nowhere")

@@ -24,6 +24,8 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, plan
 from caf_pipeline_tests.support.s3_server import make_bucket
 
+pytestmark = pytest.mark.thorough
+
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -205,7 +207,6 @@ def test_a_preview_keeps_noticed_keys_in_the_ledger(caf):
         assert not ledger.notices.noticed_keys("src", b"", 5)
 
 
-@pytest.mark.thorough
 def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     archive_source(caf)
     (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]

@@ -33,6 +33,8 @@ from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
+pytestmark = pytest.mark.thorough
+
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -105,7 +107,6 @@ def test_foreign_files_under_the_archive_are_reported_without_rows(
     assert context.ledger.chunks.list() == []
 
 
-@pytest.mark.thorough
 def test_a_provider_with_wrong_bytes_is_named_and_ignored(
     ledger,
     new_ledger,
@@ -199,13 +200,17 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     preview = caf("rebuild", "src", "--owner", wallet.address, "--dry-run", "--json", **keys)
-    assert [line["restored"] for line in lines_of(preview)[:-1]] == [False] * len(
-        ledger.chunks.list()
-    )
+    kinds = [(line["kind"], line.get("restored")) for line in lines_of(preview)[:-1]]
+    count = len(ledger.chunks.list())
+    assert kinds == [("listed", None)] * count + [("chunk", False)] * count
     assert fresh.lookup.sources() == []
-    done = caf("rebuild", "src", "--owner", wallet.address, "--json", **keys)
+    refused = caf("rebuild", "src", "--owner", wallet.address, **keys)
+    expect_error(refused, 2, "--yes")
+    assert all(f"block {chunk.start}, about 20" in refused.err for chunk in ledger.chunks.list())
+    assert fresh.chunks.list() == []
+    done = caf("rebuild", "src", "--owner", wallet.address, "--yes", "--json", **keys)
     assert done.status == 0, done.err
-    *chunks, end = lines_of(done)
+    *chunks, end = lines_of(done)[count:]
     assert {line["chunk"] for line in chunks} == {chunk.name for chunk in ledger.chunks.list()}
     assert end["files"] == {"chunk": len(chunks)}
     assert "transactions" in end["not_known"]
@@ -222,17 +227,16 @@ def test_a_rebuilt_ledger_plans_and_pays_nothing_again(
     assert len(again("get", "src", "key-03").out) == 100_000
 
 
-@pytest.mark.thorough
 def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
     fresh = new_ledger()
     caf = on(archived, fresh)
     for chunks in (1, 2):
-        process = caf.start("rebuild", "--owner", wallet.address)
+        process = caf.start("rebuild", "--owner", wallet.address, "--yes")
         while len(fresh.chunks.list()) < chunks and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = caf("rebuild", "--owner", wallet.address)
+    done = caf("rebuild", "--owner", wallet.address, "--yes")
     assert done.status == 0, done.err
     assert all(f"  {name}: " in done.out.decode() for name in rebuild.NOT_KNOWN)
     assert "50 blocks" in done.err
@@ -240,7 +244,6 @@ def test_a_killed_rebuild_continues(archived, ledger, new_ledger, wallet):
     assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
 
 
-@pytest.mark.thorough
 def test_a_dry_rebuild_lists_losses_only_with_restorable_chunks(
     archived,
     new_ledger,
@@ -290,7 +293,6 @@ def test_an_unknown_source_is_one_sentence(caf):
     expect_error(caf("rebuild", "other"), 3, "'other'")
 
 
-@pytest.mark.thorough
 def test_a_chain_that_is_away_is_one_sentence(caf):
     expect_error(caf("rebuild", "src", CAF_JACKAL__LCD=json.dumps([NOWHERE])), 7, "127.0.0.1:9")
 
@@ -321,7 +323,7 @@ def test_an_archive_in_a_folder_is_rebuilt(tmp_path, ledger, new_ledger):
         tmp_path, {"CAF_DATABASE_URL": fresh.url, "CAF_STORE__FOLDER": str(tmp_path / "store")}
     )
     caf.settings('[sources.src]\nbucket = "b"\n')
-    done = caf("rebuild")
+    done = caf("rebuild", "--yes")
     assert done.status == 0, done.err
     assert f"src: {counted(len(fresh.chunks.list()), 'chunk')}\n" in done.out.decode()
     assert "9 objects, 0 skipped, read from 1 of 1 listed copy" in done.out.decode()

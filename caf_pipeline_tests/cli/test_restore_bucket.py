@@ -120,6 +120,7 @@ def uploads(bucket):
     return bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", [])
 
 
+@pytest.mark.thorough
 def test_every_object_is_restored_with_its_headers(restore, new_bucket):
     expect_error(restore(), 1, "longer than 1,024 bytes", f"1 object of {len(BODIES)}")
     assert objects(new_bucket) == FITTING
@@ -191,6 +192,7 @@ def test_an_existing_multipart_object_is_compared_by_reading(restore, new_bucket
     assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["different"] == 1
 
 
+@pytest.mark.thorough
 def test_a_comparison_continues_after_a_broken_connection(
     restore, new_bucket, unruly_s3, monkeypatch
 ):

@@ -23,6 +23,8 @@ from caf_pipeline_tests.support.jackal_network import ADDRESS, BLOCK_SECONDS, FU
 from caf_pipeline_tests.support.run_contexts import archive_everything
 from caf_pipeline_tests.support.s3_server import Bucket
 
+pytestmark = pytest.mark.thorough
+
 KEYS = [f"some/key-{number:02d}" for number in range(12)]
 
 
@@ -101,7 +103,6 @@ def listed(file) -> list[list[str]]:
         return list(csv.reader(opened))
 
 
-@pytest.mark.thorough
 def test_a_list_is_written_when_everything_is_safe(safe):
     done = safe("src")
     assert done.status == 0, done.err
@@ -147,7 +148,6 @@ def test_unsafe_objects_are_printed_by_reason(safe):
     assert lines[1]["examples"] == [{"key": KEYS[3], "detail": None}]
 
 
-@pytest.mark.thorough
 def test_nothing_is_listed_before_the_second_window(archived):
     done = archived("src")
     expect_error(done, 1, "12 of 12 objects", "next proof window")
@@ -158,7 +158,6 @@ def test_nothing_is_listed_before_the_second_window(archived):
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
 
 
-@pytest.mark.thorough
 def test_chunks_in_a_folder_are_never_safe(archived):
     expect_error(
         archived("src", CAF_STORE__KIND="directory"),
@@ -168,7 +167,6 @@ def test_chunks_in_a_folder_are_never_safe(archived):
     )
 
 
-@pytest.mark.thorough
 def test_a_chain_that_is_away_writes_nothing(archived):
     old = archived.caf.folder / "src-safe-to-delete.csv"
     old.write_text(f"{archived.bucket.name},old\n")
@@ -176,7 +174,6 @@ def test_a_chain_that_is_away_writes_nothing(archived):
     assert old.read_text() == f"{archived.bucket.name},old\n"
 
 
-@pytest.mark.thorough
 def test_a_source_that_is_away_writes_nothing(archived):
     more = {
         "CAF_SOURCES__SRC__ENDPOINT_URL": "http://127.0.0.1:9",
@@ -194,7 +191,6 @@ def test_a_source_that_is_away_writes_nothing(archived):
     assert not [chunk.name for chunk in archived.ledger.chunks.list("src") if chunk.read_back_at]
 
 
-@pytest.mark.thorough
 def test_unusable_output_files_are_refused(archived):
     foreign = archived.caf.folder / "theirs.csv"
     foreign.write_text("name,age\n")
@@ -205,7 +201,6 @@ def test_unusable_output_files_are_refused(archived):
     assert foreign.read_text() == "name,age\n"
 
 
-@pytest.mark.thorough
 def test_an_unknown_source_is_refused(archived):
     expect_error(archived("other"), 3, "'other'")
 
@@ -218,7 +213,6 @@ def test_nothing_is_safe_before_anything_is_archived(caf, new_bucket):
     expect_error(caf("safe-to-delete", "src"), 1, "1 of 1 object", "caf run src")
 
 
-@pytest.mark.thorough
 def test_a_killed_read_back_continues_with_the_next_chunk(safe):
     first, second = safe.ledger.chunks.list("src", [ChunkState.LOCATED])
     (safe.caf.folder / "src-safe-to-delete.csv").write_text(f"{safe.bucket.name},old\n")
@@ -243,7 +237,6 @@ def test_a_killed_read_back_continues_with_the_next_chunk(safe):
     assert partial == set()
 
 
-@pytest.mark.thorough
 def test_an_interrupted_safe_to_delete_leaves_nothing(safe):
     for number in range(4):
         safe.network.misbehave(provider=number, download_rate=200_000)
@@ -264,7 +257,6 @@ def test_an_interrupted_safe_to_delete_leaves_nothing(safe):
     assert safe("src").status == 0
 
 
-@pytest.mark.thorough
 def test_two_concurrent_safe_to_delete_exclude_each_other(safe):
     for number in range(4):
         safe.network.misbehave(provider=number, download_rate=50_000)

@@ -131,6 +131,9 @@ class MemoryLog:
     def unknown_roots(self, roots, *, signed):
         return []
 
+    def lost_posts(self, archive_id):
+        return []
+
     def record_look(self, account, archive_id, sequence, unknown):
         pass
 

@@ -27,6 +27,8 @@ from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.pipeline_runs import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.postgres import connected
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
@@ -91,7 +93,6 @@ def test_an_unknown_source_is_refused(planned):
         backfill_command("other", settings=planned.settings, wanted={})
 
 
-@pytest.mark.thorough
 def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     for chunk in planned.chunks():
         chunk_steps.withdraw(planned.run_context(), chunk)
@@ -117,7 +118,6 @@ def test_selection_by_plan_and_by_range(planned):
     assert chosen(planned, first=names[-1]) == [names[-1], *later]  # in the order of planning
 
 
-@pytest.mark.thorough
 def test_wrong_ends_and_unknown_plans_are_refused(planned):
     names = planned.chunks()
     with pytest.raises(UsageError, match="comes after"):
@@ -145,7 +145,6 @@ def test_held_and_parked_chunks_are_left_out(planned):
         )
 
 
-@pytest.mark.thorough
 def test_failed_selects_failed_and_unparks_parked_chunks(planned, monkeypatch):
     _, failed, parked, *_ = planned.chunks()
     fail_run(planned, failed)
@@ -185,7 +184,6 @@ def test_withdrawn_and_empty_chunks_do_not_count_as_archived(planned, monkeypatc
     assert "3 of 5 chunks done" in output.err
 
 
-@pytest.mark.thorough
 def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     names = planned.chunks()
     planned.instance.delete_dynamic_partition("caf_my-source_chunks", names[0])
@@ -253,7 +251,6 @@ def test_a_canceled_backfill_counts_its_canceled_runs(planned):
     assert "2 runs canceled" in printed.getvalue()
 
 
-@pytest.mark.thorough
 def test_an_unfinished_backfill_is_followed_and_not_submitted_twice(planned, monkeypatch):
     backfill_id = submit(planned)
     result = select(planned.instance, planned.ledger, SOURCE, Selection())
@@ -290,7 +287,6 @@ def test_a_failed_chunk_of_a_backfill_is_submitted_again(planned):
 # ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("submitted", [False, True])
 def test_an_interrupted_submit_reports_whether_the_backfill_exists(
     planned, monkeypatch, capsys, submitted
@@ -309,7 +305,6 @@ def test_an_interrupted_submit_reports_whether_the_backfill_exists(
     assert ("goes on" in capsys.readouterr().err) is submitted
 
 
-@pytest.mark.thorough
 @pytest.mark.filterwarnings(
     "ignore:Function `AssetSelection.sources` is deprecated"
 )  # Dagster's own call

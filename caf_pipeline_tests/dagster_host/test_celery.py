@@ -30,6 +30,8 @@ from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon, wait_for_bac
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.redis_server import running_redis
 
+pytestmark = pytest.mark.thorough
+
 _ALLOWED = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 NAMESPACE = ["unshare", *_ALLOWED, "--pid", "--fork", "--kill-child", "--mount-proc"]
 """A machine in its own process namespace: all its processes end with the first."""
@@ -114,7 +116,6 @@ def was_lost(instance, run):
     )
 
 
-@pytest.mark.thorough
 def test_a_lost_workers_run_is_retried_and_paid_once(world, environment, database, tmp_path):
     chunks = world.plan()
     assert len(chunks) > 2

@@ -20,6 +20,8 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.support import sleeper
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
@@ -54,7 +56,6 @@ def changed_mark(run: DagsterRun, **changes: Any) -> dict[str, str]:
     return process_tags(replace(holder, **changes))
 
 
-@pytest.mark.thorough
 def test_the_next_start_fails_a_killed_run(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
@@ -76,7 +77,6 @@ def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
     assert instance.get_runs()[0].status is DagsterRunStatus.STARTED
 
 
-@pytest.mark.thorough
 def test_ctrl_c_ends_a_run_without_a_retry(instance, sleeping, begun):
     sleeping.send_signal(signal.SIGINT)
     sleeping.wait(PATIENCE_SECONDS)
@@ -85,7 +85,6 @@ def test_ctrl_c_ends_a_run_without_a_retry(instance, sleeping, begun):
     assert slots_taken(instance) == 0
 
 
-@pytest.mark.thorough
 def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
@@ -94,7 +93,6 @@ def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
     assert reap_dead_runs(instance) == []
 
 
-@pytest.mark.thorough
 def test_a_reused_pid_is_not_the_runs_process(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
@@ -103,7 +101,6 @@ def test_a_reused_pid_is_not_the_runs_process(instance, sleeping):
     assert reap_dead_runs(instance) == [run.run_id]
 
 
-@pytest.mark.thorough
 def test_a_run_with_an_inherited_process_tag_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()

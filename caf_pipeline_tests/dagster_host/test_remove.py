@@ -5,10 +5,9 @@ import shutil
 from functools import partial
 
 import pytest
-from dagster import DagsterRunStatus
+from dagster import DagsterInstance, DagsterRunStatus
 
 from caf_pipeline.automation.dead_runs import process_tags
-from caf_pipeline.automation.launching import failed_runs, runs_of
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.dagster_host import remove
@@ -22,9 +21,11 @@ from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
-from caf_pipeline_tests.support.pipeline_runs import SOURCE, fail_run, start_run
+from caf_pipeline_tests.support.pipeline_runs import SOURCE, start_run
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
+
+pytestmark = pytest.mark.thorough
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -46,14 +47,12 @@ def removing(pipeline):
 
 @pytest.fixture
 def packed(pipeline):
-    """A source with five planned chunks: two are packed, and runs of a third have failed."""
+    """Five planned chunks of a source. Two chunks are packed."""
     pipeline.put(25)
     names = pipeline.plan()
     context = pipeline.run_context()
     archive_chunk(context, names[0], until=chunk_steps.seal_chunk)
     archive_chunk(context, names[1], until=chunk_steps.pack_chunk)
-    for _ in range(5):
-        fail_run(pipeline, names[2])
     return pipeline
 
 
@@ -87,20 +86,15 @@ def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, caps
     assert packed.chunks(ChunkState.LOCATED) == again
 
 
-def test_old_failures_do_not_park_a_replanned_chunk(packed, removing):
-    failed = packed.chunks()[2]
-    assert len(failed_runs(runs_of(packed.instance, [failed])[failed])) == 5
-    removing()
-    assert failed_runs(runs_of(packed.instance, [failed])[failed]) == []
-
-
-@pytest.mark.parametrize("killed_in", ["remove_leftovers", "runs_of"])
+@pytest.mark.parametrize(
+    "killed_in", [(remove, "remove_leftovers"), (DagsterInstance, "delete_dynamic_partition")]
+)
 def test_the_next_removal_completes_a_killed_one(packed, removing, monkeypatch, killed_in):
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(remove, killed_in, kill)
+        patched.setattr(*killed_in, kill)
         with pytest.raises(KeyboardInterrupt):
             removing()
     assert packed.ledger.lookup.sources() == []

@@ -52,6 +52,8 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = [
     "caf_pipeline_tests.support.dagster_home",
     "caf_pipeline_tests.support.jackal_network",
@@ -103,7 +105,6 @@ def with_target(pipeline, target_size, **changes):
     )
 
 
-@pytest.mark.thorough
 def test_objects_with_much_metadata_are_archived_as_planned(pipeline):
     mine = with_target(pipeline, 40_000)
     put_with_metadata(mine, 150)
@@ -113,7 +114,6 @@ def test_objects_with_much_metadata_are_archived_as_planned(pipeline):
     assert len(mine.ledger.chunks.list(SOURCE)) > 1
 
 
-@pytest.mark.thorough
 def test_released_objects_are_archived_by_the_same_run(pipeline):
     mine = with_target(pipeline, 40_000)
     put_with_metadata(mine, 150)
@@ -137,7 +137,6 @@ def split(pipeline, monkeypatch):
     return pipeline
 
 
-@pytest.mark.thorough
 def test_an_object_in_parts_counts_as_one(split, run, monkeypatch):
     (summary,) = run(workers=1)
     assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (
@@ -162,7 +161,6 @@ def test_an_object_in_parts_counts_for_the_locating_command(split, run):
     assert "1/1 objects" in run.printed.getvalue()
 
 
-@pytest.mark.thorough
 def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch):
     pack = chunk_steps.pack_chunk
 
@@ -186,7 +184,6 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
     assert (summary.complete, summary.exit_status) == (True, 0)
 
 
-@pytest.mark.thorough
 def test_a_run_selects_a_report_or_lists(pipeline, run):
     pipeline.put(3)
     reports = ReportWriter(
@@ -209,7 +206,6 @@ def test_a_run_selects_a_report_or_lists(pipeline, run):
         run()
 
 
-@pytest.mark.thorough
 def test_staged_files_of_a_dead_run_are_removed(pipeline, run):
     pipeline.put(12)
     chunk = pipeline.plan()[0]
@@ -221,7 +217,6 @@ def test_staged_files_of_a_dead_run_are_removed(pipeline, run):
     assert list(pipeline.settings.staging_folder.iterdir()) == []
 
 
-@pytest.mark.thorough
 def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     pipeline.put(1)
     run(None)
@@ -236,7 +231,6 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
 
 
-@pytest.mark.thorough
 def test_the_ui_hides_internal_tags(pipeline, run):
     pipeline.put(1)
     run()
@@ -263,7 +257,6 @@ def test_a_failed_chunk_is_exit_status_12(pipeline, run, database):
     assert list(summary.failed) == [first]
 
 
-@pytest.mark.thorough
 def test_after_a_failure_the_last_line_counts_chunks(pipeline, run, database):
     pipeline.put(12)
     first, *_ = pipeline.plan()
@@ -274,7 +267,6 @@ def test_after_a_failure_the_last_line_counts_chunks(pipeline, run, database):
     assert "everything is located" in run.printed.getvalue()
 
 
-@pytest.mark.thorough
 def test_three_equal_permanent_errors_stop_the_run(pipeline, run, database):
     pipeline.put(24)
     chunks = pipeline.plan()
@@ -286,7 +278,6 @@ def test_three_equal_permanent_errors_stop_the_run(pipeline, run, database):
     assert summary.exit_status == 12
 
 
-@pytest.mark.thorough
 def test_no_untried_chunks_are_reported_if_none_is_left(pipeline, run, database):
     pipeline.put(18)
     chunks = pipeline.plan()
@@ -297,7 +288,6 @@ def test_no_untried_chunks_are_reported_if_none_is_left(pipeline, run, database)
     assert "not tried" not in run.printed.getvalue()
 
 
-@pytest.mark.thorough
 def test_a_held_chunk_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
@@ -350,7 +340,6 @@ def test_the_run_that_located_a_chunk_counts_it(pipeline, run, monkeypatch, step
     assert (summary.archived, summary.objects, summary.size_bytes) == counted
 
 
-@pytest.mark.thorough
 def test_a_source_planned_by_another_run_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     pipeline.run_context()
@@ -362,7 +351,6 @@ def test_a_source_planned_by_another_run_is_exit_status_13(pipeline, run):
     assert (summary.planning, summary.totals, summary.exit_status) == ("other-run", None, 13)
 
 
-@pytest.mark.thorough
 def test_a_retryable_object_is_exit_status_14(pipeline, run):
     pipeline.put(2)
     etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
@@ -388,7 +376,6 @@ def test_a_chunk_with_only_skipped_objects_is_empty(pipeline, run):
     assert (summary.as_json()["chunks"]["archived"], summary.as_json()["chunks"]["empty"]) == (0, 1)
 
 
-@pytest.mark.thorough
 def test_waiting_objects_are_exit_status_15(pipeline, run):
     mine = with_target(pipeline, 20_000, min_chunk_size=ByteSize(10_000))
     mine.put(8)
@@ -411,7 +398,6 @@ def test_waiting_objects_are_exit_status_15(pipeline, run):
     assert (again.objects, again.complete, again.exit_status, again.waiting) == (2, True, 0, None)
 
 
-@pytest.mark.thorough
 def test_unreadable_objects_are_skipped_together_in_the_third_run(pipeline, unruly_s3):
     pipeline.put(106, size_bytes=100)
     unreadable = [f"key-{number:03}" for number in (3, 10, 41, 55, 90, 105)]
@@ -427,7 +413,6 @@ def test_unreadable_objects_are_skipped_together_in_the_third_run(pipeline, unru
     assert (summary.objects, summary.totals.skipped) == (100, {"unreadable": len(unreadable)})
 
 
-@pytest.mark.thorough
 def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
@@ -465,7 +450,6 @@ def test_unarchivable_objects_do_not_prevent_completeness():
         assert not InventoryTotals("s", 5, 4, 0, 0, {reason: 1}).complete
 
 
-@pytest.mark.thorough
 def test_filtered_objects_are_reported_and_do_not_prevent_completeness(pipeline, run):
     pipeline.put(3)
     pipeline.put(2, prefix="new")
@@ -492,7 +476,6 @@ def test_of_several_sources_the_first_status_that_applies_counts():
     assert [exit_status(item) for item in ([done, waits], [waits, again])] == [15, 14]
 
 
-@pytest.mark.thorough
 def test_an_inventory_from_the_future_does_not_complete_the_source(pipeline, run, monkeypatch):
     pipeline.put(3)
     (first,) = run()
@@ -515,7 +498,6 @@ def test_an_inventory_from_the_future_does_not_complete_the_source(pipeline, run
     assert (summary.exit_status, summary.totals.objects, summary.totals.unaccounted) == (13, 5, 2)
 
 
-@pytest.mark.thorough
 def test_the_json_summary_is_the_last_line_after_an_error(pipeline, capfd):
     pipeline.put(12)
     assert run_command(SOURCE, settings=pipeline.settings, json=True) == 0
@@ -561,7 +543,6 @@ def test_an_unknown_or_missing_source_is_refused(pipeline, run, tmp_path):
         run_source(None, settings=Settings(home=tmp_path))
 
 
-@pytest.mark.thorough
 def test_a_chunk_too_large_for_providers_is_cut_again(pipeline, network):
     store, jackal = StoreSettings(kind="jackal"), jackal_settings(network, upload_seconds=2)
     sources = {

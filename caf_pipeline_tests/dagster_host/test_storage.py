@@ -1,7 +1,9 @@
 """Dagster's own storage: SQLite, Postgres, and DAGSTER_HOME."""
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,7 @@ def test_postgres_without_the_extra_host_names_it(monkeypatch, module, use):
 
 OPENING = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.settings import Settings
@@ -154,8 +157,6 @@ def test_an_unreachable_database_is_a_settings_error(home_settings, monkeypatch)
 
 
 def test_the_home_has_our_files_and_is_told_to_children(home_settings):
-    import os
-
     folder = prepare_dagster_home(home_settings)
     assert os.environ[HOME_VARIABLE] == str(folder) == str(home_settings.home / "dagster")
     for name in ("dagster.yaml", "workspace.yaml"):
@@ -192,6 +193,27 @@ def test_a_link_to_another_copy_is_replaced(home_settings, tmp_path):
         link.symlink_to(folder / "dagster.yaml")
         prepare_dagster_home(home_settings)
         assert link.readlink() == (folder / "dagster.yaml" if stays else mine)
+
+
+def test_a_replaced_link_is_never_missing(home_settings, tmp_path):
+    link = prepare_dagster_home(home_settings) / "dagster.yaml"
+    for folder in ("older", "newer"):
+        (tmp_path / folder / "caf_pipeline").mkdir(parents=True)
+        (tmp_path / folder / "dagster.yaml").write_text("")
+
+    def upgrade():
+        for number in range(500):
+            other_copy = tmp_path / ("older", "newer")[number % 2]
+            link.with_name("other").symlink_to(other_copy / link.name)
+            link.with_name("other").replace(link)
+            prepare_dagster_home(home_settings)
+
+    with ThreadPoolExecutor(1) as pool:
+        upgrades = pool.submit(upgrade)
+        while not upgrades.done():
+            assert link.exists()
+    upgrades.result()
+    assert sorted(os.listdir(link.parent)) == ["dagster.yaml", "workspace.yaml"]
 
 
 def test_a_home_that_cannot_be_created_is_a_settings_error(tmp_path):

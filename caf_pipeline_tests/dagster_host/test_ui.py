@@ -1,12 +1,15 @@
 """`caf ui`: what it refuses. The tests of the tutorial open a UI with it."""
 
+import os
 import socket
 
 import pytest
 
 from caf_pipeline.dagster_host.team_project import team_project
 from caf_pipeline.dagster_host.ui import HOST
+from caf_pipeline.system.child_environment import child_environment
 from caf_pipeline_tests.support.command_line import CommandLine, expect_error
+from caf_pipeline_tests.support.free_ports import free_port
 
 PROJECT = '[tool.dg.project]\nroot_module = "{}"\n'
 
@@ -45,6 +48,15 @@ def test_a_port_in_use_is_refused(caf, tmp_path):
         port = str(server.getsockname()[1])
         expect_error(caf("ui", "--port", port), 2, port, "--port")
     assert not (tmp_path / ".caf").exists()
+
+
+def test_processes_of_dagster_have_no_fork_handlers_of_grpc(caf, monkeypatch):
+    environments = []
+    monkeypatch.setattr(
+        os, "execv", lambda *_: environments.extend([dict(os.environ), child_environment()])
+    )
+    assert caf("ui", "--port", str(free_port())).status == 0
+    assert [variables["GRPC_ENABLE_FORK_SUPPORT"] for variables in environments] == ["0", "0"]
 
 
 def test_missing_extra_is_named(caf, monkeypatch):

@@ -33,6 +33,8 @@ from caf_pipeline_tests.support.run_contexts import a_run_context, archive_every
 from caf_pipeline_tests.support.s3_server import settings_for
 from caf_pipeline_tests.support.tiers import sampled
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = [
     "caf_pipeline_tests.support.dagster_home",
     "caf_pipeline_tests.support.jackal_network",
@@ -68,7 +70,6 @@ class Running:
         return summary
 
 
-@pytest.mark.thorough
 def test_a_paused_run_reports_its_wait_everywhere(pipeline, monkeypatch):
     monkeypatch.setattr(run_log, "OBSERVED_SECONDS", 0.0)
     pipeline.put(2)
@@ -123,7 +124,6 @@ def lines_until(process, words):
     raise AssertionError("".join(output))
 
 
-@pytest.mark.thorough
 def test_status_shows_a_paused_run_that_ctrl_c_ends(caf):
     assert caf("pause", "network maintenance").status == 0
     process = caf.start("run")
@@ -145,7 +145,6 @@ def test_status_shows_a_paused_run_that_ctrl_c_ends(caf):
     assert json.loads(caf("status", "--json").out.splitlines()[0])["waiting"] == []
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_a_run_is_its_exit_status(caf, number):
     assert caf("pause", "network maintenance").status == 0
@@ -170,7 +169,6 @@ LOADED = [
 """Modules that a run loads, in this order; each marks the same moment on every machine."""
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("loaded", sampled(LOADED, every=6))
 def test_ctrl_c_at_any_moment_is_status_130(caf, loaded):
     process = caf.start("run", PYTHONPROFILEIMPORTTIME="1")  # which says on stderr what is loaded

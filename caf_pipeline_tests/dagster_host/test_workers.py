@@ -36,6 +36,8 @@ from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.postgres import connected
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
@@ -64,7 +66,6 @@ def run(pipeline):
     return command
 
 
-@pytest.mark.thorough
 def test_all_is_archived_and_told_as_by_one_process_alone(pipeline, run):
     pipeline.put(24)
     summary = run()
@@ -79,7 +80,6 @@ def test_all_is_archived_and_told_as_by_one_process_alone(pipeline, run):
     assert our_workers() == []
 
 
-@pytest.mark.thorough
 def test_of_two_chunks_at_a_time_one_is_packed(pipeline, run):
     pipeline.put(36)
     run()
@@ -97,7 +97,6 @@ def _packing_time(instance, chunk):
     return steps["caf_pack_chunk"].start_time, steps["caf_seal_chunk"].end_time
 
 
-@pytest.mark.thorough
 def test_a_failed_chunk_lets_the_others_go_on(pipeline, run, database):
     pipeline.put(24)
     first, *others = pipeline.plan()
@@ -110,7 +109,6 @@ def test_a_failed_chunk_lets_the_others_go_on(pipeline, run, database):
     assert "hint: " in run.printed.getvalue()
 
 
-@pytest.mark.thorough
 def test_three_equal_permanent_errors_stop_all_workers(pipeline, run, database):
     pipeline.put(48)
     chunks = pipeline.plan()
@@ -130,7 +128,6 @@ def _spoil(database, *chunks):
         )
 
 
-@pytest.mark.thorough
 def test_workers_leave_a_held_chunk_alone(pipeline, run):
     pipeline.put(12)
     first, second = pipeline.plan()
@@ -141,7 +138,6 @@ def test_workers_leave_a_held_chunk_alone(pipeline, run):
     assert f"chunk {first}: waiting since" in run.printed.getvalue()
 
 
-@pytest.mark.thorough
 def test_chunks_are_sequential_if_staging_has_room_for_one(pipeline, run):
     pipeline.put(36)
     pipeline.plan()
@@ -204,7 +200,6 @@ def finished_by_the_next(caf, ledger, database):
     assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
 
 
-@pytest.mark.thorough
 def test_ctrl_c_ends_the_workers_and_the_next_resumes(caf, command, ledger, database):
     workers = our_workers(command.pid)
     assert len(workers) == 2
@@ -217,7 +212,6 @@ def test_ctrl_c_ends_the_workers_and_the_next_resumes(caf, command, ledger, data
     finished_by_the_next(caf, ledger, database)
 
 
-@pytest.mark.thorough
 def test_workers_end_with_a_killed_command(caf, command, ledger, database):
     workers = our_workers(command.pid)
     command.kill()
@@ -226,7 +220,6 @@ def test_workers_end_with_a_killed_command(caf, command, ledger, database):
     finished_by_the_next(caf, ledger, database)
 
 
-@pytest.mark.thorough
 def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, database):
     (waiting, *_) = [item.wait.chunk for item in ledger.waits.list() if item.wait.chunk]
     (lease,) = [lease for lease in ledger.leases.list() if lease.name == chunk_lease(waiting)]
@@ -241,7 +234,6 @@ def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, dat
     finished_by_the_next(caf, ledger, database)
 
 
-@pytest.mark.thorough
 def test_a_general_error_is_raised_and_ends_all_workers(pipeline):
     settings = pipeline.settings.model_copy(
         update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")}

@@ -32,6 +32,8 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
@@ -50,7 +52,6 @@ def materialized(pipeline, result) -> list[str]:
     return [event.asset_key.path[1] for event in result.all_events if event.is_step_materialization]
 
 
-@pytest.mark.thorough
 def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
     pipeline.put(30)
     result = pipeline.execute(PLAN)
@@ -66,7 +67,6 @@ def test_a_plan_adds_partitions_and_accounts_for_each_object(pipeline):
     assert len(pipeline.chunks()) > 1
 
 
-@pytest.mark.thorough
 def test_the_plan_shows_its_totals_and_changes(pipeline):
     pipeline.put(30)
     shown = (
@@ -120,7 +120,6 @@ def test_the_plans_page_says_what_waits_and_until_when(pipeline):
     }
 
 
-@pytest.mark.thorough
 def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
@@ -133,7 +132,6 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     ) == b"key-3".ljust(3_000, b".")
 
 
-@pytest.mark.thorough
 def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
@@ -161,7 +159,6 @@ def test_an_object_leaves_no_trace_of_its_own_in_dagster(pipeline):
     assert counts[0] == counts[1]
 
 
-@pytest.mark.thorough
 def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
@@ -181,7 +178,6 @@ def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
     assert checks(result)["caf_chunk_is_proven"]
 
 
-@pytest.mark.thorough
 def test_a_held_chunk_succeeds_without_a_materialization(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
@@ -221,7 +217,6 @@ def test_a_parked_chunk_fails_once_and_says_why(pipeline):
     ]
 
 
-@pytest.mark.thorough
 def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
 
     pipeline.put(1)
@@ -304,7 +299,6 @@ def test_a_report_that_is_old_is_warned_about(reported):
     assert "is 10 days old" in inventory_page(pipeline)[1]["warning"]
 
 
-@pytest.mark.thorough
 def test_list_bucket_or_a_window_overrides_reports(reported):
     pipeline, reports = reported
     pipeline.put(3)
@@ -520,7 +514,6 @@ def test_completeness_needs_the_last_inventory_on_this_machine(pipeline, left):
     assert "this machine" in check.description
 
 
-@pytest.mark.thorough
 def test_each_plan_checks_completeness(pipeline):
     pipeline.put(1)
     assert checks(pipeline.execute(PLAN)) == {
@@ -566,7 +559,6 @@ def test_an_empty_inventory_shows_a_warning(pipeline):
     assert "warning" not in shown.metadata
 
 
-@pytest.mark.thorough
 def test_an_inventory_of_current_versions_is_incomplete_for_all_versions(
     pipeline,
 ):

@@ -247,17 +247,23 @@ def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
 
 def test_space_that_ends_soon_is_an_error(on_jackal, network):
     wallet = new_wallet()
-    network.grant(wallet.address, 10**9, days=5)
+    network.grant(wallet.address, 10**9, days=5, days_ago=25)
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
     assert (check.passed, check.severity.value) == (False, "ERROR")
     assert "5.0 days" in check.description
     assert "--bytes 1000000000 --days 60" in check.description
 
 
+def test_a_month_just_bought_does_not_end_soon(on_jackal, network):
+    wallet = new_wallet()
+    network.grant(wallet.address, 10**9, days=30)
+    assert lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))).passed
+
+
 def test_a_near_end_is_an_error_without_the_chain(on_jackal, network, monkeypatch):
     wallet = new_wallet()
     mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
-    network.grant(wallet.address, 10**9, days=5)
+    network.grant(wallet.address, 10**9, days=5, days_ago=25)
     lasting(mine)
 
     def away(*_):

@@ -14,6 +14,8 @@ from caf_pipeline.formats import age
 from caf_pipeline.settings import EncryptionSettings, Settings, SourceSettings
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"

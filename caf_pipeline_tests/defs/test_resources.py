@@ -66,6 +66,7 @@ def test_dagster_shows_no_access_keys():
     assert "visible" not in shown.lower()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

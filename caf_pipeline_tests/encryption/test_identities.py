@@ -9,6 +9,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from bech32 import bech32_encode
 
 from caf_pipeline.encryption.identities import (
     Identities,
@@ -101,6 +102,57 @@ def test_wrong_files_are_refused_without_showing_a_secret(identity_file, content
     shown = "".join(traceback.format_exception(refused.value)) + refused.value.hint
     assert "identity.txt" in shown
     assert not any(identity.reveal()[20:-1] in shown for identity in (HYBRID, CLASSIC))
+
+
+@pytest.mark.parametrize(
+    "content", [HYBRID.reveal(), f"# created: now\n{HYBRID.reveal()}\n"], ids=["key", "comment"]
+)
+def test_a_byte_order_mark_is_skipped(identity_file, content):
+    assert identity_file(b"\xef\xbb\xbf" + content.encode()).get() == (HYBRID,)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("AGE-PLUGIN-YUBIKEY-1QGQQZQVZQ9XXXX", "plugin"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaA==", "SSH"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "SSH"),
+        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 me@here", "SSH"),
+    ],
+)
+def test_plugin_and_ssh_identities_are_named_as_unsupported(identity_file, line, kind):
+    with pytest.raises(KeyRefused, match=f"line 2.*{kind}.*not supported") as refused:
+        identity_file(f"# mine\n{line}\n").get()
+    assert "caf keys new" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("recipient", "kind"),
+    [
+        (bech32_encode("age1yubikey", [0] * 53), "plugin"),
+        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5", "SSH"),
+    ],
+)
+def test_plugin_and_ssh_recipients_are_named_as_unsupported(recipient, kind):
+    with pytest.raises(KeyRefused, match=f"{kind}.*not supported"):
+        age.parse_recipient(recipient)
+
+
+def padded(size_bytes):
+    return f"{HYBRID.reveal()}\n".encode().ljust(size_bytes, b"#")
+
+
+def test_a_file_above_1_mib_is_refused(identity_file, tmp_path):
+    assert identity_file(padded(1 << 20)).get() == (HYBRID,)
+    with pytest.raises(KeyRefused, match="1048576 bytes"):
+        identity_file(padded((1 << 20) + 1)).get()
+
+
+def test_output_of_a_command_above_1_mib_is_refused(tmp_path):
+    (tmp_path / "output").write_bytes(padded(1 << 20))
+    assert of_command("cat", str(tmp_path / "output")).get() == (HYBRID,)
+    with pytest.raises(KeyRefused, match="1048576 bytes"):
+        of_command("cat", "/dev/zero").get()
 
 
 def test_a_file_that_others_can_read_is_refused(identity_file, tmp_path):

@@ -100,7 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else set()
     )
     only = config.getoption("--faults")
-    kept = {item for item in items if item.nodeid not in passed and (not only or item in faults)}
+    kept = {
+        item
+        for item in items
+        if item.nodeid not in passed
+        and (item in faults if only else not item.get_closest_marker("soak"))
+    }
     if dropped := [item for item in items if item not in kept]:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item in kept]

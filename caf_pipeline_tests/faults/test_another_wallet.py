@@ -14,8 +14,7 @@ def archive(world, chunk):
             step(context, chunk)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("sent", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_post_signed_by_another_wallet_is_not_paid_twice(new_world, monkeypatch, sent):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=6)

@@ -273,6 +273,7 @@ def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
         case.check(large_world)
 
 
+@pytest.mark.sample
 def test_folder_store_refuses_file_that_was_not_posted(fault, tmp_path, ledger):
     """Samples taken of a flipped file would let it pass."""
     source = MemorySource(

@@ -199,6 +199,7 @@ def test_staging_disk_becomes_read_only_before_a_step(fault, staged_on, step):
         case.check(world)
 
 
+@pytest.mark.sample
 def test_a_staging_folder_that_is_a_file_is_told(fault, staged_on):
     world, _ = staged_on
     (name,) = world.plan()

@@ -1,6 +1,7 @@
-"""Runs are killed around and inside each step, and at random moments. The next run ends right.
+"""Runs are killed around and inside each step. The next run ends right.
 
-The long form (`make soak`) uses many seeds; the seed is in a failed test's name.
+`make reliability` and `make soak` also kill them at random moments. The long form uses many seeds;
+the seed is in a failed test's name.
 """
 
 import random
@@ -47,7 +48,9 @@ def pytest_generate_tests(metafunc):
         )
 
 
-@pytest.mark.parametrize("where", ["before", "inside", "after"])
+@pytest.mark.parametrize(
+    "where", ["before", pytest.param("inside", marks=pytest.mark.sample), "after"]
+)
 def test_runs_killed_at_successive_steps_are_each_resumed(fault, new_world, where, seed):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
@@ -62,6 +65,7 @@ def test_runs_killed_at_successive_steps_are_each_resumed(fault, new_world, wher
         case.check(world)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("phase", PHASES)
 def test_run_killed_at_random_moments_is_finished_by_next(fault, world, phase, seed):
     with fault("A run is killed", f"at random moments of {phase}") as case:
@@ -91,6 +95,7 @@ def test_run_killed_during_inventory_or_plan_is_finished_by_next(fault, world, s
         case.check(world)
 
 
+@pytest.mark.soak
 def test_run_killed_repeatedly_from_outside_is_finished_eventually(fault, world, seed):
     with fault("A run is killed", "again and again, at random moments of its whole way") as case:
         chance = random.Random(f"whole way {seed}")

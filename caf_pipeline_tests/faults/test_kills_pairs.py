@@ -49,7 +49,9 @@ def test_run_beside_killed_one_finishes_or_names_holder(fault, world):
         case.check(world)
 
 
-@pytest.mark.parametrize("phase", PAUSED_AT)
+@pytest.mark.parametrize(
+    "phase", [pytest.param("packing", marks=pytest.mark.sample), *list(PAUSED_AT)[1:]]
+)
 def test_run_resumed_after_another_finished_changes_nothing(fault, hasty, phase):
     with fault(GROUP, f"the first paused while {phase}, awake after the second has ended") as case:
         (chunk,) = hasty.plan()

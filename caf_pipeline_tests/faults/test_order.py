@@ -47,6 +47,7 @@ def chunks_of(report):
 # --- the same events twice ------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 def test_second_plan_of_same_snapshot_adds_nothing(fault, small_world):
     with (
         fault(

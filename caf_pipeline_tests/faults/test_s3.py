@@ -233,6 +233,7 @@ def test_a_listing_that_lies_loses_nothing_and_doubles_nothing(fault, small_worl
         cases[0].check(world)
 
 
+@pytest.mark.sample
 def test_listing_that_loops_is_refused(fault, small_world, unruly_s3):
     world = small_world()
     pages = []

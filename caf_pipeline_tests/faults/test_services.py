@@ -111,6 +111,7 @@ def test_chain_killed_during_run_loses_nothing_and_charges_once(fault, world, ne
         case.check(world)
 
 
+@pytest.mark.sample
 def test_provider_killed_during_upload_loses_nothing_and_charges_once(fault, world, network):
     with fault(GROUP, "a provider, while uploading") as case:
         first, second, _ = world.plan()

@@ -16,8 +16,6 @@ from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 
-pytestmark = pytest.mark.thorough
-
 GROUP = "An upgrade with runs in flight"
 OBJECTS = 12
 OBJECT_BYTES = 150_000  # three ranged GETs
@@ -157,7 +155,10 @@ def small_world(new_world, unruly_s3, new_bucket):
     return world
 
 
-@pytest.mark.parametrize("version", [0, journal.JOURNAL_FORMAT + 1, 2**63])
+@pytest.mark.parametrize(
+    "version",
+    [0, pytest.param(journal.JOURNAL_FORMAT + 1, marks=pytest.mark.sample), 2**63],
+)
 def test_a_journal_of_another_format_is_not_resumed(
     fault, small_world, unruly_s3, monkeypatch, version
 ):

@@ -49,7 +49,7 @@ def write_plan(path: Path, identities: list[tuple[bytes, str]]) -> Path:
 
 @pytest.mark.thorough
 @given(sources(), st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_each_object_is_in_exactly_one_place(source, data):
     objects, rows = source
     identities = [(obj.key, obj.object_version) for obj in objects if is_supported(obj.key)]

@@ -219,7 +219,7 @@ some_known = st.fixed_dictionaries(
     st.lists(st.lists(some_known, max_size=6), min_size=1, max_size=2),
     st.booleans(),
 )
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_settled_keys_do_not_change_the_result(objects, recorded, all_located):
     """`recorded` are files of a standing in any order.
 

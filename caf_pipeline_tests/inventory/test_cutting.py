@@ -546,7 +546,7 @@ versioned = st.lists(
 
 
 @pytest.mark.thorough
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(versioned, st.integers(1, 9), st.sampled_from([4, 7, 1_000_000]))
 def test_batch_sizes_do_not_change_a_plan(objects, rows, members):
     def cut(folder):

@@ -272,6 +272,7 @@ def extracted(make_context, tmp_path, caf):
     return path, out, outside
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [[], ["--force"]], ids=["", "forced"])
 def test_hostile_keys_are_extracted_only_into_the_folder(extracted, caf, tmp_path, options):
     path, out, outside = extracted
@@ -304,6 +305,7 @@ def test_hostile_keys_are_extracted_only_into_the_folder(extracted, caf, tmp_pat
         assert key.encode() not in written, key
 
 
+@pytest.mark.thorough
 def test_listed_keys_are_harmless_on_terminals_and_exact_in_json(extracted, caf):
     path, _, _ = extracted
     status, out, err = caf("list", str(path))

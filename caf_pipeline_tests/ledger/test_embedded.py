@@ -1,5 +1,6 @@
 """The embedded server: shared by processes, stopped by the last, and usable after a kill."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
 from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 
+pytestmark = pytest.mark.thorough
+
 USER = """
 import sys
 from pathlib import Path
@@ -37,7 +40,7 @@ def folder():
     """A short path: pytest's own folders would be too long for a socket."""
     name = Path(tempfile.mkdtemp(prefix="caf-pg-"))
     name.chmod(0o755)  # root's server has a user of its own
-    yield name / "postgres"
+    yield name / "home" / "postgres"
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "postgres" and str(name) in " ".join(
             process.info["cmdline"] or ()
@@ -60,6 +63,10 @@ def user(folder, **account):
             process.communicate("\n")
 
 
+def mode_of(path):
+    return path.stat().st_mode & 0o777
+
+
 def ask(server_or_folder, query="SELECT 1"):
     where = server_or_folder.socket_folder
     with psycopg.connect(
@@ -78,7 +85,6 @@ def postmaster(folder):
     return process if process.status() != psutil.STATUS_ZOMBIE else None
 
 
-@pytest.mark.thorough
 def test_the_last_of_two_processes_stops_the_server(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
@@ -90,7 +96,6 @@ def test_the_last_of_two_processes_stops_the_server(folder):
     assert not (folder / "data" / "postmaster.pid").exists()
 
 
-@pytest.mark.thorough
 def test_a_killed_user_leaves_the_server_running(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
@@ -100,7 +105,6 @@ def test_a_killed_user_leaves_the_server_running(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_server_without_users_serves_the_next_process(folder):
     with user(folder) as other:
         other.kill()
@@ -111,7 +115,6 @@ def test_a_server_without_users_serves_the_next_process(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_killed_server_comes_back_with_what_was_committed(folder):
     server = EmbeddedServer(folder)
     ask(server, "CREATE TABLE kept AS SELECT 7 AS seven")
@@ -125,7 +128,6 @@ def test_a_killed_server_comes_back_with_what_was_committed(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_long_lived_process_starts_its_killed_server_again(folder):
     ledger = open_ledger(Settings(home=folder.parent))
     try:
@@ -143,7 +145,6 @@ def test_a_long_lived_process_starts_its_killed_server_again(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_a_revived_server_keeps_its_ledger(folder):
     server = EmbeddedServer(folder)
     os.kill(postmaster(folder).pid, signal.SIGKILL)
@@ -163,7 +164,6 @@ def test_a_stale_pid_file_of_another_process_is_ignored(folder):
     server.close()
 
 
-@pytest.mark.thorough
 def test_a_truncated_pid_file_is_ignored(folder):
     EmbeddedServer(folder).close()
     for content in (b"", b"x\n", b"1\n", bytes(range(256)), b"9" * 99 + b"\n", b"1\n2\n3\n4\n\0\n"):
@@ -173,7 +173,6 @@ def test_a_truncated_pid_file_is_ignored(folder):
         server.close()
 
 
-@pytest.mark.thorough
 def test_garbage_in_the_pid_file_starts_no_second_server(folder):
     server = EmbeddedServer(folder)
     running = postmaster(folder)
@@ -217,11 +216,11 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
 
 @as_root
 def test_private_parents_keep_their_modes(folder):
-    folder.parent.chmod(0o700)
+    folder.parents[1].chmod(0o700)
     server = EmbeddedServer(folder)
     ask(server, "CREATE TABLE kept AS SELECT 7 AS seven")
     server.close()
-    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert [mode_of(path) for path in folder.parents[:2]] == [0o700, 0o700]
     assert (folder / "data").resolve().is_relative_to(os.environ["CAF_ROOT_POSTGRES"])
     server = EmbeddedServer(folder)
     assert ask(server, "SELECT seven FROM kept") == [(7,)]
@@ -229,8 +228,24 @@ def test_private_parents_keep_their_modes(folder):
 
 
 @as_root
+def test_others_pass_through_home_to_a_ledger_of_root(folder):
+    EmbeddedServer(folder).close()
+    assert [mode_of(path) for path in (folder.parent, folder)] == [0o711, 0o711]
+    assert not (folder / "data").is_symlink()
+
+
+@as_root
+def test_a_home_with_an_open_file_stays_closed(folder):
+    folder.parent.mkdir(mode=0o700)
+    (folder.parent / "notes").write_text("open, but in a closed folder")
+    EmbeddedServer(folder).close()
+    assert mode_of(folder.parent) == 0o700
+    assert (folder / "data").is_symlink()
+
+
+@as_root
 def test_a_closed_place_for_ledgers_of_root_is_refused(folder, monkeypatch):
-    folder.parent.chmod(0o700)
+    folder.parents[1].chmod(0o700)
     monkeypatch.setenv("CAF_ROOT_POSTGRES", str(folder.with_name("place")))
     with pytest.raises(LedgerError, match="cannot enter"):
         EmbeddedServer(folder)
@@ -254,16 +269,16 @@ def test_no_operating_system_user_is_created(folder, monkeypatch):
 @as_root
 def test_a_ledger_whose_parents_were_closed_stays_in_its_place(folder):
     EmbeddedServer(folder).close()
-    folder.parent.chmod(0o700)
+    folder.parents[1].chmod(0o700)
     with pytest.raises(LedgerError, match="cannot enter") as refused:
         EmbeddedServer(folder)
-    assert str(folder.parent) in refused.value.hint
+    assert str(folder.parents[1]) in refused.value.hint
     assert not (folder / "data").is_symlink()
 
 
 @as_root
 def test_a_link_to_a_lost_ledger_starts_no_empty_one(folder):
-    folder.parent.chmod(0o700)
+    folder.parents[1].chmod(0o700)
     EmbeddedServer(folder).close()
     shutil.rmtree((folder / "data").resolve())
     with pytest.raises(LedgerError, match="is gone"):
@@ -271,9 +286,8 @@ def test_a_link_to_a_lost_ledger_starts_no_empty_one(folder):
 
 
 @as_root
-@pytest.mark.thorough
 def test_a_copied_home_needs_its_own_ledger(folder):
-    folder.parent.chmod(0o700)
+    folder.parents[1].chmod(0o700)
     EmbeddedServer(folder).close()
     copied = folder.with_name("copied")
     shutil.copytree(folder, copied, symlinks=True)
@@ -284,9 +298,8 @@ def test_a_copied_home_needs_its_own_ledger(folder):
 
 
 @as_root
-@pytest.mark.thorough
 def test_a_linked_server_of_a_deleted_folder_is_ended(folder):
-    folder.parent.chmod(0o700)
+    folder.parents[1].chmod(0o700)
     EmbeddedServer(folder)
     old = postmaster(folder)
     shutil.rmtree(folder)
@@ -297,8 +310,8 @@ def test_a_linked_server_of_a_deleted_folder_is_ended(folder):
 
 
 @as_root
-@pytest.mark.thorough
 def test_private_programs_are_copied(folder, monkeypatch):
+    folder.parent.mkdir()
     place = folder.parent / "place"
     monkeypatch.setenv("CAF_ROOT_POSTGRES", str(place))
     programs = embedded.wheel_programs()
@@ -318,7 +331,6 @@ def test_private_programs_are_copied(folder, monkeypatch):
     assert [path.name[:9] for path in place.iterdir()] == ["programs-"]
 
 
-@pytest.mark.thorough
 def test_a_half_made_data_folder_is_made_again(folder):
     (folder / "data.new").mkdir(parents=True)
     (folder / "data.new" / "PG_VERSION").write_text("18\n")
@@ -327,10 +339,9 @@ def test_a_half_made_data_folder_is_made_again(folder):
     server.close()
 
 
-@pytest.mark.thorough
 def test_a_link_to_another_folder_deletes_nothing_there(folder):
     precious = folder.parent / "precious"
-    precious.mkdir()
+    precious.mkdir(parents=True)
     (precious / "file").write_text("kept")
     folder.mkdir()
     (folder / "data.new").symlink_to(precious / "data")
@@ -339,7 +350,6 @@ def test_a_link_to_another_folder_deletes_nothing_there(folder):
     assert (precious / "file").read_text() == "kept"
 
 
-@pytest.mark.thorough
 def test_a_server_of_a_deleted_folder_is_ended(folder):
     EmbeddedServer(folder)
     old = postmaster(folder)
@@ -352,11 +362,11 @@ def test_a_server_of_a_deleted_folder_is_ended(folder):
     server.close()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"]
 )
 def test_any_folder_name_works(folder, name):
+    (folder / name).mkdir(parents=True)  # open, so that root's data is there, too
     server = EmbeddedServer(folder / name)
     assert ask(server) == [(1,)]
     server.close()
@@ -369,16 +379,15 @@ def test_a_folder_that_pg_ctl_cannot_quote_is_refused(folder, character):
         EmbeddedServer(path)
 
 
-@pytest.mark.thorough
 def test_only_the_servers_user_enters_a_separate_socket_folder(folder):
-    server = EmbeddedServer(folder / ("deep/" * 40))
+    (deep := folder / ("deep/" * 40)).mkdir(parents=True)
+    server = EmbeddedServer(deep)
     assert server.socket_folder.parent == Path("/tmp")
     assert server.socket_folder.stat().st_mode & 0o777 == 0o700
     server.close()
     assert not server.socket_folder.exists()
 
 
-@pytest.mark.thorough
 def test_concurrent_processes_start_one_server(folder):
     commands = [[sys.executable, "-c", USER, str(folder)]] * 4
     processes = [
@@ -392,7 +401,6 @@ def test_concurrent_processes_start_one_server(folder):
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
     command = [sys.executable, "-c", USER, str(folder)]
     process = subprocess.Popen(
@@ -410,14 +418,39 @@ def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
         assert ask(other) == [(1,)]
 
 
-@pytest.mark.thorough
+COUNTER = """
+import ctypes, os, subprocess, sys
+from pathlib import Path
+from caf_pipeline.ledger.embedded import EmbeddedServer
+prepared = []
+handler = ctypes.CFUNCTYPE(None)(lambda: prepared.append(1))
+assert ctypes.CDLL(None).__register_atfork(handler, None, None, None) == 0
+EmbeddedServer(Path(sys.argv[1])).close()
+print(len(prepared))
+subprocess.run(["/bin/true"], check=True, preexec_fn=lambda: None)
+print(len(prepared))
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "__register_atfork"), reason="pthread_atfork of glibc"
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_no_fork_handler_runs_when_a_server_starts(folder, closed):
+    if closed:
+        folder.parents[1].chmod(0o700)
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNTER, folder], capture_output=True, text=True, check=True
+    )
+    assert counted.stdout.split() == ["0", "1"]
+
+
 def test_a_process_has_one_share(folder):
     assert embedded_server(folder) is embedded_server(folder.parent / "." / "postgres")
     embedded_server(folder).close()
     assert postmaster(folder) is None
 
 
-@pytest.mark.thorough
 def test_another_major_version_is_refused(folder):
     EmbeddedServer(folder).close()
     (folder / "data" / "PG_VERSION").write_text("17\n")
@@ -425,7 +458,6 @@ def test_another_major_version_is_refused(folder):
         EmbeddedServer(folder)
 
 
-@pytest.mark.thorough
 def test_a_server_that_cannot_start_says_why(folder):
     EmbeddedServer(folder).close()
     with (folder / "data" / "server.log").open("a") as file:
@@ -440,6 +472,7 @@ def test_a_server_that_cannot_start_says_why(folder):
 
 
 def test_a_home_that_is_a_file_is_refused(folder):
+    folder.parent.mkdir()
     folder.write_text("")
     with pytest.raises(LedgerError, match="cannot be started"):
         embedded_server(folder)

@@ -128,7 +128,7 @@ AS_GIVEN = f"""
 
 
 @pytest.mark.thorough
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(rows=st.lists(st.lists(location_rows(), max_size=5), max_size=3))
 def test_locations_of_any_text_are_loaded_as_given(database, rows):
     given_batches = [

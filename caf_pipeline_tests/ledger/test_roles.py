@@ -47,6 +47,12 @@ def test_a_reader_finds_what_a_worker_archived(ledger_as, located):
     assert reader.chunks.get(located).state is ChunkState.LOCATED
 
 
+def test_a_reader_reads_no_secret_of_a_packing(ledger_as):
+    database = ledger_as("caf_reader").database
+    with pytest.raises(InsufficientPrivilege), connected(database) as connection:
+        connection.execute("SELECT secret FROM packing_secrets")
+
+
 @pytest.mark.parametrize(
     "table", ["sources", "leases", "file_locations", "full_reads", "schema_files"]
 )
@@ -55,6 +61,12 @@ def test_a_reader_writes_nothing(ledger_as, located, table):
     for statement in (f"DELETE FROM {table}", f"TRUNCATE {table}"):
         with pytest.raises(InsufficientPrivilege), connected(database) as connection:
             connection.execute(statement)
+
+
+def test_a_reader_cannot_read_the_keys_of_posts(ledger_as, located):
+    assert len(ledger_as("caf_worker").sources.post_key(SOURCE)) == 32
+    with pytest.raises(LedgerError, match="permission denied"):
+        ledger_as("caf_reader").sources.post_key(SOURCE)
 
 
 def test_only_a_verifier_records_a_full_read(ledger_as, located):

@@ -6,7 +6,7 @@
     POST /loopback/well-behaved                        ends all faults
     POST /loopback/advance         {"blocks": 10}      makes blocks, even on a halted chain
     POST /loopback/fund            {"address", "amount"}         pays ujkl
-    POST /loopback/grant           {"address", "bytes", "days"}  replaces the plan
+    POST /loopback/grant           {"address", "bytes", "days", "days_ago"}  replaces the plan
     POST /loopback/expire          {"address"}         ends the plan
     POST /loopback/spend-sequence  {"address"}         uses up a sequence in the next block
     POST /loopback/drop-proofs     {"merkle", "provider"?}       removes proofs of a root's files
@@ -126,8 +126,10 @@ class Control:
         address = str(order["address"])
         present = self._chain.world.plans.get(address)
         now = self._chain.now()
+        start = now - timedelta(days=float(order.get("days_ago", 0)))
         end = now + timedelta(days=float(order.get("days", 365)))
-        plan = Plan(address, int(order["bytes"]), present.used_bytes if present else 0, now, end)
+        used_bytes = present.used_bytes if present else 0
+        plan = Plan(address, int(order["bytes"]), used_bytes, start, end)
         self._chain.change("plan", address, plan)
 
     def _expire(self, order: Mapping[str, Any]) -> None:

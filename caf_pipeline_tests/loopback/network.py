@@ -168,9 +168,11 @@ class LoopbackNetwork:
         """Pay an address some ujkl."""
         return self._order("fund", address=address, amount=amount)
 
-    def grant(self, address: str, size_bytes: int, days: float = 365) -> int:
-        """Give an address a plan that replaces its present one."""
-        return self._order("grant", address=address, bytes=size_bytes, days=days)
+    def grant(
+        self, address: str, size_bytes: int, days: float = 365, *, days_ago: float = 0
+    ) -> int:
+        """Give an address a plan that replaces its present one and was bought some days ago."""
+        return self._order("grant", address=address, bytes=size_bytes, days=days, days_ago=days_ago)
 
     def expire(self, address: str) -> int:
         """End an address's plan."""

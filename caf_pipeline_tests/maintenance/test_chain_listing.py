@@ -30,6 +30,8 @@ from caf_pipeline_tests.support.run_contexts import (
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedAnswer, ScriptedLcd
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
+pytestmark = pytest.mark.thorough
+
 LOCATED = """
     WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count,
         object_bytes)

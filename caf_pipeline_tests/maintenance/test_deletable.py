@@ -436,7 +436,7 @@ def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]
 
 
 @pytest.mark.thorough
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(world=worlds())
 def test_list_and_report_together_are_the_inventory(tmp_path_factory, world):
     listed, located, known, assessments = world

@@ -47,6 +47,8 @@ from caf_pipeline_tests.support.run_contexts import (
 )
 from caf_pipeline_tests.support.tiers import sampled
 
+pytestmark = pytest.mark.thorough
+
 LONG = "600"
 """Seconds of a lease that outlasts a test."""
 
@@ -142,7 +144,6 @@ def test_expired_lease_of_another_machine_is_released(
         found_then_mended((Kind.LEASE, "plan/src"))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("paused", [False, True])
 def test_lease_of_a_live_or_paused_process_stays(context, database_url, ledger, paused):
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
@@ -176,7 +177,6 @@ def test_files_of_a_withdrawn_chunk_are_removed(context, name, found_then_mended
     assert names(context.staging()) == []
 
 
-@pytest.mark.thorough
 def test_leftovers_of_a_located_chunk_are_removed(
     context, name, found_then_mended, tmp_path, database_url
 ):
@@ -207,7 +207,6 @@ def test_leftovers_of_a_sealed_chunk_are_removed_except_its_file(context, name, 
     every_object_reads_back(context)
 
 
-@pytest.mark.thorough
 def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, database_url):
     dying_runs.run(tmp_path, database_url, name, fatal=30)
     chunk = context.ledger.chunks.get(name)
@@ -249,7 +248,6 @@ def test_packing_of_an_unknown_chunk_is_removed(context, found_then_mended):
     assert names(context.staging()) == whole
 
 
-@pytest.mark.thorough
 def test_staging_files_of_a_live_run_stay(context, name, database_url):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     with started("lease", database_url, f"chunk/{name}", LONG):
@@ -268,7 +266,6 @@ def test_files_of_a_run_between_steps_stay(context, name, monkeypatch):
     assert found(context) == []
 
 
-@pytest.mark.thorough
 def test_run_that_begins_during_the_repair_keeps_its_files(context, name, database_url):
     chunk_steps.withdraw(context, name)
     touch(context.staging(), f"{name}.1.part")
@@ -296,7 +293,6 @@ def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
 # ---------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_leftovers_of_a_killed_inventory_are_removed(
     context, found_then_mended, tmp_path, database_url
 ):
@@ -403,7 +399,6 @@ def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkey
     assert seen == [[]]
 
 
-@pytest.mark.thorough
 def test_half_copy_in_a_folder_store_is_removed(context, name, found_then_mended, database_url):
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunks = context.store.folder / "chunks"
@@ -468,7 +463,7 @@ def test_chunk_with_too_few_locations_is_reported(context, name, database_url):
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
     (finding,) = examined(context)
     assert (finding.kind, finding.name, finding.actor) == (Kind.ROWS, name, Actor.OPERATOR)
-    assert finding.problem == "59 locations of 60 members"
+    assert finding.problem == "59 of 60 locations"
 
 
 def test_outdated_kept_locations_are_removed(context, name, found_then_mended, database_url):
@@ -576,7 +571,6 @@ def wrecked(context, name, database_url):
     return is_right
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
 def test_killed_doctor_is_completed_by_the_next(wrecked, context, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
@@ -586,7 +580,6 @@ def test_killed_doctor_is_completed_by_the_next(wrecked, context, tmp_path, data
     wrecked()
 
 
-@pytest.mark.thorough
 def test_concurrent_doctors_do_no_harm(wrecked, context, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:

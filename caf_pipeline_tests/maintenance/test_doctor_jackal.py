@@ -33,6 +33,8 @@ from caf_pipeline_tests.support.run_contexts import (
     plan,
 )
 
+pytestmark = pytest.mark.thorough
+
 _numbers = itertools.count(1)
 LONG = "600"  # seconds of a lease that outlasts a test
 
@@ -101,7 +103,6 @@ def ends_right(network, context, name):
     assert found(context, reported=True) == []
 
 
-@pytest.mark.thorough
 def test_signed_transaction_of_a_killed_run_is_paid_once(
     killed_at, context, name, network, unchanged
 ):
@@ -118,7 +119,6 @@ def test_signed_transaction_of_a_killed_run_is_paid_once(
     ends_right(network, context, name)
 
 
-@pytest.mark.thorough
 def test_transaction_of_a_live_run_is_left_alone(killed_at, context, database_url):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
@@ -128,7 +128,6 @@ def test_transaction_of_a_live_run_is_left_alone(killed_at, context, database_ur
         assert context.ledger.stray_rows.unsettled() == [signed]
 
 
-@pytest.mark.thorough
 def test_transaction_of_another_wallet_is_reported(killed_at, context, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -139,7 +138,6 @@ def test_transaction_of_another_wallet_is_reported(killed_at, context, database_
     assert "jackal-1/jkl1other" in finding.remedy
 
 
-@pytest.mark.thorough
 def test_unreachable_chain_does_not_stop_other_repairs(
     killed_at, context, name, network, database_url
 ):
@@ -173,7 +171,6 @@ def test_unrecorded_post_is_reported_and_finished_later(killed_at, context, name
     ends_right(network, context, name)
 
 
-@pytest.mark.thorough
 def test_a_chunk_that_the_ledger_does_not_know_is_restored(
     context, name, network, tmp_path, database_url
 ):
@@ -200,7 +197,6 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
-@pytest.mark.thorough
 def test_abandoned_and_double_posts_are_reported_with_their_size(context, name, network):
     archive_chunk(context, name, until=chunk_steps.post_file)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
@@ -232,7 +228,6 @@ def test_foreign_posts_are_neither_restored_nor_repeated(context, name, network)
     assert FileKind.FOREIGN in {chunk.kind for chunk in rebuild.find_chunks(context)}
 
 
-@pytest.mark.thorough
 def test_chunk_with_too_few_listed_copies_becomes_damaged(
     context, name, network, tmp_path, database_url
 ):
@@ -248,7 +243,6 @@ def test_chunk_with_too_few_listed_copies_becomes_damaged(
     assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
-@pytest.mark.thorough
 def test_kept_staged_chunk_is_no_leftover(context):
     (name,) = archive_everything(context)
     assert chunk_steps.staged_path(context, name).exists()

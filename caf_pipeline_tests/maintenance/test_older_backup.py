@@ -118,6 +118,7 @@ def a_chunk_archived_since(context, tmp_path, *, until=None):
     return chunk.name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("until", [None, chunk_steps.load_batch, chunk_steps.seal_chunk])
 @pytest.mark.parametrize("store", ["context", "in_folders", "in_a_folder"])
 def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_path, store, until):
@@ -141,6 +142,7 @@ def test_preview_warns_of_unknown_posts(in_a_folder, tmp_path):
     assert "caf doctor" in preview.warning
 
 
+@pytest.mark.thorough
 def test_planned_chunk_is_not_packed_before_the_doctor_came(context, tmp_path):
     name = a_chunk_archived_since(context, tmp_path)
     with pytest.raises(StoredAlready):
@@ -151,6 +153,7 @@ def test_planned_chunk_is_not_packed_before_the_doctor_came(context, tmp_path):
     assert context.ledger.rebuilds.unknown_posts("src") == 0
 
 
+@pytest.mark.thorough
 def test_new_archive_archives_unknown_objects_again(context, tmp_path):
     name = a_chunk_archived_since(context, tmp_path)
     planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
@@ -173,6 +176,7 @@ def another_home(tmp_path, network, wallet, new_ledger):
     other.store.close()
 
 
+@pytest.mark.thorough
 def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypatch):
     archive_everything(context)
     archive_everything(another_home)
@@ -187,6 +191,7 @@ def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypat
     everything_reads_back(context)
 
 
+@pytest.mark.thorough
 def test_false_sequence_is_checked_and_forgotten(context, monkeypatch):
     archive_everything(context)
     log = context.ledger.transactions(context.holder)
@@ -214,6 +219,7 @@ def test_file_of_a_liar_is_not_taken_for_a_chunk(in_folders, tmp_path):
         run(context)
 
 
+@pytest.mark.thorough
 def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_ledger):
     context = in_folders
     old = context.objects.bodies["key-1"]

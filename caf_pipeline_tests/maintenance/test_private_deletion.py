@@ -82,6 +82,7 @@ def test_without_an_identity_nothing_is_safe(contexts, ledger, tmp_path, archive
     assert chunk.opened_with is None
 
 
+@pytest.mark.thorough
 def test_a_chunk_is_read_again_with_the_identity(contexts, tmp_path, archived):
     assert Answer(contexts(), tmp_path).found.read_back[0] == 1
     assert Answer(contexts(), tmp_path).found.read_back[0] == 0
@@ -131,6 +132,7 @@ def test_a_forged_header_in_the_ledger_is_noticed(contexts, ledger, database, tm
     assert chunk.opened_with is None
 
 
+@pytest.mark.thorough
 def test_a_header_forged_after_the_full_read_is_noticed(contexts, database, tmp_path, archived):
     assert Answer(contexts(IDENTITY), tmp_path).found.everything_is_safe
     forge_header(database)
@@ -158,6 +160,7 @@ def test_a_forged_file_is_damage(contexts, ledger, store, tmp_path, archived):
     assert [copy.provider for copy in ledger.replicas.list(archived) if copy.fault] == ["anna"]
 
 
+@pytest.mark.thorough
 def test_rows_with_another_sha256_are_not_safe(contexts, ledger, database, tmp_path, archived):
     with connected(database) as connection:
         connection.execute(
@@ -191,6 +194,7 @@ def test_a_chunk_that_was_sealed_wrong_is_not_safe(contexts, ledger, store, tmp_
     assert chunk.opened_with is None
 
 
+@pytest.mark.thorough
 def test_a_repaired_chunk_must_be_opened_again(contexts, ledger, store, tmp_path, archived):
     reader = contexts(IDENTITY)
     assert Answer(reader, tmp_path).found.everything_is_safe
@@ -206,6 +210,7 @@ def test_a_repaired_chunk_must_be_opened_again(contexts, ledger, store, tmp_path
     assert Answer(reader, tmp_path).found.everything_is_safe
 
 
+@pytest.mark.thorough
 def test_a_manifest_is_read_from_the_next_provider(contexts, ledger, store, tmp_path, archived):
     assert Answer(contexts(IDENTITY), tmp_path).found.everything_is_safe
     store.away = {"anna"}

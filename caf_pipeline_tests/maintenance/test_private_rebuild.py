@@ -12,14 +12,14 @@ from caf_pipeline.ledger.records import chunk_lease, posting_of
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.adopt import AdoptionKind, AdoptionOptions, adopt_files
 from caf_pipeline.maintenance.doctor.examine import examine
-from caf_pipeline.maintenance.doctor.findings import Actor, Kind
+from caf_pipeline.maintenance.doctor.findings import Actor, Kind, UnknownPosts
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.retrieval.remote_chunk import HEADER_BYTES
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
-from caf_pipeline_tests.support.forged_chunks import Forgery, put
+from caf_pipeline_tests.support.forged_chunks import Forgery, accepts, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context, encrypt
@@ -140,7 +140,7 @@ def test_manifest_is_never_in_staging(archived, empty):
     lost = empty(IDENTITY)
     lost.ledger.sources.restore_archive_id("src", archived.archive_id)
     findings = []
-    for finding in rebuild.find_chunks(lost):
+    for finding in rebuild.find_chunks(lost, ask=accepts):
         assert finding.spool.exists()
         assert list(lost.staging().iterdir()) == []
         findings.append(finding)
@@ -153,6 +153,7 @@ def test_manifest_is_never_in_staging(archived, empty):
 # --- forgeries and damage
 
 
+@pytest.mark.thorough
 def test_a_strangers_file_is_not_opened(archived, empty, tmp_path):
     lost, path = empty(IDENTITY), tmp_path / "x"
     Forgery(archived.archive_id).write(path)
@@ -162,6 +163,7 @@ def test_a_strangers_file_is_not_opened(archived, empty, tmp_path):
     assert rows_of(lost.ledger) == rows_of(archived.ledger)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_header_with_another_hash_is_refused(archived, empty, whole):
     posting = posting_of_first(archived)
@@ -171,6 +173,7 @@ def test_a_header_with_another_hash_is_refused(archived, empty, whole):
     assert len(empty().ledger.chunks.list()) == len(archived.ledger.chunks.list()) - 1
 
 
+@pytest.mark.thorough
 def test_a_whole_file_forged_for_our_recipient_is_refused(archived, empty, tmp_path):
     posting = posting_of_first(archived)
     path = tmp_path / "forged"
@@ -180,6 +183,7 @@ def test_a_whole_file_forged_for_our_recipient_is_refused(archived, empty, tmp_p
     assert kinds(empty(IDENTITY)).count(FileKind.DIFFERING) == 1
 
 
+@pytest.mark.thorough
 def test_plaintext_posted_as_encrypted_is_refused(archived, empty, tmp_path):
     lost, path = empty(IDENTITY), Forgery(archived.archive_id).write(tmp_path / "x")
     put(lost.store, path, archived.archive_id, header_sha256=bytes(32))
@@ -193,6 +197,7 @@ def test_age_file_posted_as_plain_is_no_chunk(archived, empty, tmp_path):
     assert kinds(lost).count(FileKind.NO_CHUNK) == 1
 
 
+@pytest.mark.thorough
 def test_a_wrong_copy_of_an_object_is_named(archived, empty):
     chunk = archived.ledger.chunks.get(archived.ledger.chunks.list()[0].name)
     # All copies of the first segment are compared for the head.
@@ -205,6 +210,7 @@ def test_a_wrong_copy_of_an_object_is_named(archived, empty):
     everything_reads_back(empty(IDENTITY))
 
 
+@pytest.mark.thorough
 def test_a_long_header_is_read_whole(archived, empty, tmp_path):
     lost, path = empty(IDENTITY), Forgery(archived.archive_id).write(tmp_path / "x")
     others = [age.new_identity().recipient for _ in range(20)]
@@ -226,6 +232,7 @@ def test_plain_chunks_of_a_private_source_are_restored(archived, empty, tmp_path
     everything_reads_back(lost)
 
 
+@pytest.mark.thorough
 def test_private_archive_of_another_source_is_left_out(archived, empty, tmp_path):
     lost, path = empty(IDENTITY), tmp_path / "x"
     Forgery(OTHER, source="other").write(path)
@@ -256,7 +263,8 @@ def a_sealed_chunk(context):
 
 def post(context, path, header):
     """Post and upload a file behind the ledger's back."""
-    put(context.store, path, context.archive_id, header_sha256=header.sha256)
+    key = context.ledger.sources.post_key("src")
+    put(context.store, path, context.archive_id, header_sha256=header.sha256, key=key)
 
 
 def test_sealed_chunk_is_not_replaced_by_other_bytes(worker, reader, tmp_path):
@@ -273,6 +281,7 @@ def test_sealed_chunk_is_not_replaced_by_other_bytes(worker, reader, tmp_path):
     assert staged_path(worker, name).exists()
 
 
+@pytest.mark.thorough
 def test_sealed_chunk_is_replaced_by_its_own_file(worker, reader):
     name, header = a_sealed_chunk(worker)
     post(worker, staged_path(worker, name), header)
@@ -282,6 +291,7 @@ def test_sealed_chunk_is_replaced_by_its_own_file(worker, reader):
     assert not staged_path(worker, name).exists()
 
 
+@pytest.mark.thorough
 def test_packed_chunk_without_seal_is_replaced(worker, reader):
     name, header = a_sealed_chunk(worker)
     post(worker, staged_path(worker, name), header)
@@ -303,13 +313,16 @@ def stray_chunks(context):
     ]
 
 
-def test_doctor_restores_stray_chunks_with_the_identity(archived, empty):
+@pytest.mark.thorough
+def test_doctor_restores_stray_chunks_by_order_with_the_identity(archived, empty):
     lost = empty(IDENTITY)
     lost.ledger.sources.restore_archive_id("src", archived.archive_id)
-    for finding in stray_chunks(lost):
+    assert not any(finding.mend for finding in stray_chunks(lost))
+    for finding in examine(lost, alive=lambda holder: None, unknown_posts=UnknownPosts.ADD):
         if finding.mend:
             finding.mend()
-    assert rows_of(lost.ledger) == rows_of(archived.ledger)
+    everything_reads_back(lost)
+    assert all(chunk.from_unknown_post for chunk in lost.ledger.chunks.list())
 
 
 def test_doctor_without_identity_reports_unchecked_files(archived, empty):

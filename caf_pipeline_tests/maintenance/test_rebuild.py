@@ -26,7 +26,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.contracts.ledger import ODD_KEYS, holder
-from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, put
+from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, accepts, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.plans import MOMENT
@@ -120,6 +120,7 @@ def kinds(outcomes):
     return [outcome.finding.kind for outcome in outcomes]
 
 
+@pytest.mark.thorough
 def test_a_rebuilt_ledger_has_the_rows_of_the_lost_one(archived, lost):
     outcomes = list(rebuild.rebuild(lost))
     assert set(kinds(outcomes)) == {FileKind.CHUNK}
@@ -163,7 +164,7 @@ def test_rebuilt_ledger_reads_the_last_versions(archived, lost):
 
 def test_the_order_in_which_chunks_are_restored_changes_nothing(archived, lost):
     lost.ledger.sources.restore_archive_id("src", archived.archive_id)
-    for finding in reversed(list(rebuild.find_chunks(lost))):
+    for finding in reversed(list(rebuild.find_chunks(lost, ask=accepts))):
         assert finding.spool is not None
         assert not finding.spool.exists()
         rebuild.import_found_chunk(lost, finding)
@@ -306,7 +307,7 @@ def test_restored_chunks_are_proven_and_repaired_without_their_plan(archived, lo
     list(rebuild.rebuild(lost))
     assert not list(lost.plans().iterdir())
     chunk = lost.ledger.chunks.list()[0]
-    assert prove_chunk(lost, chunk.name).proven
+    assert prove_chunk(lost, chunk.name, whole=True).proven
     for provider in lost.store.folders:
         lost.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
     assert not prove_chunk(lost, chunk.name).proven
@@ -344,6 +345,7 @@ def test_unreadable_chunk_is_restored_by_the_next_rebuild(archived, lost):
     assert rows_of(lost.ledger) == rows_of(archived.ledger)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", [100, -2, -1000])
 def test_differing_copies_are_refused_and_named(archived, lost, at):
     posting = a_posting(archived)
@@ -582,6 +584,7 @@ SPOOFS = {
 }
 
 
+@pytest.mark.thorough
 def test_spoofed_chunk_gives_no_row(bare, tmp_path):
     expected = {}
     for number, (name, (changes, said)) in enumerate(SPOOFS.items(), 1):
@@ -621,6 +624,7 @@ def a_part(archive_id, **changes):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NO_PARTS)
 def test_a_part_that_cannot_be_gives_no_row(bare, tmp_path, name):
     put(
@@ -789,7 +793,7 @@ def test_object_archived_later_is_not_skipped(bare, tmp_path, order):
         ]
         forged = Forgery(bare.archive_id, body, number=number, skipped=skips[number == 3 :])
         put(bare.store, forged.write(tmp_path / str(number)), bare.archive_id)
-    findings = list(rebuild.find_chunks(bare))
+    findings = list(rebuild.find_chunks(bare, ask=accepts))
     for place in order:
         rebuild.import_found_chunk(bare, findings[place])
     (row,) = rows_of(bare.ledger)["skipped_objects"]

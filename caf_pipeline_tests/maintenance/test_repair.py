@@ -60,6 +60,7 @@ def ends_right(context, name):
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
+@pytest.mark.thorough
 def test_chunk_is_repaired_from_staging(context, store):
     store.hold = 3600
     (name,) = archive_everything(context)
@@ -78,6 +79,26 @@ def test_a_chunk_is_repaired_from_another_provider(context, name):
     assert list(context.staging().iterdir()) == []
 
 
+def test_a_downloaded_chunk_is_durable_before_it_has_its_name(context, name, monkeypatch):
+    damage(context, name, "anna", "bert")
+    synced, was_durable = set(), []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def recorded_replace(old, new):
+        if new == staged_path(context, name):
+            was_durable.append(os.stat(old).st_ino in synced)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    assert repair_chunk(context, name).origin == "provider"
+    assert was_durable == [True]
+
+
 def test_chunk_without_right_copies_is_packed_again(context, name):
     damage(context, name, *EVERYBODY)
     assert repair_chunk(context, name).origin == "source"
@@ -94,6 +115,7 @@ def test_a_staged_file_with_another_root_is_not_taken(context, store):
     ends_right(context, name)
 
 
+@pytest.mark.thorough
 def test_provider_with_wrong_bytes_between_samples_is_not_used(tmp_path, ledger, store):
     context = a_run_context(
         tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB"
@@ -113,6 +135,7 @@ def test_provider_with_wrong_bytes_between_samples_is_not_used(tmp_path, ledger,
     assert report.origin == "source"
 
 
+@pytest.mark.thorough
 def test_a_located_chunk_that_lacks_a_copy_gets_it(context, store, name):
     store.unlisted = {"bert"}
     store.file("bert", posting(context, name)).unlink()
@@ -120,6 +143,7 @@ def test_a_located_chunk_that_lacks_a_copy_gets_it(context, store, name):
     ends_right(context, name)
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_is_right_needs_nothing(context, name):
     report = repair_chunk(context, name)
     assert (report.origin, report.chunk.state) == ("none needed", ChunkState.LOCATED)
@@ -137,6 +161,7 @@ def test_unproven_damaged_chunk_stays_damaged(context, store, name):
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_small_damaged_file_is_located_after_a_full_read(tmp_path, ledger, store):
     context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     (name,) = archive_everything(context)
@@ -146,6 +171,7 @@ def test_small_damaged_file_is_located_after_a_full_read(tmp_path, ledger, store
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_recovered_chunk_is_located_again(context, store, name):
     store.unlisted = {"bert"}
     prove_chunk(context, name)
@@ -255,6 +281,7 @@ def break_off(patch, context, fatal):
     return moments
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1), every=5))
 def test_interrupted_repair_is_finished_by_the_next(context, store, name, monkeypatch, fatal):
     store.forget(posting(context, name))

@@ -121,6 +121,7 @@ def flip_between_samples(context, name, *providers) -> None:
 # ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_objects_are_safe_after_two_proofs_and_a_full_read(context, tmp_path, proven):
     answer = Answer(context, tmp_path)
     assert answer.keys == sorted(BODIES)
@@ -177,6 +178,7 @@ def test_a_source_without_objects_has_nothing_to_delete(context, tmp_path, prove
 # ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_proof_window_is_not_enough(context, store, tmp_path, names):
     store.window = store.now = 4
     answer = Answer(context, tmp_path)
@@ -189,6 +191,7 @@ def test_one_proof_window_is_not_enough(context, store, tmp_path, names):
     assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("between", sampled([1, 2, 40], every=3))
 def test_two_windows_count_only_if_they_follow_each_other(
     context, store, tmp_path, proven, between
@@ -201,6 +204,7 @@ def test_two_windows_count_only_if_they_follow_each_other(
     assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
+@pytest.mark.thorough
 def test_unverified_proof_window_does_not_count(context, store, tmp_path, proven):
     store.unverified = {"bert"}
     answer = Answer(context, tmp_path)
@@ -218,6 +222,7 @@ def test_two_windows_count_for_one_more_window(context, store, tmp_path, proven)
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
+@pytest.mark.thorough
 def test_missing_current_window_is_reported_with_its_end(context, store, tmp_path, names):
     store.window, store.now = 4, 5
     (detail,) = Answer(context, tmp_path).details
@@ -245,6 +250,7 @@ def small(tmp_path, ledger, store):
     return context, name
 
 
+@pytest.mark.thorough
 def test_small_file_needs_full_reads_in_two_windows(small, store, tmp_path):
     context, _ = small
     store.window = store.now = 3
@@ -256,6 +262,7 @@ def test_small_file_needs_full_reads_in_two_windows(small, store, tmp_path):
     assert Answer(context, tmp_path).keys == ["key"]
 
 
+@pytest.mark.thorough
 def test_small_file_with_one_unread_copy_is_not_safe(small, store, tmp_path):
     context, _ = small
     store.window = store.now = 3
@@ -278,6 +285,7 @@ def test_every_look_at_a_small_file_finds_wrong_bytes(small, store, tmp_path):
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
+@pytest.mark.thorough
 def test_windows_of_fewer_copies_than_required_do_not_count(context, store, tmp_path, proven):
     with connected(context.ledger.database) as connection:
         connection.execute(
@@ -286,6 +294,7 @@ def test_windows_of_fewer_copies_than_required_do_not_count(context, store, tmp_
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_lost_a_copy_has_too_few(context, store, tmp_path, proven):
     store.unlisted = {"bert"}
     answer = Answer(context, tmp_path)
@@ -293,6 +302,7 @@ def test_a_chunk_that_lost_a_copy_has_too_few(context, store, tmp_path, proven):
     assert all("2 of 3 copies" in detail for detail in answer.details)
 
 
+@pytest.mark.thorough
 def test_objects_of_a_damaged_chunk_are_not_safe(context, store, tmp_path, proven):
     store.file("anna", posting(context, proven[0])).write_bytes(
         b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes
@@ -302,6 +312,7 @@ def test_objects_of_a_damaged_chunk_are_not_safe(context, store, tmp_path, prove
     assert answer.keys == sorted(BODIES.keys() - keys_of(context, proven[0]))
 
 
+@pytest.mark.thorough
 def test_objects_of_an_expired_chunk_are_not_safe(context, tmp_path, proven):
     gone = keys_of(context, proven[0])
     with context.ledger.leases.hold(chunk_lease(proven[0]), context.holder) as lease:
@@ -309,6 +320,7 @@ def test_objects_of_an_expired_chunk_are_not_safe(context, tmp_path, proven):
     assert Answer(context, tmp_path).reasons == dict.fromkeys(gone, "not_planned")
 
 
+@pytest.mark.thorough
 def test_without_reading_back_nothing_new_is_safe(context, tmp_path, proven):
     answer = Answer(context, tmp_path, reads_back=False)
     assert set(answer.reasons.values()) == {"not_read_back"}
@@ -323,6 +335,7 @@ def test_replaced_object_of_equal_size_is_changed(context, tmp_path, proven):
     assert len(answer.keys) == len(BODIES) - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("proven")
 def test_rewritten_object_is_compared_despite_a_filter(context, ledger, store, tmp_path):
     class WrittenAgain(MemorySource):
@@ -346,6 +359,7 @@ def test_rewritten_object_is_compared_despite_a_filter(context, ledger, store, t
     assert (answer.found.safe_objects, answer.reasons) == (29, {"key-001": "metadata_changed"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("has_checksum", [False, True])
 def test_other_bytes_with_the_same_etag_are_safe_once_archived(
     ledger, store, new_bucket, tmp_path, has_checksum
@@ -398,6 +412,7 @@ def test_skipped_object_has_its_reason(context, tmp_path, store):
     )
 
 
+@pytest.mark.thorough
 def test_deleted_object_is_reported_as_gone(context, tmp_path, proven):
     del context.objects.bodies["key-001"]
     found = Answer(context, tmp_path).found
@@ -408,6 +423,7 @@ def test_deleted_object_is_reported_as_gone(context, tmp_path, proven):
     )
 
 
+@pytest.mark.thorough
 def test_chunk_without_answers_affects_only_its_objects(context, store, tmp_path, proven):
     Answer(context, tmp_path)
     root = posting(context, proven[0]).merkle_root
@@ -528,6 +544,7 @@ def test_samples_do_not_override_a_full_read(large, tmp_path):
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
 
 
+@pytest.mark.thorough
 def test_repaired_chunk_needs_new_windows_and_a_full_read(large, store, tmp_path):
     context, name = large
     flip_between_samples(context, name, "anna")
@@ -541,6 +558,7 @@ def test_repaired_chunk_needs_new_windows_and_a_full_read(large, store, tmp_path
     assert Answer(context, tmp_path).found.everything_is_safe
 
 
+@pytest.mark.thorough
 def test_copy_that_fails_a_repair_is_proven_again(context, store, tmp_path, proven):
     store.file("anna", posting(context, proven[0])).write_bytes(
         b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes
@@ -574,6 +592,7 @@ def test_chunk_added_during_export_is_not_read_without_rows(
     )
 
 
+@pytest.mark.thorough
 def test_repair_that_keeps_the_wrong_byte_fails(large, store, tmp_path, monkeypatch):
     context, name = large
     flip_between_samples(context, name, "anna")
@@ -584,6 +603,7 @@ def test_repair_that_keeps_the_wrong_byte_fails(large, store, tmp_path, monkeypa
     assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
+@pytest.mark.thorough
 def test_silent_provider_is_passed_over_without_damage(large, store, tmp_path):
     context, name = large
     store.away = {"anna"}
@@ -616,6 +636,7 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_progress_adds_up_to_the_bytes_read(context, tmp_path, proven):
     done, totals = [], []
 
@@ -652,6 +673,7 @@ def leaves(context, folder, error, match=None, **options):
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.thorough
 def test_a_chain_that_is_away_ends_the_question(context, store, tmp_path, proven, monkeypatch):
     def away(*_):
         raise ChainUnreachable("no LCD answers")
@@ -661,6 +683,7 @@ def test_a_chain_that_is_away_ends_the_question(context, store, tmp_path, proven
     assert {context.ledger.chunks.get(name).state for name in proven} == {ChunkState.LOCATED}
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_away_ends_the_question(context, tmp_path, proven):
     from caf_pipeline.errors import SourceUnreachable
 
@@ -668,6 +691,7 @@ def test_a_source_that_is_away_ends_the_question(context, tmp_path, proven):
     leaves(context, tmp_path, SourceUnreachable)
 
 
+@pytest.mark.thorough
 def test_an_object_that_was_not_decided_on_ends_the_question(
     context, tmp_path, proven, monkeypatch
 ):
@@ -680,6 +704,7 @@ def test_an_object_that_was_not_decided_on_ends_the_question(
     leaves(context, tmp_path, IntegrityError, match=r"30 objects .* but 29")
 
 
+@pytest.mark.thorough
 def test_an_object_that_was_decided_on_twice_ends_the_question(
     context, tmp_path, proven, monkeypatch
 ):
@@ -692,6 +717,7 @@ def test_an_object_that_was_decided_on_twice_ends_the_question(
     leaves(context, tmp_path, IntegrityError, match=r"30 objects .* but 60")
 
 
+@pytest.mark.thorough
 def test_a_file_of_somebody_else_is_not_replaced(context, store, tmp_path, proven, monkeypatch):
     monkeypatch.setattr(store, "copies", None)  # nothing may be asked before
     (tmp_path / "list.csv").write_text("name,age\n")
@@ -700,12 +726,14 @@ def test_a_file_of_somebody_else_is_not_replaced(context, store, tmp_path, prove
     assert (tmp_path / "list.csv").read_text() == "name,age\n"
 
 
+@pytest.mark.thorough
 def test_the_list_and_the_report_are_two_files(context, tmp_path, proven):
     with pytest.raises(UsageError, match=r"list[.]csv"):
         find_deletable(context, tmp_path / "list.csv", report=tmp_path / "work" / ".." / "list.csv")
     assert not (tmp_path / "list.csv").exists()
 
 
+@pytest.mark.thorough
 def test_list_is_removed_when_nothing_is_safe(context, store, tmp_path, proven):
     Answer(context, tmp_path)
     store.unlisted = {"bert"}
@@ -748,6 +776,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(
     leaves(context, tmp_path, LeaseLost)
 
 
+@pytest.mark.thorough
 def test_chunk_damaged_during_the_listing_is_not_safe(context, tmp_path, proven, monkeypatch):
     original = context.objects.list_pages
 
@@ -764,6 +793,7 @@ def test_chunk_damaged_during_the_listing_is_not_safe(context, tmp_path, proven,
     )
 
 
+@pytest.mark.thorough
 def test_chunk_damaged_during_the_write_ends_it(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
 
@@ -792,6 +822,7 @@ def test_an_object_that_changes_while_chunks_are_read_is_seen(
     assert Answer(context, tmp_path).reasons == {"key-009": "changed"}
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_beside_the_two_files(context, tmp_path, proven):
     folder = tmp_path / "out"
     folder.mkdir()
@@ -800,6 +831,7 @@ def test_nothing_is_left_beside_the_two_files(context, tmp_path, proven):
     assert not list(context.inventories().glob(".deletion*"))
 
 
+@pytest.mark.thorough
 def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
     context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger)
     archive_everything(context)
@@ -883,7 +915,6 @@ def test_new_version_excludes_the_old_one(on_jackal, network, new_bucket, tmp_pa
     assert answer.found.gone_examples == ["deleted"]
 
 
-@pytest.mark.thorough
 def test_changed_headers_are_unsafe_until_archived_again(on_jackal, network, new_bucket, tmp_path):
     sha256 = {"ChecksumAlgorithm": "SHA256"}
     for key in ("same", "rewritten", "changed"):
@@ -904,6 +935,7 @@ def test_changed_headers_are_unsafe_until_archived_again(on_jackal, network, new
     }  # of the new chunk; windows of the two pass at different blocks
 
 
+@pytest.mark.thorough
 def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_bucket, tmp_path):
     new_bucket.put("key", os.urandom(400_000))
     context = on_jackal()

@@ -1,6 +1,7 @@
 """The proof watch: results, records and changes of a look at a located chunk."""
 
 import os
+import threading
 
 import pytest
 
@@ -9,11 +10,12 @@ from caf_pipeline.errors import CafError, StoreAway, StoreUnreachable
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.repair import repair_chunk
-from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
+from caf_pipeline.maintenance.scrub import CHUNKS_AT_ONCE, prove_chunk, prove_oldest
 from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -85,6 +87,7 @@ def test_a_store_without_windows_has_nothing_to_verify(context, store, name):
     assert prove_chunk(context, name).proven
 
 
+@pytest.mark.thorough
 def test_unverified_chunk_is_looked_at_first_next_window(context, store):
     first, second = archive_everything(context)
     store.window = store.now = 4
@@ -175,6 +178,7 @@ def test_first_look_compares_all_samples_and_later_looks_two(context, store, nam
     assert len(asked) == 3 * 2
 
 
+@pytest.mark.thorough
 def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     store.unlisted = {"bert"}
     report = prove_chunk(context, name)
@@ -186,6 +190,7 @@ def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     }
 
 
+@pytest.mark.thorough
 def test_lying_provider_makes_a_chunk_damaged(context, store, name):
     prove_chunk(context, name)
     overwrite(store.file("carl", posting(context, name)))
@@ -195,6 +200,7 @@ def test_lying_provider_makes_a_chunk_damaged(context, store, name):
     assert list(report.read_back) == ["anna", "bert"]
 
 
+@pytest.mark.thorough
 def test_wrong_copy_damages_a_chunk_with_enough_copies(context, store, name):
     store.required_copies = 2
     overwrite(store.file("carl", posting(context, name)))
@@ -239,6 +245,7 @@ def test_unreachable_listed_provider_is_no_damage(context, store, name):
     assert report.chunk.state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_fault_persists_while_its_provider_is_silent(context, store, name):
     overwrite(store.file("bert", posting(context, name)))
     prove_chunk(context, name)
@@ -247,6 +254,7 @@ def test_fault_persists_while_its_provider_is_silent(context, store, name):
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["bert"]
 
 
+@pytest.mark.thorough
 def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(context, store, name):
     store.unlisted = {"bert"}
     prove_chunk(context, name)
@@ -262,6 +270,7 @@ def test_a_chunk_under_way_is_not_proven(context):
         prove_chunk(context, name)
 
 
+@pytest.mark.thorough
 def test_the_chunks_looked_at_longest_ago_come_first(context):
     names = archive_everything(context)
     assert len(names) == 2
@@ -319,6 +328,100 @@ def test_chunk_without_answers_does_not_delay_others(context, store):
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
 
 
+# --- looks that are cut
+
+
+def cut_at(store, provider):
+    """Interrupt every look when it reads from a provider."""
+    read_stored = store.read
+
+    def read(*arguments, **named):
+        if named["provider"] == provider:
+            raise KeyboardInterrupt
+        return read_stored(*arguments, **named)
+
+    store.read = read
+
+
+def damage(store, at, provider, how):
+    if how == "lost":
+        store.lost[provider] = (0, 1)
+    else:
+        overwrite(store.file(provider, at))
+
+
+@pytest.mark.parametrize("how", ["lost", "wrong"])
+def test_a_cut_look_records_the_fault_that_it_found(context, store, name, how):
+    damage(store, posting(context, name), "anna", how)
+    cut_at(store, "bert")
+    with pytest.raises(KeyboardInterrupt):
+        prove_chunk(context, name)
+    chunk, copies = context.ledger.chunks.get(name), context.ledger.replicas.list(name)
+    assert (chunk.state, "anna: " in chunk.reason) == (ChunkState.DAMAGED, True)
+    assert [copy.provider for copy in copies if copy.fault] == ["anna"]
+    assert all(copy.listed for copy in copies)
+    assert chunk.checked_at is None
+    del store.read
+    assert repair_chunk(context, name).chunk.state is ChunkState.LOCATED
+
+
+def test_a_cut_look_judges_by_no_number_of_copies(context, store, name):
+    store.unlisted = {"carl"}
+    store.away = {"anna"}
+    cut_at(store, "bert")
+    with pytest.raises(KeyboardInterrupt):
+        prove_chunk(context, name)
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
+    assert [copy.listed for copy in context.ledger.replicas.list(name)] == [True] * 3
+
+
+def test_a_whole_look_keeps_the_whole_reason(context, store, name):
+    overwrite(store.file("anna", posting(context, name)))
+    store.unlisted = {"carl"}
+    report = prove_chunk(context, name)
+    assert report.chunk.reason == report.explanation
+    assert "0 of 3" not in report.explanation
+    assert "1 of 3" in report.explanation
+
+
+# --- side by side
+
+
+def test_four_chunks_are_looked_at_by_one_request_a_provider(tmp_path, ledger):
+    providers = ("anna", "bert", "carl", "dora", "emil")
+    store = SeveralFolders(tmp_path / "several", providers)
+    source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(120)})
+    context = a_run_context(tmp_path, source, ledger, store=store)
+    names = archive_everything(context)
+    assert len(names) > CHUNKS_AT_ONCE
+    together, lock = threading.Barrier(CHUNKS_AT_ONCE), threading.Lock()
+    read_stored, reading, most = store.read, [], set()
+
+    def read(at, *arguments, **named):
+        with lock:
+            is_first = len(most) < CHUNKS_AT_ONCE
+            most.add(at.merkle_root)
+            reading.append((at.merkle_root, named["provider"]))
+            assert len({provider for _, provider in reading}) == len(reading)
+            assert len({root for root, _ in reading}) <= CHUNKS_AT_ONCE
+        if is_first:
+            together.wait(PATIENCE_SECONDS)
+        pieces = list(read_stored(at, *arguments, **named))
+        with lock:
+            reading.remove((at.merkle_root, named["provider"]))
+        return iter(pieces)
+
+    store.read = read
+    reports = list(prove_oldest(context, 100))
+    assert [report.chunk.name for report in reports] == sorted(names)
+    assert all(report.checks and not report.explanation for report in reports)
+
+
+def test_the_limit_holds_for_looks_side_by_side(context):
+    names = archive_everything(context)
+    assert len(list(prove_oldest(context, len(names) - 1))) == len(names) - 1
+
+
 def test_a_chunk_that_did_not_answer_is_looked_at_first(context, store):
     *_, last = archive_everything(context)
     list(prove_oldest(context, 10))
@@ -356,6 +459,7 @@ def test_silent_chunks_take_a_quarter_of_the_looks(context, store):
     assert len(list(prove_oldest(context, 4))) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("look", [prove_chunk, repair_chunk])
 def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
     context = a_run_context(tmp_path, MemorySource({"key": b"x" * 40_000}), ledger)

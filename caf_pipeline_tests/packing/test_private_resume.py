@@ -8,25 +8,30 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.encryption.entry_cipher import EntryCipher
+from caf_pipeline.errors import LeaseLost, LedgerError
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
 from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES
 from caf_pipeline.inventory.plan import read_chunk_plan
+from caf_pipeline.ledger import backup, chunk_moves
+from caf_pipeline.maintenance.remove_source import find_leftovers, remove_leftovers
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.journal.format import Checkpoint, Journal, PackedMember
 from caf_pipeline.packing.journal.takeover import find_earlier
+from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.staging import leftovers
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.broken_packings import broken_chunk
-from caf_pipeline_tests.support.crashes import run_killed
+from caf_pipeline_tests.support.crashes import mended, run_killed
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.encrypted_staging import (
     IDENTITY,
     WORKER_KEY,
     StagingCopies,
     a_changing_source,
+    packing_secrets,
     private_settings,
     sealed_segments,
 )
@@ -65,12 +70,16 @@ def sealed(context, name):
 
 def opened_earlier(context, name):
     """Return the packing that a next run would resume."""
+    (secret,) = packing_secrets(context.ledger)
+    cipher = EntryCipher(bytes.fromhex(WORKER_KEY), secret, name)
+    earlier, _ = find_earlier(leftovers(context, name), opening_of_chunk(context, name), cipher)
+    return earlier
+
+
+def opening_of_chunk(context, name):
     chunk = context.ledger.chunks.get(name)
     chunk_plan = read_chunk_plan(Path(chunk.plan_folder), chunk.number)
-    packer = pack_chunk.packer_of(context, None, chunk, chunk_plan, [IDENTITY.recipient])
-    cipher = EntryCipher(bytes.fromhex(WORKER_KEY), name)
-    earlier, _ = find_earlier(leftovers(context, name), packer.opening, cipher)
-    return earlier
+    return pack_chunk.packer_of(context, None, chunk, chunk_plan, [IDENTITY.recipient]).opening
 
 
 def safe_bytes(context, name):
@@ -106,6 +115,7 @@ def assert_no_nonce_repeats(copies):
 # --- resuming
 
 
+@pytest.mark.thorough
 def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, database_url):
     context = a_worker(tmp_path, ledger)
     (chunk,) = plan(context).chunks
@@ -119,6 +129,7 @@ def test_killed_packing_fetches_no_journaled_byte_again(tmp_path, ledger, databa
     ends_right(context, chunk.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(9, MOMENTS, 9), every=10))
 def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger, a_changing_source())
@@ -141,6 +152,7 @@ def test_no_kill_lets_nonce_meet_two_plaintexts(tmp_path, ledger, database_url, 
     ends_right(context, chunk.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 80, 2), every=10))
 def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, second):
     context = a_worker(tmp_path, ledger)
@@ -153,6 +165,7 @@ def test_kill_while_resuming_keeps_safe_bytes(tmp_path, ledger, database_url, se
     assert sealed(context, chunk.name).resumed_bytes >= before
 
 
+@pytest.mark.thorough
 def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
     context = a_worker(tmp_path, ledger, a_changing_source())
     (chunk,) = plan(context).chunks
@@ -170,6 +183,7 @@ def test_rolled_back_object_gives_rest_a_new_key(tmp_path, ledger, monkeypatch):
     ends_right(context, chunk.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(100, 142), every=20))
 def test_kill_while_rolling_back_leaves_a_pair(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger, a_changing_source())
@@ -226,6 +240,7 @@ def test_damaged_segment_ends_what_is_resumed(tmp_path, ledger):
 # --- nothing to resume
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["", "a1" * 32])
 def test_without_the_worker_key_nothing_is_resumed(tmp_path, ledger, key):
     chunk = broken_chunk(a_worker(tmp_path, ledger))
@@ -252,7 +267,9 @@ def test_journal_of_another_chunk_resumes_nothing(tmp_path, ledger):
     context = a_worker(tmp_path, ledger)
     chunk = broken_chunk(context)
     (path,) = context.staging().glob("*.journal")
-    path.write_bytes(rewritten(path.read_bytes(), EntryCipher(bytes.fromhex(WORKER_KEY), "other")))
+    (secret,) = packing_secrets(ledger)
+    cipher = EntryCipher(bytes.fromhex(WORKER_KEY), secret, "other")
+    path.write_bytes(rewritten(path.read_bytes(), cipher))
     report = sealed(context, chunk.name)
     assert report.resumed_bytes == 0
     assert report.not_resumed
@@ -276,8 +293,8 @@ def opening(tmp_path_factory):
     return Packing(tmp_path_factory.mktemp("opening"), a_source()).packer().opening
 
 
-def a_cipher(chunk="src-00000000-00001", key=b"k" * 32):
-    return EntryCipher(key, chunk)
+def a_cipher(chunk="src-00000000-00001", key=b"k" * 32, secret=b"s" * 32):
+    return EntryCipher(key, secret, chunk)
 
 
 def a_journal(path, opening, cipher, count=5):
@@ -310,10 +327,15 @@ def test_a_sealed_journal_reads_back(tmp_path, opening):
     assert accepted(tmp_path / "read", opening, a_cipher(), entries) == 5
 
 
-OTHERS = [a_cipher("src-00000000-00002"), a_cipher(), a_cipher(key=b"x" * 32)]
+OTHERS = [
+    a_cipher("src-00000000-00002"),
+    a_cipher(),
+    a_cipher(key=b"x" * 32),
+    a_cipher(secret=b"x" * 32),
+]
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=["chunk", "attempt", "worker key"])
+@pytest.mark.parametrize("other", OTHERS, ids=["chunk", "journal", "worker key", "secret"])
 def test_a_planted_entry_is_refused(tmp_path, opening, other):
     own = a_journal(tmp_path / "own", opening, a_cipher())
     planted = a_journal(tmp_path / "other", opening, other)
@@ -348,6 +370,7 @@ def test_no_entry_repeats_a_nonce(tmp_path, opening):
 # --- what a stolen staging disk has
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [100, 150])
 def test_killed_run_leaves_nothing_in_the_clear(tmp_path, ledger, database_url, fatal):
     context = a_worker(tmp_path, ledger)
@@ -356,7 +379,7 @@ def test_killed_run_leaves_nothing_in_the_clear(tmp_path, ledger, database_url, 
     for moment in (fatal, 40):
         killed(tmp_path, database_url, chunk, moment)
         copies.take()
-    secrets = [IDENTITY.seed, bytes.fromhex(WORKER_KEY)]
+    secrets = [IDENTITY.seed, bytes.fromhex(WORKER_KEY), *packing_secrets(ledger)]
     for path in copies.files():
         secrets += [segment.place[0] for segment in sealed_segments(path)]
     for key, body in context.objects.bodies.items():
@@ -368,6 +391,190 @@ def test_killed_run_leaves_nothing_in_the_clear(tmp_path, ledger, database_url, 
         for secret in secrets:
             assert secret not in content
             assert secret.hex().encode() not in content
+
+
+def test_disk_and_worker_key_open_the_chunk_being_packed(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    copies = StagingCopies(context.staging(), tmp_path / "copies")
+    copies.take()
+    part_keys = {segment.place[0] for segment in copies.segments()}
+    assert stolen_file_keys(context, copies, chunk.name) == part_keys != set()
+
+
+def test_disk_and_worker_key_open_nothing_without_the_ledger(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    copies = StagingCopies(context.staging(), tmp_path / "copies")
+    copies.take()
+    assert stolen_file_keys(context, copies, chunk.name, secrets=[b"", bytes(32)]) == set()
+
+
+def test_sealed_chunk_opens_with_no_journal_and_worker_key(tmp_path, ledger, monkeypatch):
+    context = a_worker(tmp_path, ledger, a_changing_source())
+    (chunk,) = plan(context).chunks
+    copies = StagingCopies(context.staging(), tmp_path / "copies")
+    append = Journal.append
+
+    def append_and_copy(journal, entry):
+        append(journal, entry)
+        copies.take()
+
+    monkeypatch.setattr(Journal, "append", append_and_copy)
+    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
+    copies.take()
+    assert any(path.suffix == ".journal" for path in copies.files())
+    assert stolen_file_keys(context, copies, chunk.name) == set()
+
+
+def stolen_file_keys(context, copies, name, secrets=None):
+    """The file keys in all journals that a thief of disk, worker key and database opens.
+
+    A thief who lacks the database guesses `secrets`.
+    """
+    opening = opening_of_chunk(context, name)
+    worker_key, keys = bytes.fromhex(WORKER_KEY), set()
+    for secret in secrets or [b"", bytes(32), *packing_secrets(context.ledger)]:
+        for path in copies.files():
+            if path.suffix == ".journal":
+                journal = Journal.open(path, opening, EntryCipher(worker_key, secret, name))
+                keys |= {
+                    entry.sealed.file_key for _, entry in journal.checkpoints() if entry.sealed
+                }
+                journal.close()
+    return keys
+
+
+def continues(context, chunk):
+    sealed(context, chunk.name)
+
+
+def is_withdrawn(context, chunk):
+    chunk_steps.withdraw(context, chunk.name)
+
+
+def is_withdrawn_elsewhere(context, chunk):
+    settings = {**private_settings(), "staging": context.settings.home / "other machine"}
+    there = a_run_context(context.settings.home.parent, context.objects, context.ledger, **settings)
+    chunk_steps.withdraw(there, chunk.name)
+    assert mended(context)
+
+
+def is_removed(context, chunk):
+    remove_leftovers(find_leftovers(context.settings, context.ledger, "src"))
+
+
+@pytest.mark.parametrize("end", [continues, is_withdrawn, is_withdrawn_elsewhere, is_removed])
+def test_a_journal_is_overwritten_before_it_is_removed(tmp_path, ledger, end):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    (journal,) = context.staging().glob("*.journal")
+    with journal.open("rb") as blocks:
+        size_bytes = os.fstat(blocks.fileno()).st_size
+        end(context, chunk)
+        assert not journal.exists()
+        assert blocks.read() == bytes(size_bytes)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path, link):
+    file, name = tmp_path / "file", tmp_path / "c.1.journal"
+    file.write_bytes(b"content")
+    link(file, name)
+    remove_staged(name)
+    assert file.read_bytes() == b"content"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+# --- the secret of a packing
+
+
+def test_the_seal_deletes_the_secret_in_its_transaction(tmp_path, ledger, monkeypatch):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    (secret,) = packing_secrets(ledger)
+
+    def fail(*arguments):
+        raise LedgerError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(chunk_moves, "record_header_sets", fail)
+        with pytest.raises(LedgerError):
+            chunk_steps.pack_chunk(context, chunk.name)
+    assert packing_secrets(ledger) == [secret]
+    context.objects.reads.clear()
+    assert sealed(context, chunk.name).not_resumed == ""
+    assert context.objects.reads == []
+    assert packing_secrets(ledger) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_run_killed_at_the_secret_starts_again(tmp_path, ledger, database_url, before):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    run_killed(
+        tmp_path, database_url, chunk.name, at="packing_secret", before=before, **private_settings()
+    )
+    assert len(packing_secrets(ledger)) == (not before)
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
+    assert packing_secrets(ledger) == []
+
+
+def test_a_parked_chunk_resumes_with_its_secret(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    chunk_steps.park(context, chunk.name, "a test")
+    chunk_steps.unpark(context, chunk.name)
+    chunk_steps.load_batch(context, chunk.name)
+    report = sealed(context, chunk.name)
+    assert report.resumed_bytes > 0
+    assert report.not_resumed == ""
+
+
+def test_a_withdrawn_chunk_has_no_secret(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    chunk_steps.withdraw(context, chunk.name)
+    assert packing_secrets(ledger) == []
+
+
+def test_a_lost_lease_gives_no_secret(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    chunk_steps.load_batch(context, chunk.name)
+    with chunk_steps.lease_chunk(context, chunk.name) as old:
+        pass
+    with chunk_steps.lease_chunk(context, chunk.name), pytest.raises(LeaseLost):
+        ledger.staging.packing_secret(old, chunk.name)
+    assert packing_secrets(ledger) == []
+
+
+def test_two_machines_share_the_secret_until_the_seal(tmp_path, ledger):
+    here = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(here)
+    secret = packing_secrets(ledger)
+    there = a_worker(tmp_path, ledger, staging=tmp_path / "other machine")
+    copies = StagingCopies(here.staging(), tmp_path / "copies")
+    copies.take()
+    assert stolen_file_keys(here, copies, chunk.name)
+    assert sealed(there, chunk.name).resumed_bytes == 0
+    assert secret != packing_secrets(ledger) == []
+    assert stolen_file_keys(here, copies, chunk.name) == set()
+
+
+def test_no_backup_has_the_secret(tmp_path, ledger):
+    context = a_worker(tmp_path, ledger)
+    chunk = broken_chunk(context)
+    path = tmp_path / "ledger.dump"
+    backup.back_up(ledger.database, path, embedded=True)
+    programs = backup.Programs(ledger.database, embedded=True)
+    backup.restore(programs, path, reason="a test")
+    assert packing_secrets(ledger) == []
+    report = sealed(a_worker(tmp_path, ledger), chunk.name)
+    assert (report.resumed_bytes, bool(report.not_resumed)) == (0, True)
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
 
 
 def test_a_plain_part_is_not_resumed_encrypted(tmp_path, ledger):

@@ -515,6 +515,7 @@ def refused_by_staging(context, name, error, *, slept):
         raise error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), StagingError("gone")])
 def test_staging_error_after_lost_lease_is_reported_as_lost_lease(context, error):
     (chunk,) = plan(context).chunks
@@ -555,6 +556,7 @@ def test_a_failed_run_is_resumed_and_the_report_says_so(context):
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("refusal", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, refusal):
     def refused(*_):
@@ -719,6 +721,7 @@ def test_a_damaged_file_of_objects_that_have_changed_is_abandoned(tmp_path, ledg
     assert ledger.chunks.get(chunk.name).state is ChunkState.ABANDONED
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("record", ["kept", "gone"])
 def test_rows_never_come_from_a_flipped_manifest(context, record):
     (chunk,) = plan(context).chunks

@@ -86,6 +86,7 @@ def test_distant_ranges_are_read_in_offset_order(context, archive, monkeypatch):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_memory", [0, 600, 1 << 20])
 def test_ranges_behave_like_slices(context, archive, monkeypatch, in_memory):
     for module in (bulk, object_file):
@@ -170,6 +171,7 @@ def test_missing_objects_are_explained_and_do_not_stop_others(context, archive):
     assert list(archive.ls("src", "nothing")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [None, b"dir/001", 1])
 def test_a_name_that_is_not_text_is_refused(archive, name):
     for call in (
@@ -185,6 +187,7 @@ def test_a_name_that_is_not_text_is_refused(archive, name):
             call()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", ["\udcff", "s\0", "", "s" * 2000])
 def test_impossible_source_names_are_not_located(archive, source):
     now = datetime.now(UTC)
@@ -200,6 +203,7 @@ def test_impossible_source_names_are_not_located(archive, source):
             call()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("moment", "error"),
     [
@@ -231,6 +235,7 @@ def test_times_that_utc_has_not_are_times_like_others(archive):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "one",
     [None, b"dir/001", ("dir/001", 0), (b"dir", 0, 4), ("dir/001", "0", "4"), ("dir/001", 0.5, 4)],
@@ -316,6 +321,7 @@ def test_cached_location_is_used_only_for_verified_reads(context, archive, monke
         assert len(calls) == 4
 
 
+@pytest.mark.thorough
 def test_stale_cached_location_is_looked_up_again(context, archive):
     before = archive.find("src", "dir/001").location
     archive.read("src", "dir/001")

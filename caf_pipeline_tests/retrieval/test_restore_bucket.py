@@ -91,12 +91,13 @@ def test_an_interrupted_restore_begins_no_other_copy(restoring):
         return key == "000" or put(key, *arguments, **options)
 
     target.put = put_first_at_once
+    before = set(threading.enumerate())
     results = restoring(bodies, target)
     assert next(results).outcome == RestoreOutcome.RESTORED
     wait_for(lambda: target.current == THREADS)
     results.close()
     target.meeting.wait()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("reading"):
             thread.join(PATIENCE_SECONDS)
     assert len(target.bodies) == THREADS

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from zlib import crc32
 
 import pytest
 from awscrt.exceptions import AwsCrtError
@@ -135,6 +136,7 @@ REASONS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("answer", "reason"), REASONS)
 def test_an_object_that_cannot_be_archived_has_its_reason(scripted_s3, answer, reason):
     with pytest.raises(ObjectUnavailable, match="s3://bucket-of-script/plain ") as caught:
@@ -232,6 +234,7 @@ def test_non_ascii_headers_equal_those_of_boto3(scripted_s3, value, bounds, answ
     assert part.headers == source.read_headers(object_of()).headers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("headers", "algorithms"),
     [
@@ -455,6 +458,34 @@ def test_get_requests_any_checksum_if_the_source_has_reports(scripted_s3, header
     ] == [("GET", "ENABLED")]
     source.read(object_of(checksum="CRC32/COMPOSITE"), 0, 5)
     assert "x-amz-checksum-mode" not in scripted_s3.requests[1].headers
+
+
+# awscrt reports the header on stderr, too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_object_with_non_ascii_headers_has_its_checksum(scripted_s3):
+    crc = crc32(b"bytes").to_bytes(4, "big")
+    answer = ok()
+    answer.headers |= {
+        "x-amz-meta-name": "caf\xe9",
+        "x-amz-checksum-crc32": base64.b64encode(crc).decode(),
+    }
+    part = answers(scripted_s3, answer).read(object_of(checksum="CRC32"), 0, 5)
+    assert (part.headers.user_metadata, part.checksum.digest) == ({"name": "caf\xe9"}, crc)
+    assert [request.headers["x-amz-checksum-mode"] for request in scripted_s3.requests] == [
+        "ENABLED",
+        "ENABLED",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("checksum", [CRC, "not base64"])
+def test_wrong_bytes_beside_non_ascii_headers_are_read_again(scripted_s3, checksum):
+    answer = ok()
+    answer.headers |= {"x-amz-meta-name": "caf\xe9", "x-amz-checksum-crc32": checksum}
+    source = answers(scripted_s3, answer)
+    with pytest.raises(ObjectReadFailed, match="checksum"):
+        source.read(object_of(checksum="CRC32"), 0, 5)
+    assert len(scripted_s3.requests) == 2 * 2  # by awscrt and by boto3, in each attempt
 
 
 @pytest.mark.parametrize("checksum", ["", "CRC32/COMPOSITE", "MD5/FULL_OBJECT", "SHA256/SOMETHING"])

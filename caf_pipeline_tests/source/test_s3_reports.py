@@ -102,6 +102,7 @@ def every_key(s3_server):
     return bucket
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "columns", [tuple(SCHEMA.names), CURRENT_ONLY], ids=["all versions", "current only"]
 )
@@ -120,6 +121,7 @@ def test_a_report_gives_the_same_snapshot_as_a_listing(
     assert {obj.checksum for obj in objects} == {"", "SHA256"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", ["Enabled", "Suspended"])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_current_objects_of_a_version_report_equal_a_listing(
@@ -387,6 +389,7 @@ def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -530,6 +533,7 @@ BAD_FILES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_a_damaged_file_with_a_right_checksum_is_refused(new_bucket, destination, tmp_path, case):
     file_format, damage, words = BAD_FILES[case]
@@ -576,6 +580,7 @@ def test_a_missing_file_is_named(every_key, destination, tmp_path):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("left_out", ["size", "storage_class", "is_latest"])
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_schema_that_changes_between_files_is_refused(
@@ -666,6 +671,7 @@ MANIFEST = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("raw", "words"),
     [

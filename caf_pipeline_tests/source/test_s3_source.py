@@ -30,6 +30,7 @@ class TestWithVersions(ObjectSourceContract):
         return new_bucket
 
     # moto does not encode keys in a listing of versions, and XML cannot hold control characters.
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         "key", [key for key in KEYS if min(key) >= " " and key not in ("\uffff",)]
     )

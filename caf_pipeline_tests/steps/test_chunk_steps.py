@@ -109,6 +109,7 @@ def test_a_second_plan_of_the_same_source_finds_nothing_new(context):
     assert account_for_plan(context, report).located == len(context.objects.bodies)
 
 
+@pytest.mark.thorough
 def test_only_new_objects_are_planned_again(context, source):
     archive_everything(context)
     source.bodies["new"] = b"new"
@@ -116,6 +117,7 @@ def test_only_new_objects_are_planned_again(context, source):
     assert [chunk.object_count for chunk in report.chunks] == [1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("last", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
 def test_partition_run_again_after_any_step_ends_right(context, last):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
@@ -125,6 +127,7 @@ def test_partition_run_again_after_any_step_ends_right(context, last):
     assert account_for_chunk(context, name).agrees
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
 def test_each_step_may_be_repeated(context, step):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
@@ -197,6 +200,7 @@ def test_file_lost_after_post_is_packed_to_same_root(context):
     )
 
 
+@pytest.mark.thorough
 def test_posted_chunk_with_changed_objects_is_abandoned_and_planned_again(context, source):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
@@ -236,6 +240,7 @@ def test_run_of_chunk_held_by_live_run_ends_as_held(tmp_path, source, database):
     assert caught.value.holder == "run-1"
 
 
+@pytest.mark.thorough
 def test_skipped_objects_end_their_claim_and_record_reason(context, source):
     source.unavailable = {"key-001": (SkipReason.COLD_STORAGE, -1)}
     archive_everything(context)
@@ -245,6 +250,7 @@ def test_skipped_objects_end_their_claim_and_record_reason(context, source):
     assert account_for_plan(context, plan(context)).unaccounted == 0
 
 
+@pytest.mark.thorough
 def test_a_skipped_object_is_not_planned_again_at_once(context, source):
     source.unavailable = {"key-001": (SkipReason.COLD_STORAGE, -1)}
     archive_everything(context)
@@ -382,6 +388,7 @@ def test_a_withdrawn_chunks_objects_are_planned_again_into_another_chunk(context
     assert not set(first) & set(second)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"]
 )
@@ -403,6 +410,7 @@ def fat_headers(source):
     }
 
 
+@pytest.mark.thorough
 def test_unplanned_metadata_closes_no_chunk_early(context, source):
     fat_headers(source)
     archive_everything(context)
@@ -412,6 +420,7 @@ def test_unplanned_metadata_closes_no_chunk_early(context, source):
     every_object_reads_back(context)
 
 
+@pytest.mark.thorough
 def test_objects_released_by_early_close_are_in_next_plan(context, source):
     fat_headers(source)
     for chunk in plan(context).chunks:
@@ -446,6 +455,7 @@ def test_chunks_after_a_too_large_one_fit_with_manifests(tmp_path, source, ledge
     every_object_reads_back(context)
 
 
+@pytest.mark.thorough
 def test_older_version_loaded_later_is_not_current(tmp_path, ledger):
     from datetime import timedelta
 
@@ -497,6 +507,7 @@ def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledge
     assert account_for_plan(context, report).holds
 
 
+@pytest.mark.thorough
 def test_unlisted_skipped_object_is_history_until_listed_again(tmp_path, ledger):
     class Odd(MemorySource):
         listed = (b"bad\xff", b"huge", b"other\xff")

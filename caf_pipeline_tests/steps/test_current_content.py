@@ -69,6 +69,7 @@ def context(tmp_path, bucket, ledger):
 # --- a bucket without versions --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_returning_content_is_read_but_not_packed_again(context, bucket):
     for body in (A, B, A):
         bucket.put("k", body, **SHA256)
@@ -79,6 +80,7 @@ def test_returning_content_is_read_but_not_packed_again(context, bucket):
     assert plan(context).exceptions == 0
 
 
+@pytest.mark.thorough
 def test_returning_content_after_deletion_is_read_again(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
@@ -91,6 +93,7 @@ def test_returning_content_after_deletion_is_read_again(context, bucket):
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 1)
 
 
+@pytest.mark.thorough
 def test_object_archived_since_listing_is_neither_gone_nor_older(context, bucket):
     bucket.put("a", A)
     archive_everything(context)
@@ -192,6 +195,7 @@ def test_rebuilt_ledger_has_objects_archived_again_for_headers(context, bucket, 
     assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
 
 
+@pytest.mark.thorough
 def test_pending_or_skipped_current_content_is_reported(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
@@ -236,6 +240,7 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
 # --- headers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_same_bytes_with_same_headers_are_not_packed_again(context, bucket):
     for _ in range(3):
         bucket.put("k", A, **SHA256, ContentType="text/plain", Metadata={"a": "1"})
@@ -244,6 +249,7 @@ def test_same_bytes_with_same_headers_are_not_packed_again(context, bucket):
     assert (packed(context), plan(context).comparison.requests) == (1, 0)
 
 
+@pytest.mark.thorough
 def test_a_look_settles_what_a_plan_has_compared(context, bucket):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
@@ -266,6 +272,7 @@ def test_a_look_finds_content_that_came_back(context, bucket):
     assert inventories.scan_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changed",
     sampled(
@@ -307,6 +314,7 @@ def test_returning_headers_are_read_but_not_packed_again(context, bucket):
     assert packed(context) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
 def test_rewritten_object_is_not_compared_while_left_out(
     tmp_path, context, bucket, ledger, content_type
@@ -351,6 +359,7 @@ def test_rewritten_object_is_not_compared_while_left_out(
     )
 
 
+@pytest.mark.thorough
 def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
     bucket.put("k", A, **SHA256, Metadata={"a": "1"})
     archive_everything(context)
@@ -387,6 +396,7 @@ def test_the_collision_pair_has_one_md5_and_two_sha256():
     assert (len(FIRST), len(md5s), len(sha256s)) == (len(SECOND), 1, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("checksum", [{}, SHA256], ids=["without", "sha256"])
 def test_other_bytes_with_the_same_etag_are_archived(context, bucket, checksum):
     bucket.put("k", FIRST, **checksum)
@@ -410,6 +420,7 @@ def test_other_bytes_with_the_same_etag_are_archived(context, bucket, checksum):
     assert (settled.chunks, settled.comparison.requests) == ([], 0)
 
 
+@pytest.mark.thorough
 def test_other_bytes_that_come_back_are_not_packed_again(context, bucket):
     for body in (FIRST, SECOND, FIRST, SECOND):
         bucket.put("k", body, **SHA256)
@@ -419,6 +430,7 @@ def test_other_bytes_that_come_back_are_not_packed_again(context, bucket):
     assert packed(context) == 2
 
 
+@pytest.mark.thorough
 def test_the_same_bytes_without_a_checksum_are_archived_once_more(context, bucket):
     for expected in (1, 2):
         bucket.put("k", A)
@@ -427,6 +439,7 @@ def test_the_same_bytes_without_a_checksum_are_archived_once_more(context, bucke
         assert (packed(context), plan(context).comparison.requests) == (expected, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", ["CRC32", "CRC64NVME", "SHA1", "SHA256"])
 @pytest.mark.parametrize("rest", [b"", bytes(100 << 10)], ids=["whole", "in_ranges"])
 def test_bytes_with_an_equal_checksum_are_not_archived_again(context, bucket, algorithm, rest):
@@ -440,6 +453,7 @@ def test_bytes_with_an_equal_checksum_are_not_archived_again(context, bucket, al
     assert (report.comparison.other_bytes, len(report.chunks)) == (1, 1)
 
 
+@pytest.mark.thorough
 def test_a_crc64_that_packing_computed_is_compared(context, bucket):
     bucket.put("k", FIRST)
     archive_everything(context)
@@ -451,6 +465,7 @@ def test_a_crc64_that_packing_computed_is_compared(context, bucket):
     assert plan(context).comparison.other_bytes == 1
 
 
+@pytest.mark.thorough
 def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
     bucket.put("k", A, ChecksumAlgorithm="CRC32")
     archive_everything(context)
@@ -462,6 +477,7 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
 # --- versions -------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_version_is_current_again_after_deletion_of_the_next(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
@@ -474,6 +490,7 @@ def test_version_is_current_again_after_deletion_of_the_next(context, bucket):
     assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 2)
 
 
+@pytest.mark.thorough
 def test_old_unarchived_version_is_archived_once_current(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)

@@ -104,6 +104,7 @@ def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):
     assert f"{archived.archive_id} (source 'src') with 1 chunk, " in str(refused.value)
 
 
+@pytest.mark.thorough
 def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
     context = registered(emptied)
     list(rebuild.rebuild(context))
@@ -112,6 +113,7 @@ def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
     assert len(first_plan(context).chunks) == 1
 
 
+@pytest.mark.thorough
 def test_interrupted_rebuild_blocks_plans_until_continued(emptied, archived):
     archived.objects.bodies["second"] = b"second"
     archive_everything(archived)
@@ -131,6 +133,7 @@ def test_interrupted_rebuild_blocks_plans_until_continued(emptied, archived):
     assert first_plan(context).chunks == []
 
 
+@pytest.mark.thorough
 def test_rebuild_that_skipped_chunk_blocks_plans_until_complete(emptied, archived):
     archived.objects.bodies["second"] = b"second"
     archive_everything(archived)
@@ -279,6 +282,7 @@ def post(network, words, note):
         ChainUser(network, client, words).post(random_content(1000), note=note)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "note", ["[]", '"text"', "5", '{"caf_pipeline":5}', archive_note("f" * 32)]
 )
@@ -336,6 +340,7 @@ def make_home(tmp_path, network, wallet, s3_server, new_bucket):
     return make
 
 
+@pytest.mark.thorough
 def test_same_settings_and_wallet_in_new_folder_pay_nothing(
     make_home,
     new_ledger,
@@ -347,7 +352,7 @@ def test_same_settings_and_wallet_in_new_folder_pay_nothing(
     charged = network.state()["charged"][wallet.address]
     expect_error(second("run"), 7, "caf rebuild src", "caf run src --new-archive")
     assert fresh.chunks.list() == []
-    assert second("rebuild").status == 0
+    assert second("rebuild", "--yes").status == 0
     assert second("run").status == 0
     assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
     assert network.state()["charged"][wallet.address] == charged

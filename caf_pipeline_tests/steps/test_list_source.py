@@ -73,6 +73,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versioned", sampled([False, True], every=2))
 @pytest.mark.parametrize("shape", sampled(SHAPES, every=2))
 def test_parallel_listing_has_each_object_once_in_order(
@@ -112,6 +113,7 @@ def test_parallel_listing_needs_few_extra_pages(scripted_s3, tmp_path, shape):
     assert len(listed.pages) < 2 * serial
 
 
+@pytest.mark.thorough
 def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
     for attempt in range(40):  # another thread may come too late
         listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
@@ -171,6 +173,7 @@ def test_any_keys_in_any_server_order_are_listed_completely(
             assert part == [key for key in whole if key > after and (until is None or key <= until)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "server",
     [
@@ -297,6 +300,7 @@ def test_failed_listing_leaves_no_snapshot_and_is_resumed(interrupted, tmp_path)
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changed", [{"prefix": "0"}, {"endpoint_url": "http://elsewhere"}, {"bucket": "another"}]
 )
@@ -392,6 +396,7 @@ def damage_name(piece: Path) -> None:
     piece.write_bytes(piece.read_bytes().replace(b"is_delete_marker", b"is_delete_markes"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [lambda piece: damage_page(piece, "key"), damage_name])
 def test_damaged_piece_is_named_and_listed_again(interrupted, tmp_path, damage):
     listed, objects = interrupted

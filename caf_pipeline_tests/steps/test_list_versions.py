@@ -99,6 +99,7 @@ def test_each_version_and_delete_marker_is_listed_once(
     assert snapshot.beside == counts_of(history)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
 def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
     history = HISTORIES[shape]
@@ -108,6 +109,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
     assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
 def test_version_repeated_at_page_start_counts_once(
@@ -122,6 +124,7 @@ def test_version_repeated_at_page_start_counts_once(
     assert snapshot.beside == counts_of(history)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("versions", sampled(["all", "current"], every=2))
 @pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))
@@ -195,6 +198,7 @@ def test_whole_listing_has_version_ids_or_none(
     assert len(asked_for_versioning) == 2
 
 
+@pytest.mark.thorough
 def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, small_pieces):
     history = HISTORIES["some versions each"]
     listed = ListedKeys((), history=history)
@@ -248,6 +252,7 @@ def test_key_with_too_many_versions_is_sorted_on_disk(scripted_s3, tmp_path, mon
     assert (rows_of(snapshot), snapshot.beside) == (expected(history), counts_of(history))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shape",
     sampled(
@@ -313,6 +318,7 @@ def test_scan_of_noticed_keys_ends_in_time_at_deleted_keys(scripted_s3, tmp_path
     assert (scan.to_plan, scan.until, len(listed.pages)) == (True, b"001", 1)
 
 
+@pytest.mark.thorough
 def test_reachability_of_bucket_with_deleted_keys_costs_one_request(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)

@@ -61,6 +61,7 @@ def waiting_keys(context):
     return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("year", [1, 999, 9999])
 def test_rewritten_object_is_archived_whatever_its_listed_time(
     run_context, source, monkeypatch, year
@@ -138,6 +139,7 @@ def test_what_waits_is_accounted_for_and_is_no_skip(run_context, source):
     assert context.ledger.chunks.account("src").skipped == {}
 
 
+@pytest.mark.thorough
 def test_what_waits_is_planned_once_there_is_enough(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     plan(context)
@@ -157,6 +159,7 @@ def test_tail_is_planned_after_max_wait_at_any_size(run_context, source):
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([4], None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "listed_at", [datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + timedelta(days=3)]
 )
@@ -260,6 +263,7 @@ def due_again(context, key):
         return float(seconds.scalar_one())
 
 
+@pytest.mark.thorough
 def test_a_snapshot_of_some_keys_says_nothing_of_the_others(run_context, source):
     context = run_context()
     archive_everything(context)
@@ -287,6 +291,7 @@ def test_fewer_whole_than_partial_snapshots_are_kept(run_context, source, monkey
     assert sorted(context.inventories().glob("*.parquet")) == whole[2:] + some[3:]
 
 
+@pytest.mark.thorough
 def test_previews_of_other_prefix_displace_no_inventory(run_context):
     context = run_context()
     archive_everything(context)  # the first chunk fixes the source's address
@@ -302,6 +307,7 @@ def test_previews_of_other_prefix_displace_no_inventory(run_context):
     assert sorted(context.inventories().glob("*.parquet")) == [*before, last]
 
 
+@pytest.mark.thorough
 def test_overwritten_object_counts_as_skipped_until_unlisted(run_context, source):
     context = run_context()
     source.unavailable = {
@@ -334,6 +340,7 @@ def test_overwritten_object_counts_as_skipped_until_unlisted(run_context, source
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
 
 
+@pytest.mark.thorough
 def test_deleted_skipped_key_has_no_retry_time(run_context, source):
     context = run_context()
     source.unavailable = {"key-004": (SkipReason.ACCESS_DENIED, 0)}
@@ -383,6 +390,7 @@ def test_pause_holds_plan_before_start_and_before_claims(run_context):
     assert context.ledger.chunks.account("src").claimed_objects == 30
 
 
+@pytest.mark.thorough
 def test_plan_suspended_during_claims_writes_nothing_after_losing_lease(run_context, monkeypatch):
     context, read = run_context(), planning.read_identities
 
@@ -454,6 +462,7 @@ def test_snapshots_from_future_clock_do_not_hide_later_ones(run_context, source,
     assert list(context.inventories().glob("*-2099*")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
 def test_snapshot_in_use_is_kept_despite_newer_ones(run_context, monkeypatch, read):
     context = run_context()

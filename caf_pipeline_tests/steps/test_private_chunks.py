@@ -27,6 +27,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.private_contexts import IDENTITY, a_private_context
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
@@ -145,16 +146,15 @@ def test_an_encrypted_chunk_of_a_public_source_stays_encrypted(tmp_path, source,
 
 
 def test_age_opens_a_stored_chunk(tmp_path, source, ledger, age_tool):
-    worker = a_private_context(tmp_path, source, ledger)
-    (planned, *_) = plan(worker).chunks
-    archive_chunk(worker, planned.name, until=chunk_steps.seal_chunk)
+    archive_everything(a_private_context(tmp_path, source, ledger))
     identity = tmp_path / "identity"
     identity.write_text(IDENTITY.reveal())
-    caf = tmp_path / "chunk.caf"
-    command = [age_tool, "-d", "-i", identity, "-o", caf, staged_path(worker, planned.name)]
-    subprocess.run(command, check=True)
-    reader = CafReader.open(StagedSource(caf), name="chunk")
-    assert len(reader) == ledger.chunks.get(planned.name).member_count + 2
+    member_count = 0
+    for stored in (tmp_path / "store" / "chunks").glob("*.caf"):
+        caf = tmp_path / stored.name
+        subprocess.run([age_tool, "-d", "-i", identity, "-o", caf, stored], check=True)
+        member_count += len(CafReader.open(StagedSource(caf), name="chunk")) - 2
+    assert member_count == len(source.bodies)
 
 
 def test_a_flipped_bit_is_an_integrity_error(tmp_path, source, ledger):
@@ -235,10 +235,13 @@ def test_an_identity_opens_every_chunk(tmp_path, source, ledger):
     worker = a_private_context(tmp_path, source, ledger)
     names = archive_everything(worker)
     assert checked(worker) == [KeyCheck(name) for name in names]
-    assert all(result.problem for result in checked(worker, age.new_identity()))
+    for result in checked(worker, age.new_identity()):
+        assert result.identity_problem
+        assert not result.header_problem
 
 
-def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
+@pytest.mark.parametrize("identity", [IDENTITY, age.new_identity()], ids=["right", "wrong"])
+def test_a_foreign_stored_header_is_told_from_a_wrong_identity(tmp_path, source, ledger, identity):
     worker = a_private_context(tmp_path, source, ledger)
     (name, *_) = archive_everything(worker)
     chunk = ledger.chunks.get(name)
@@ -247,9 +250,21 @@ def test_a_forged_header_is_not_opened(tmp_path, source, ledger):
     assert len(forged) == len(header.header)
     path = worker.store._chunk_path(posting_of(chunk))
     path.write_bytes(forged + path.read_bytes()[len(forged) :])
-    problems = {result.chunk: result.problem for result in checked(worker)}
-    assert problems[name]
-    assert not any(problem for other, problem in problems.items() if other != name)
+    results = {result.chunk: result for result in checked(worker, identity)}
+    assert [result.chunk for result in results.values() if result.header_problem] == [name]
+    for result in results.values():
+        assert bool(result.identity_problem) == (identity is not IDENTITY)
+
+
+def test_a_foreign_header_in_the_ledger_is_told(tmp_path, source, ledger, database):
+    worker = a_private_context(tmp_path, source, ledger)
+    (name, *_) = archive_everything(worker)
+    forged = age.make_header([age.new_identity().recipient], os.urandom(16))
+    with connected(database) as connection:
+        connection.execute("UPDATE caf_files SET header = %s WHERE name = %s", (forged, name))
+    results = {result.chunk: result for result in checked(worker)}
+    assert results[name].header_problem
+    assert not any(result.identity_problem for result in results.values())
 
 
 def test_a_posted_chunk_is_checked_without_its_store(tmp_path, source, ledger):
@@ -273,6 +288,7 @@ def test_a_private_plan_keeps_room_for_encryption(tmp_path, source, ledger):
 # --- a run that ends after each step
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("staging", ["kept", "lost"])
 @pytest.mark.parametrize("last", CHUNK_STEPS, ids=lambda step: step.__name__)
 def test_another_run_continues_after_each_step(tmp_path, source, ledger, last, staging):

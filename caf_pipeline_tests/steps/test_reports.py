@@ -154,6 +154,7 @@ def test_old_report_does_not_prolong_max_wait(context, new_bucket, reports):
 # --- what a report tells, and what not ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_key_missing_in_later_report_is_gone(context, new_bucket, reports):
     new_bucket.put("kept", A)
     new_bucket.put("k", B)
@@ -170,6 +171,7 @@ def test_key_missing_in_later_report_is_gone(context, new_bucket, reports):
     assert current(context, "kept")[1].is_current
 
 
+@pytest.mark.thorough
 def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, reports):
     new_bucket.put("a", A)
     written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
@@ -185,6 +187,7 @@ def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, repor
     assert (accounting.located, accounting.older, accounting.gone) == (1, 0, 0)
 
 
+@pytest.mark.thorough
 def test_object_archived_since_is_not_gone_after_restore(context, new_bucket, reports, ledger):
     new_bucket.put("k", B)
     archive_everything(context)
@@ -195,6 +198,7 @@ def test_object_archived_since_is_not_gone_after_restore(context, new_bucket, re
     assert current(context)[1].is_current
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "gone"), [(REPORT_LAG / 2, False), (REPORT_LAG * 2, True)])
 def test_absence_of_recent_object_in_report_proves_nothing(
     context, new_bucket, reports, before, gone
@@ -208,6 +212,7 @@ def test_absence_of_recent_object_in_report_proves_nothing(
     assert account_for_plan(context, report).gone == gone
 
 
+@pytest.mark.thorough
 def test_content_replaced_just_before_report_is_older(context, new_bucket, reports):
     for body, moment in (
         (A, LONG_AGO + DAY - REPORT_LAG / 2),
@@ -221,6 +226,7 @@ def test_content_replaced_just_before_report_is_older(context, new_bucket, repor
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, 1, 0)
 
 
+@pytest.mark.thorough
 def test_older_content_in_report_does_not_supersede_newer(context, new_bucket, reports):
     new_bucket.keep_versions()
     new_bucket.put("k", A)
@@ -241,6 +247,7 @@ def test_older_content_in_report_does_not_supersede_newer(context, new_bucket, r
 # --- refused --------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("later", ["a listing", "a report"])
 def test_outdated_report_is_refused_and_changes_nothing(context, new_bucket, reports, later):
     new_bucket.put("k", A)

@@ -36,6 +36,7 @@ from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.clp_packing import packed
 from caf_pipeline_tests.support.current_content import next_second
+from caf_pipeline_tests.support.encrypted_staging import packing_secrets, private_settings
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
@@ -74,6 +75,7 @@ def context(tmp_path, source, ledger):
     return a_run_context(tmp_path, source, ledger, target="128KiB")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC64NVME"])
 def test_split_object_with_equal_checksum_is_not_archived_again(
     tmp_path, new_bucket, ledger, checksum
@@ -91,12 +93,14 @@ def test_split_object_with_equal_checksum_is_not_archived_again(
     assert (report.comparison.other_bytes, len(report.chunks)) == (1, 4)
 
 
+@pytest.mark.thorough
 def test_the_crc64_of_a_split_object_follows_from_its_parts(context):
     archive_everything(context)
     (huge,) = context.ledger.content.located_versions("src", ["huge"])
     assert huge.checksums["crc64nvme"] == crc64nvme(HUGE).to_bytes(8, "big")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     find_spec("yscope_clp_core") is None,
     reason="there is no clp-s: its wheel is for Linux on x86-64",
@@ -138,6 +142,7 @@ def test_preview_gives_minimum_number_of_plans(context, source, monkeypatch, cap
     assert "plans     at least 2, since" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_preview_of_several_plans_gives_fill(context, source, monkeypatch):
     source.bodies |= {f"huge-{number}": os.urandom(400_000 + 7 * number) for number in range(5)}
     source.bodies |= {f"small-{number}": os.urandom(60_000) for number in range(9)}
@@ -189,6 +194,7 @@ def is_nowhere(context):
     )
 
 
+@pytest.mark.thorough
 def test_object_larger_than_chunk_is_split_and_reads_back(context, source, tmp_path):
     archive_everything(context)
     parts = parts_of(context)
@@ -213,6 +219,7 @@ def test_object_larger_than_chunk_is_split_and_reads_back(context, source, tmp_p
     assert {chunk.state for chunk in context.ledger.chunks.list("src")} == {ChunkState.LOCATED}
 
 
+@pytest.mark.thorough
 def test_part_has_object_number_and_range_in_manifest(context):
     archive_everything(context)
     chunk = context.ledger.chunks.get(parts_of(context)[1])
@@ -253,6 +260,7 @@ def test_parts_table_is_scanned_once_per_object(context, source, monkeypatch):
     assert scans[0] < len(parts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size_bytes", "limit_bytes", "chunks"), [(142_000, 160_000, 2), (120_000, 60_000, 1)]
 )
@@ -285,6 +293,7 @@ def test_unlisted_headers_do_not_exclude_a_part(context, source):
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
+@pytest.mark.thorough
 def test_a_preview_counts_objects_that_are_split_and_their_parts(context, source):
     preview = preview_plan(context, inventories.take_inventory(context))
     statistics = preview.estimate.statistics
@@ -334,6 +343,7 @@ def test_split_object_is_located_once_all_parts_are(context, source):
     assert not plan(context).plan
 
 
+@pytest.mark.thorough
 def test_last_located_part_completes_object_in_any_order(context, source):
     plan(context)
     first, *others = parts_of(context)
@@ -402,6 +412,7 @@ def test_replanned_content_is_located_by_new_parts_only(context, source):
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", CHUNK_STEPS[:3])
 def test_packed_unposted_part_is_withdrawn_with_the_others(context, source, step):
     plan(context)
@@ -416,13 +427,17 @@ def test_packed_unposted_part_is_withdrawn_with_the_others(context, source, step
     assert is_nowhere(context)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", CHUNK_STEPS[3:6])
 def test_paid_part_continues_but_is_never_read(context, source, step):
     plan(context)
     first, other = parts_of(context)[:2]
     archive_chunk(context, first, until=step)
+    log = context.ledger.transactions(context.holder)
+    assert log.lost_posts(context.archive_id) == []
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
+    assert log.lost_posts(context.archive_id) == []
     archive_chunk(context, first)
     assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
     assert is_nowhere(context)
@@ -432,6 +447,18 @@ def test_paid_part_continues_but_is_never_read(context, source, step):
     assert account_for_plan(context, report).gone == 0
 
 
+def test_missing_row_of_a_part_comes_back(context):
+    archive_everything(context)
+    before = rows_of(context.ledger)
+    with connected(context.ledger.database) as connection:
+        connection.execute("DELETE FROM file_locations WHERE part = 2")
+    assert is_nowhere(context)
+    assert [outcome.rows for outcome in rebuild(context) if outcome.rows] == [1]
+    assert rows_of(context.ledger) == before
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
+
+
+@pytest.mark.thorough
 def test_lost_located_part_makes_object_planned_again(context, source):
     archive_everything(context)
     lost = context.ledger.chunks.get(parts_of(context)[1])
@@ -451,6 +478,7 @@ def test_lost_located_part_makes_object_planned_again(context, source):
     assert context.ledger.chunks.account("src").located_objects == 4
 
 
+@pytest.mark.thorough
 def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
     names = archive_everything(context)
     for name in names:
@@ -466,6 +494,7 @@ def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
     assert mismatch.startswith("part 3 of huge")
 
 
+@pytest.mark.thorough
 def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
     archive_everything(context)
     damaged = context.ledger.lookup.locate("src", "huge").ranges[3]
@@ -500,6 +529,7 @@ NO_WHOLE = {
 }
 
 
+@pytest.mark.thorough
 def test_incomplete_parts_are_no_object(context):
     archive_everything(context)
     assert not is_nowhere(context)
@@ -536,6 +566,7 @@ def test_a_missing_object_is_named_as_not_archived(context):
         fetch(context.ledger.lookup, context.store, "src", "huge")
 
 
+@pytest.mark.thorough
 def test_parts_located_concurrently_make_object_located(context, database_url):
     plan(context)
     names = parts_of(context)
@@ -562,6 +593,22 @@ def test_parts_located_concurrently_make_object_located(context, database_url):
     assert not failed
     assert context.ledger.lookup.locate("src", "huge")
     assert context.ledger.chunks.account("src").claimed_objects == 3
+
+
+def test_a_withdrawn_part_takes_the_secrets_of_planned_parts(tmp_path, source, ledger):
+    settings = private_settings() | {"target": "128KiB"}
+    context = a_run_context(tmp_path, source, ledger, **settings)
+    plan(context)
+    first, second, *_ = [chunk for chunk in ledger.chunks.list("src") if chunk.part]
+    for chunk in (first, second):
+        chunk_steps.load_batch(context, chunk.name)
+        with chunk_steps.lease_chunk(context, chunk.name) as lease:
+            ledger.staging.packing_secret(lease, chunk.name)
+    chunk_steps.park(context, second.name, "a test")
+    assert chunk_steps.unpark(context, second.name).state is ChunkState.PLANNED
+    chunk_steps.withdraw(context, first.name)
+    assert ledger.chunks.get(second.name).state is ChunkState.WITHDRAWN
+    assert packing_secrets(ledger) == []
 
 
 @pytest.mark.thorough
@@ -724,6 +771,7 @@ def lost(several, databases, tmp_path):
         )
 
 
+@pytest.mark.thorough
 def test_parts_are_joined_again_from_the_store_alone(several, lost):
     archive_everything(several)
     context = lost()
@@ -737,6 +785,7 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
     assert not plan(context).plan
 
 
+@pytest.mark.thorough
 def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
     several.objects.bodies = {"huge": HUGE}
     archive_everything(several)
@@ -748,6 +797,7 @@ def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
     assert (restored.record.name, restored.chunks) == (planned.record.name, planned.chunks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("missing", sampled(range(4), every=4))
 def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing):
     archive_everything(several)
@@ -781,6 +831,7 @@ def test_parts_of_two_plans_are_never_mixed(several, lost):
     assert [chunk.part for chunk in plan(context).chunks] == [0]
 
 
+@pytest.mark.thorough
 def test_the_doctor_has_nothing_to_say_of_parts(several):
     plan(several)
     names = parts_of(several)
@@ -804,6 +855,7 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
 # --- S3 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
 def test_parts_are_read_by_range_bound_to_content(tmp_path, new_bucket, ledger, versions):
     if versions:

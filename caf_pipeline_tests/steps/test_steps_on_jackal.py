@@ -26,6 +26,8 @@ from caf_pipeline_tests.support.run_contexts import (
     plan,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def make_context(tmp_path, ledger, network):
@@ -92,7 +94,6 @@ def test_a_look_finds_a_proof_window_of_each_copy(context, name):
     assert all(check.window is not None for check in report.checks)
 
 
-@pytest.mark.thorough
 def test_damaged_chunk_is_uploaded_elsewhere_without_second_post(context, name, network):
     chunk = context.ledger.chunks.get(name)
     gone = context.store.copies(chunk_steps.posting_of(chunk))[0].provider

@@ -76,6 +76,7 @@ def context(run_context):
     return run_context()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("take", [inventories.take_inventory, inventories.take_report])
 @pytest.mark.parametrize("come_to", [plan, archive_everything])
 def test_lost_versioning_permission_archives_nothing_again(
@@ -121,6 +122,7 @@ def versions_of(context, key="k"):
     return {row.object_version for row in context.ledger.lookup.versions("src", key, 100)[0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
 def test_older_version_stays_old_after_latest_claim_is_released(run_context, bucket, given_back):
     """The latest version has a chunk of its own; no inventory follows the release."""
@@ -156,6 +158,7 @@ def test_every_version_has_row_and_is_read_by_id(context, bucket):
     assert context.ledger.lookup.locate("src", "k").row.object_version == list(bodies)[-1]
 
 
+@pytest.mark.thorough
 def test_version_without_id_is_read_while_not_latest(tmp_path, new_bucket, ledger):
     """S3 calls it `null`; a request without a version id returns the latest."""
     new_bucket.put("k", A, Metadata={"m": "of null"})
@@ -197,6 +200,7 @@ def test_overwritten_version_without_id_is_never_archived_as_itself(tmp_path, ne
     }
 
 
+@pytest.mark.thorough
 def test_delete_markers_are_in_the_snapshot_and_never_archived(context, bucket):
     bucket.put("k", A)
     bucket.delete("k")
@@ -225,6 +229,7 @@ def test_delete_markers_are_in_the_snapshot_and_never_archived(context, bucket):
     assert (account.current, account.older, account.gone) == (1, 1, 1)
 
 
+@pytest.mark.thorough
 def test_deleted_key_is_gone_but_versions_are_readable(context, bucket):
     first = bucket.put("k", A)["VersionId"]
     second = bucket.put("k", B)["VersionId"]
@@ -238,6 +243,7 @@ def test_deleted_key_is_gone_but_versions_are_readable(context, bucket):
     assert context.ledger.chunks.account("src").content.gone_objects == 2
 
 
+@pytest.mark.thorough
 def test_a_key_that_was_deleted_and_undeleted_is_current_again(context, bucket):
     bucket.put("k", A)
     marker = bucket.client.delete_object(Bucket=bucket.name, Key="k")["VersionId"]
@@ -279,6 +285,7 @@ def test_filters_act_on_each_version(run_context, bucket):
 # --- what is current ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_older_version_of_same_second_is_not_current(run_context, bucket):
     for _ in range(3):  # some pairs share a second
         bucket.put("k", A)
@@ -301,6 +308,7 @@ def written(reports, moment, **changes):
     return reports.write(moment, rows=[row | changes.get(row["version_id"], {}) for row in rows])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", sampled(["current", "all"], every=2))
 @pytest.mark.parametrize(
     "since", [DAY, timedelta(minutes=5)], ids=["long ago", "shortly before the report"]
@@ -343,6 +351,7 @@ def test_restored_version_is_current_as_its_new_version(context, bucket):
     ) == (A, copied, 3)
 
 
+@pytest.mark.thorough
 def test_unarchived_latest_version_leaves_no_older_one_current(context, bucket):
     bucket.put("k", A)
     next_second()
@@ -411,6 +420,7 @@ def test_switching_versions_plans_only_older_ones_then_nothing(run_context, buck
     assert plan(run_context()).plans == []
 
 
+@pytest.mark.thorough
 def test_scan_finds_older_versions_once_and_only_objects(run_context, bucket):
     bucket.put("k", A)
     bucket.put("k", B)
@@ -440,6 +450,7 @@ def test_partial_inventory_has_versions_of_its_keys(context, bucket):
     assert snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", ["current", "all"])
 def test_object_located_after_count_is_not_wrongly_current(run_context, bucket, versions):
     context = run_context(versions)
@@ -470,6 +481,7 @@ def without_checksum(path):
     return [{**row, "checksum": None} for row in pq.read_table(path).to_pylist()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("file_format", sampled(FORMATS, every=3))
 def test_a_report_has_the_same_versions_as_a_listing(
@@ -535,6 +547,7 @@ def decided(context, folder):
     return {(key.decode(), version_id) for _, key, version_id in answer.listed}, rest, answer.found
 
 
+@pytest.mark.thorough
 def test_archived_version_may_be_deleted_by_own_id_only(run_context, bucket, tmp_path):
     store = SeveralFolders(tmp_path / "several")
     older, latest = (bucket.put("k", body)["VersionId"] for body in (A, B))

@@ -338,6 +338,7 @@ def test_where_a_page_begins_has_a_limit(node):
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["files_of_root", "providers", "active_providers"])
 def test_a_list_that_is_kept_has_a_limit(name, node):
     numbers = itertools.count()
@@ -347,6 +348,7 @@ def test_a_list_that_is_kept_has_a_limit(name, node):
     assert next(numbers) <= MAX_LIST_ENTRIES // 5000 + 1
 
 
+@pytest.mark.thorough
 def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
     """Any wallet may post a root as often as it pays."""
     pages = [
@@ -496,6 +498,7 @@ def test_invalid_progress_raises(progress):
 # --- downloads ---
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "content_range",

@@ -698,10 +698,9 @@ def test_error_has_the_query_and_a_short_quote(chain, node):
     assert len(str(unreachable.value)) < 300
 
 
-def of_plan(end: str) -> ScriptedAnswer:
-    return ScriptedAnswer(
-        {"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "0", "end": end}}
-    )
+def of_plan(end: str, start: str = "2026-01-02T00:00:00Z") -> ScriptedAnswer:
+    plan = {"spaceAvailable": "1000", "spaceUsed": "0", "start": start, "end": end}
+    return ScriptedAnswer({"storage_payment_info": plan})
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])
@@ -722,6 +721,28 @@ def test_earlier_of_two_ends_counts(open_chain, nodes):
         node.answers[f"payment_info/{OWNER}"] = of_plan(f"{year}-01-02T00:00:00Z")
     plan, _ = open_chain(*(node.url for node in nodes)).confirmed_plan(OWNER)
     assert plan.ends_at.year == 2027
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_one_lying_node_changes_no_confirmed_start(open_chain, nodes, liar):
+    with ScriptedLcd() as third:
+        every = [*nodes, third]
+        for number, node in enumerate(every):
+            month = 12 if number == liar else 1
+            node.answers[f"payment_info/{OWNER}"] = of_plan(
+                "2027-01-02T00:00:00Z", f"2026-{month:02d}-02T00:00:00Z"
+            )
+        plan, _ = open_chain(*(node.url for node in every)).confirmed_plan(OWNER)
+    assert plan.starts_at.month == 1
+
+
+def test_earlier_of_two_starts_counts(open_chain, nodes):
+    for node, month in zip(nodes, (12, 1), strict=True):
+        node.answers[f"payment_info/{OWNER}"] = of_plan(
+            "2027-01-02T00:00:00Z", f"2026-{month:02d}-02T00:00:00Z"
+        )
+    plan, _ = open_chain(*(node.url for node in nodes)).confirmed_plan(OWNER)
+    assert plan.starts_at.month == 1
 
 
 def test_a_node_that_is_behind_confirms_no_end(open_chain, nodes, heights):

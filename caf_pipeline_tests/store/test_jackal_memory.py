@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from caf_pipeline_tests.support.jackal_stores import open_store
 
 MIB = 1 << 20
@@ -33,7 +31,6 @@ print(json.dumps({"uploaded": uploaded, "read": read, "peak": peak_bytes() - bef
 """
 
 
-@pytest.mark.thorough
 def test_an_upload_and_a_download_stay_under_200_mebibytes(network, tmp_path):
     path = tmp_path / "chunk.caf"
     with path.open("wb") as file:

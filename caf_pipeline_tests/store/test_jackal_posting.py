@@ -154,6 +154,7 @@ def test_post_missing_from_the_chain_does_not_count(payer, log):
     assert payer.poster(log).post(chunk("a"), log).start == payer.starts("a")[0] != 1
 
 
+@pytest.mark.thorough
 def test_damaged_chunk_without_a_post_is_posted_again(payer, ledger, network):
     (name,) = in_posting(ledger, 1)
     log = ledger.transactions(this_process("run-1"))

@@ -105,6 +105,7 @@ def every_object_reads_back(context):
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])
 def test_type_3_is_refused_before_fetching_and_paying(make_context, old_network, version):
     say(old_network, version)
@@ -130,6 +131,7 @@ def test_sealed_chunk_needs_every_node_to_verify_its_type(sealed, old_network):
     assert paid(old_network) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTING])
 def test_sealed_chunk_of_refused_type_gets_new_root_from_staging(
     sealed, make_context, old_network, state
@@ -151,6 +153,7 @@ def test_sealed_chunk_of_refused_type_gets_new_root_from_staging(
     every_object_reads_back(context)
 
 
+@pytest.mark.thorough
 def test_staged_file_unlike_its_seal_is_packed_again(sealed, make_context, old_network):
     context, name = sealed
     chunk = context.ledger.chunks.get(name)
@@ -168,6 +171,7 @@ def test_staged_file_unlike_its_seal_is_packed_again(sealed, make_context, old_n
     every_object_reads_back(context)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_bad_file_of_unposted_chunk_is_packed_to_its_root(
     sealed, make_context, old_network, is_lost
@@ -196,6 +200,7 @@ def test_bad_file_of_unposted_chunk_is_packed_to_its_root(
     every_object_reads_back(context)
 
 
+@pytest.mark.thorough
 def test_posted_chunk_ignores_later_settings(sealed, make_context, old_network):
     context, name = sealed
     let_it_be_posted(context, name)
@@ -216,6 +221,7 @@ def test_posted_chunk_ignores_later_settings(sealed, make_context, old_network):
     assert old_network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
 
+@pytest.mark.thorough
 def test_finished_packing_is_sealed_with_its_own_proof_type(make_context, old_network):
     say(old_network, "5.1.0")
     context = make_context(3)
@@ -238,6 +244,7 @@ def window_after(context, network, name):
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
 
 
+@pytest.mark.thorough
 def test_unverifiable_proofs_are_neither_proven_nor_safe(sealed, old_network, tmp_path):
     context, name = sealed
     archive_chunk(context, name)

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from caf_pipeline.ledger.records import StoragePlanRow
 from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import (
     charged_per_day,
     end_warning,
     forecast_storage,
+    warns_from,
 )
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 
@@ -54,35 +56,65 @@ def test_a_plan_that_is_over_has_no_day_left():
 
 
 @pytest.mark.parametrize(
-    ("days", "rate", "waiting", "said"),
+    ("days", "rate", "waiting", "fact"),
     [
         (50, 0, 0, ""),
         (50, 0, 1_000, ""),
-        (-1, 0, 0, "ended on 2026-02-28"),
         (50, 0, 1_001, "1,001 bytes"),
         (50, 100, 0, "full in 10.0 days"),
-        (20, 0, 0, "ends on 2026-03-21, in 20.0 days"),
+        (50, 25, 0, ""),
+        (5, 0, 0, ""),
     ],
 )
-def test_warning_explains_the_fault_or_is_empty(days, rate, waiting, said):
+def test_warning_explains_missing_room_or_is_empty(days, rate, waiting, fact):
     looked_at = plan(1_000, days)
     warning = forecast_storage(looked_at, rate, NOW).warning(looked_at, 30, waiting)
-    assert said in warning
-    assert bool(warning) == bool(said)
+    assert fact in warning
+    assert bool(warning) == bool(fact)
+
+
+def reading(days: float | None, *, length: float | None = None, latest: float | None = None):
+    """Return a reading of a plan of so many days' length that ends in `days`."""
+    ends_at = None if days is None else NOW + timedelta(days=days)
+    return StoragePlanRow(
+        account="jackal-1/a",
+        read_at=NOW,
+        balance=1,
+        space_bytes=10**10,
+        used_bytes=10,
+        starts_at=ends_at - timedelta(days=length) if ends_at and length else None,
+        ends_at=ends_at,
+        latest_end=ends_at if latest is None else NOW + timedelta(days=latest),
+        latest_end_space=10**10,
+        purchase_pending=False,
+    )
 
 
 @pytest.mark.parametrize(
-    ("days", "latest_days", "fact"),
+    ("last", "fact"),
     [
-        (60, None, ""),
-        (60, 60, ""),
-        (60, 90, "no purchase of this ledger"),
-        (10, None, "in 10.0 days"),
-        (-1, None, "ended on"),
+        (reading(60), ""),
+        (reading(29), "in 29.0 days"),
+        (reading(31, length=365), ""),
+        (reading(29, length=365), "in 29.0 days"),
+        (reading(30, length=30), ""),
+        (reading(11, length=30), ""),
+        (reading(9, length=30), "in 9.0 days"),
+        (reading(29, length=-5), "in 29.0 days"),
+        (reading(60, latest=60), ""),
+        (reading(60, latest=90), "no purchase of this ledger"),
+        (replace(reading(60, latest=90), purchase_pending=True), ""),
+        (reading(30, length=30, latest=365), "no purchase of this ledger"),
+        (reading(-1), "ended on 2026-02-28"),
+        (reading(-1, latest=90), "ended on 2026-02-28"),
+        (reading(None), ""),
+        (reading(None, latest=90), "is gone"),
+        (reading(None, latest=-1), "ended on 2026-02-28"),
     ],
 )
-def test_an_end_that_is_near_or_earlier_is_reported(days, latest_days, fact):
-    latest_end = None if latest_days is None else NOW + timedelta(days=latest_days)
-    warning = end_warning(plan(0, days), latest_end, NOW, 30)
+def test_an_end_that_is_near_or_earlier_is_reported(last, fact):
+    warning = end_warning(last, NOW, 30)
     assert fact in warning
     assert bool(warning) == bool(fact)
+    begins = warns_from(last, 30)
+    assert (begins is not None and begins <= NOW) == bool(fact)

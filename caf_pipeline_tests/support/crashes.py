@@ -31,7 +31,7 @@ from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.ledger.staging import Staging
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
-from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
+from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind, UnknownPosts
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.store.jackal.write import JackalStore
@@ -116,7 +116,7 @@ def _kill_at(owner: object, name: str, *, before: bool) -> None:
 
 def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict[str, Any]) -> None:
     name, before = at
-    owner = TransactionLog if hasattr(TransactionLog, name) else ChunkMoves
+    owner = next(owner for owner in (TransactionLog, ChunkMoves, Staging) if hasattr(owner, name))
     _kill_at(owner, name, before=before)
     ledger = Ledger(Database(url))
     store = open_jackal_store if "jackal" in settings else None
@@ -143,7 +143,9 @@ def run_killed(
 # --- the doctor
 
 
-def examined(context: RunContext) -> Iterator[Finding]:
+def examined(
+    context: RunContext, unknown_posts: UnknownPosts = UnknownPosts.REPORT
+) -> Iterator[Finding]:
     """Yield the findings of the doctor, as `caf doctor` does."""
     settler = None
     if isinstance(store := context.store, JackalStore):
@@ -153,6 +155,7 @@ def examined(context: RunContext) -> Iterator[Finding]:
         context,
         alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
         settler=settler,
+        unknown_posts=unknown_posts,
     )
 
 

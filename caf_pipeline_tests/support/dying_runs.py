@@ -33,7 +33,7 @@ _PROCESSES.set_forkserver_preload(PRELOADED)
 _LEDGER_CALLS = {
     "moves": ("move", "seal", "record_posting", "load_locations"),
     "replicas": ("record_verified",),
-    "staging": ("reserve", "release"),
+    "staging": ("reserve", "release", "packing_secret"),
 }
 _SYSTEM_CALLS = (
     *(

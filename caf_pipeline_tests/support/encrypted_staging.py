@@ -8,6 +8,7 @@ from pathlib import Path
 from caf_pipeline.errors import CafError
 from caf_pipeline.formats import age
 from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
 
 IDENTITY = age.X25519Identity(bytes(range(32)))
@@ -23,6 +24,13 @@ def private_settings(worker_key: str = WORKER_KEY) -> dict:
         "encryption": {"recipients": [str(IDENTITY.recipient)]},
         "worker_key": worker_key,
     }
+
+
+def packing_secrets(ledger: Ledger) -> list[bytes]:
+    """Return the secrets of packings that the ledger has now."""
+    with ledger.database.connect() as connection:
+        rows = connection.execute("SELECT secret FROM packing_secrets").fetchall()
+    return [secret for (secret,) in rows]
 
 
 def a_changing_source() -> SteadySource:

@@ -15,7 +15,7 @@ from caf_pipeline.inventory.manifest import (
     ManifestWriter,
     head_bytes,
 )
-from caf_pipeline.store.protocol import ChunkToStore, PostRecord
+from caf_pipeline.store.protocol import ChunkToStore, PostedFile, PostRecord, post_mac
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog
 from caf_pipeline_tests.support.plans import MOMENT
 
@@ -104,6 +104,10 @@ def a_skip(key: str, reason: str = "cold_storage", **more: Any) -> dict[str, Any
     return row | {"skip_reason": reason, "skip_detail": "as S3 said", "size_bytes": 7} | more
 
 
+def accepts(posts: Sequence[PostedFile]) -> None:
+    """Accept all posts at a rebuild's question."""
+
+
 def put(
     store: Any,
     path: Path,
@@ -111,14 +115,18 @@ def put(
     *,
     upload: bool = True,
     header_sha256: bytes | None = None,
+    key: bytes | None = None,
 ) -> PostRecord:
-    """Post a file under an archive, and upload it to all providers."""
-    root = merkle_root(path, store.proof_type)
-    size = path.stat().st_size
-    posting = store.post(
-        ChunkToStore("by-hand", archive_id, size, store.proof_type, root, header_sha256),
-        MemoryLog(),
-    )
+    """Post a file under an archive, with a MAC if there is a key; upload it to all providers."""
+    facts: dict[str, Any] = {
+        "archive_id": archive_id,
+        "stored_size_bytes": path.stat().st_size,
+        "proof_type": store.proof_type,
+        "merkle_root": merkle_root(path, store.proof_type),
+        "header_sha256": header_sha256,
+    }
+    mac = post_mac(key, **facts) if key else None
+    posting = store.post(ChunkToStore("by-hand", **facts, mac=mac), MemoryLog())
     if upload:
         store.put(posting, path, lambda _: None)
     return posting

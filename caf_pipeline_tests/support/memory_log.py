@@ -158,6 +158,9 @@ class MemoryLog:
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         return []
 
+    def lost_posts(self, archive_id: str) -> Sequence[str]:
+        return []
+
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """Do nothing."""
 

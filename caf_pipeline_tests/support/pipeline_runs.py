@@ -8,8 +8,10 @@ from dagster import (
     DagsterEvent,
     DagsterEventType,
     DagsterRunStatus,
+    RunRecord,
 )
 
+from caf_pipeline.automation import launching
 from caf_pipeline.dagster_host.dagster_private import (
     RegisteredCodeLocationOrigin,
     RemoteJobOrigin,
@@ -49,6 +51,11 @@ def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
             DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id
         )
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
+
+
+def failed_runs_of(pipeline, chunk: str) -> list[RunRecord]:
+    records = launching.runs_of(pipeline.instance, [chunk])[chunk]
+    return launching.failed_runs(records, pipeline.ledger.chunks.get(chunk).runs_count_from)
 
 
 def reported_checks(pipeline) -> dict[str, str]:

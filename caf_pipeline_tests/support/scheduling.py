@@ -60,7 +60,6 @@ LONGEST_FIRST: Final = (
     "automation/test_alerting.py",
     "defs/test_resources.py",
     "source/test_s3_source.py",
-    "defs/test_watching.py",
     "source/test_s3_get.py",
     "maintenance/test_verify_without_us.py",
     "ledger/test_embedded.py",
@@ -87,7 +86,6 @@ LONGEST_FIRST: Final = (
     "cli/test_restore_bucket.py",
     "steps/test_first_plan.py",
     "maintenance/test_repair.py",
-    "defs/test_new_reports.py",
     "cli/test_rebuild.py",
     "retrieval/test_archive_network.py",
     "store/test_jackal_proof_types.py",
@@ -100,10 +98,7 @@ LONGEST_FIRST: Final = (
     "faults/test_world.py",
     "steps/test_planning.py",
 )
-"""The files by measured time. In a whole run, any other file takes less than 20 s.
-
-`make test` leaves these files out: they take most of the time.
-"""
+"""The files by measured time. In a whole run, any other file takes less than 20 s."""
 
 _FOLDER: Final = Path(__file__).parents[1]
 
@@ -113,15 +108,23 @@ def pytest_xdist_auto_num_workers() -> int:
     return int(PROCESSES_PER_CORE * (os.cpu_count() or 1))
 
 
+def places(names: tuple[str, ...]) -> dict[Path, int]:
+    """Return the place of each file in the order.
+
+    Raises:
+        pytest.UsageError: a name matches no file.
+    """
+    if missing := [name for name in names if not (_FOLDER / name).is_file()]:
+        raise pytest.UsageError(f"support/scheduling.py names files that do not exist: {missing}")
+    return {_FOLDER / name: number for number, name in enumerate(names)}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {_FOLDER / name: number for number, name in enumerate(LONGEST_FIRST)}
+    place = places(LONGEST_FIRST)
     items.sort(
         key=lambda item: place.get(item.path, len(place))
     )  # stable: a file's tests stay together and in order
-    for item in items:
-        if item.path in place and not item.get_closest_marker("sample"):
-            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -35,6 +35,7 @@ class SeveralFolders:
         self.posts: dict[bytes, PostRecord] = {}
         self.noted: dict[bytes, str] = {}
         self.headers: dict[bytes, bytes | None] = {}  # SHA-256 of headers by root
+        self.macs: dict[bytes, bytes | None] = {}
         self.away: set[str] = set()
         self.lost: dict[str, tuple[int, int]] = {}  # the range, end exclusive, that a provider lost
         self.unlisted: set[str] = set()
@@ -102,6 +103,7 @@ class SeveralFolders:
             self.posts[chunk.merkle_root] = posting
             self.noted[chunk.merkle_root] = chunk.archive_id
             self.headers[chunk.merkle_root] = chunk.header_sha256
+            self.macs[chunk.merkle_root] = chunk.mac
         return self.posts[chunk.merkle_root]
 
     def posted_already(self, chunk, log):
@@ -154,7 +156,11 @@ class SeveralFolders:
         )
 
     def _listed_post(self, posting):
-        return PostedFile(posting, self.proof_type, self.headers.get(posting.merkle_root))
+        root = posting.merkle_root
+        return PostedFile(posting, self.proof_type, self.headers.get(root), self.macs.get(root))
+
+    def posted_at(self, postings):
+        return [datetime.fromtimestamp(posting.start, UTC) for posting in postings]
 
     def archives(self, owner=None, *, log=None):
         times = defaultdict(list)

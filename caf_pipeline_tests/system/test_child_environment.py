@@ -69,6 +69,7 @@ def test_section_with_secrets_needs_all_of_their_scopes(monkeypatch):
     assert "CAF_SOURCES" not in child_environment(Need.SETTINGS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["PATH", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"]
 )

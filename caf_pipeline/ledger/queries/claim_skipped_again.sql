@@ -7,5 +7,5 @@ WHERE caf_file_id = %(id)s AND NOT EXISTS (
     WHERE located.source_id = skipped.source_id AND located.file_path = skipped.file_path
         AND located.version_id = skipped.version_id AND located.etag = skipped.etag
         AND located.size_bytes = skipped.size_bytes AND located.rewritten_at = skipped.rewritten_at AND located.part = 0
-        AND chunks.state = ANY(%(good)s))
+        AND chunks.state = ANY(%(good)s) AND NOT from_unknown_post)
 ON CONFLICT DO NOTHING

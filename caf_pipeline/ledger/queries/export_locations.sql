@@ -4,3 +4,4 @@ SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), pa
     last_modified, crc64nvme, s3_checksum, header_sets.header_set
 FROM file_locations JOIN chunks USING (caf_file_id) LEFT JOIN header_sets USING (header_set)
 WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
+    AND NOT from_unknown_post

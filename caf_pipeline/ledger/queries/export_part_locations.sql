@@ -12,4 +12,4 @@ CROSS JOIN LATERAL (
         AND rows.etag = own.etag AND rows.size_bytes = own.object_bytes AND rows.rewritten_at = own.rewritten_at
         AND rows.part = own.location_part LIMIT 1) AS located
 LEFT JOIN header_sets ON header_sets.header_set = located.header_set
-WHERE whole.source_id = %(source_id)s
+WHERE whole.source_id = %(source_id)s AND NOT whole.from_unknown_post

@@ -9,4 +9,4 @@ FROM unnest(CAST(%(keys)s AS text[])) AS asked (key) CROSS JOIN LATERAL (
     WHERE source_id = %(source_id)s AND file_path = asked.key AND part = 0
     UNION ALL SELECT file_path, version_id, etag, size_bytes, rewritten_at, NULL, NULL, NULL, parts, header_set, caf_file_id
     FROM in_parts WHERE file_path = asked.key) AS located
-JOIN chunks USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id = ''
+JOIN chunks USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id = '' AND NOT chunks.from_unknown_post

@@ -6,5 +6,5 @@ WITH counted AS (SELECT name, taken_at, counted_at, all_versions FROM inventorie
     ORDER BY taken_at DESC, name DESC LIMIT 1)
 SELECT EXISTS (SELECT FROM counted CROSS JOIN chunks JOIN plans USING (plan_id)
     JOIN inventories ON inventories.source_id = chunks.source_id AND inventories.name = plans.snapshot
-    WHERE chunks.source_id = %(source_id)s AND located_at > counted.counted_at
+    WHERE chunks.source_id = %(source_id)s AND located_at > counted.counted_at AND NOT from_unknown_post
     AND inventories.taken_at <= counted.taken_at AND (inventories.name <> counted.name OR counted.all_versions))

@@ -3,7 +3,7 @@
 SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s) WHERE kind <> 'exception'
 UNION ALL
 SELECT stated.kind, asked.key, stated.object_version, stated.stated_at, NULL, NULL, stated.inventory, NULL, NULL, NULL, NULL, NULL,
-    NULL, NULL, NULL, NULL, NULL, NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest(%(keys)s::text[]) AS asked (key)
 CROSS JOIN (SELECT source_id FROM sources WHERE name = %(source)s) AS own
 CROSS JOIN LATERAL (

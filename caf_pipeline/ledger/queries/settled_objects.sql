@@ -1,4 +1,4 @@
--- Returns the listed objects that need no plan: claimed, skipped and not due, or located as listed.
+-- Returns the listed objects that need no plan: claimed, skipped and not due, or located as listed, but not by an unknown post.
 -- LATERAL with LIMIT keeps the planner to one lookup a key: without it, it may read all of a table
 -- of 10^8 rows.
 WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(%(keys)s AS text[]),
@@ -6,7 +6,7 @@ WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SE
     CAST(%(have_ids)s AS boolean[]), CAST(%(are_latest)s AS boolean[]))),
 in_parts AS MATERIALIZED (SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
         last_modified FROM objects_in_parts
-    WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
+    WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])) AND NOT from_unknown_post)
 SELECT key, version FROM asked
 LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = %(source_id)s AND file_path = key
     AND object_version(version_id, etag, size_bytes, rewritten_at) IN (version, with_time) LIMIT 1) AS claimed ON true
@@ -23,6 +23,7 @@ LEFT JOIN LATERAL (
     FROM (SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, last_modified
         FROM file_locations JOIN chunks USING (caf_file_id)
         WHERE file_locations.source_id = %(source_id)s AND file_path = key AND part = 0 AND state = ANY(%(good)s)
+            AND NOT from_unknown_post
         UNION ALL SELECT object_version, last_modified FROM in_parts WHERE file_path = key) AS known
     CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)
         OR known.object_version = version AND (has_version_id OR known.last_modified = modified) AS is_it) AS identity

@@ -69,9 +69,9 @@ class ChunkAssessor:
         self.context.ledger.exports.located(self.context.source, self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
-        return self.context.ledger.chunks.list(
-            self.context.source, [ChunkState.LOCATED, ChunkState.DAMAGED]
-        )
+        states = [ChunkState.LOCATED, ChunkState.DAMAGED]
+        chunks = self.context.ledger.chunks.list(self.context.source, states)
+        return [chunk for chunk in chunks if not chunk.from_unknown_post]
 
     def read_back_all(self) -> tuple[int, int]:
         """Return the number of chunks and bytes read back for the first time.

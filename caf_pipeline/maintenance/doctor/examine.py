@@ -41,6 +41,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     Finding,
     Kind,
     MendResult,
+    UnknownPosts,
     mendable,
     not_checked,
 )
@@ -51,6 +52,7 @@ from caf_pipeline.maintenance.doctor.stray_files import (
     reservations,
     staged_files,
 )
+from caf_pipeline.maintenance.rebuild import FileKind, own_archives
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import temporary_folder
@@ -69,6 +71,14 @@ _CONTINUES: Final[Mapping[ChunkState, str]] = {
 }
 
 
+_LOST: Final = (
+    "it was posted, but its objects are neither claimed nor archived, or the view of chunks shows "
+    "them so: nothing of the source is planned, packed or posted"
+)
+_RESTORE: Final = (
+    "restore a backup with 'caf backup --restore', or set an empty database and run 'caf rebuild'"
+)
+
 _Place = tuple[bytes | None, str | None, int | None]
 
 
@@ -85,14 +95,18 @@ class Settler:
 
 
 def examine(
-    context: RunContext, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None
+    context: RunContext,
+    *,
+    alive: Callable[[Holder], bool | None],
+    settler: Settler | None = None,
+    unknown_posts: UnknownPosts = UnknownPosts.REPORT,
 ) -> Iterator[Finding]:
     """Yield findings of a source and of everything shared, in the order of mending.
 
     Examining changes nothing. If the store does not answer, its part is reported as not checked.
     `alive` may return None: unknown.
     """
-    examination = Examination(replace(context, throttle=None), alive)
+    examination = Examination(replace(context, throttle=None), alive, unknown_posts)
     yield from _recipients(examination)
     yield from _leases(examination)
     yield from _transactions(examination, settler)
@@ -106,6 +120,7 @@ def examine(
             and finding.kind is not Kind.UNSEEN
         )
         yield finding
+    yield from _unknown_archives(examination)
     yield from _located_chunks(examination)
     yield from staged_files(examination)
     yield from reservations(examination)
@@ -216,10 +231,15 @@ def _is_settled(examination: Examination, transaction: SignedTransaction) -> boo
 
 
 def _rows(examination: Examination) -> Iterator[Finding]:
-    source = examination.context.source
+    context, source = examination.context, examination.context.source
     held = examination.leases_of_live_runs()
-    for rows in examination.context.ledger.stray_rows.by_chunk(source):
+    archive_id = context.ledger.sources.archive_id(source)
+    lost = context.ledger.transactions(context.holder).lost_posts(archive_id or "")
+    for rows in context.ledger.stray_rows.by_chunk(source):
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
+            continue
+        if rows.chunk is not None and rows.chunk in lost:
+            yield _lost_chunk(examination, rows, rows.chunk)
             continue
         stray = (
             (rows.locations if rows.state not in EVER_LOCATED else 0, "location"),
@@ -239,16 +259,30 @@ def _rows(examination: Examination) -> Iterator[Finding]:
             yield Finding(Kind.ROWS, rows.chunk, *mismatch, Actor.OPERATOR)
 
 
+def _lost_chunk(examination: Examination, rows: ChunkRows, chunk: str) -> Finding:
+    if rows.state in MAY_BE_PENDING and rows.pending == rows.member_count:
+
+        def claim() -> MendResult:
+            with examination.lease(chunk_lease(chunk)):
+                if examination.context.ledger.stray_rows.claim_again(rows.caf_file_id):
+                    return MendResult("claimed again")
+            return MendResult(f"other chunks claim some of them; {_RESTORE}", Actor.OPERATOR)
+
+        return mendable(Kind.ROWS, chunk, _LOST, "claimed again", claim)
+    return Finding(Kind.ROWS, chunk, _LOST, _RESTORE, Actor.OPERATOR)
+
+
 def count_mismatch(rows: ChunkRows) -> tuple[str, str] | None:
     """Return what is wrong with a chunk's counts and what to do."""
     members, report = counted(rows.member_count, "member"), "report it, since no crash does this"
-    if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
-        if rows.restored and rows.locations < rows.member_count:
-            return None  # other chunks had the rest already
-        return (
-            f"{counted(rows.locations, 'location')} of {members}",
-            f"the next plan archives the objects without a location again; {report}",
-        )
+    if rows.state in IN_GOOD_STANDING and rows.locations != rows.located_count:
+        problem = f"{rows.locations:,} of {counted(rows.located_count, 'location')}"
+        if rows.locations > rows.located_count:
+            return problem, f"rows were altered in the ledger: {_RESTORE}"
+        again = "the next plan archives and pays for the objects without a location again"
+        if rows.adopted:
+            return problem, f"restore a backup: another program wrote this file; {again}"
+        return problem, f"'caf rebuild' restores the rows from the stored chunk; otherwise {again}"
     is_sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
     if is_sealed and rows.claims != rows.member_count:
         return f"{counted(rows.claims, 'claim')} of {members}", report
@@ -287,6 +321,28 @@ def _kept_locations(examination: Examination) -> Iterator[Finding]:
             "removed; the next plan exports it again",
             drop,
         )
+
+
+# --- archives of a ledger that was restored from a backup without a hash
+
+
+def _unknown_archives(examination: Examination) -> Iterator[Finding]:
+    """The ledger's own archive id may be wrong, too."""
+    context, source = examination.context, examination.context.source
+    if source not in context.settings.sources or not context.ledger.controls.unverified():
+        return
+    try:
+        archive_ids, others = own_archives(context, context.store.owner(), {}, whole=False)
+    except CafError as error:
+        yield not_checked(f"the archives that may belong to {source}", error)
+        return
+    for archive_id in set(archive_ids) - context.ledger.sources.archive_ids(source):
+        problem = f"its chunks name source '{source}', and the ledger does not have this archive"
+        remedy = f"'caf rebuild {source}' adds it"
+        yield Finding(Kind.FILE, archive_id, problem, remedy, Actor.OPERATOR)
+    for archive in others:
+        if archive.kind is FileKind.UNDECIDED:
+            yield Finding(Kind.FILE, source, archive.why, "check again later", Actor.OPERATOR)
 
 
 # --- located chunks

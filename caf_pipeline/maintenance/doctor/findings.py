@@ -1,16 +1,19 @@
 """A finding of the doctor, and the leases that protect what live runs hold."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.ledger.records import Chunk, Holder, LeaseRecord, chunk_lease
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
+
+if TYPE_CHECKING:
+    from caf_pipeline.maintenance.doctor.key_changes import KeyChange
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
 """A run has no lease for some milliseconds between steps."""
@@ -22,6 +25,7 @@ class Kind(StrEnum):
     KEYS = "keys"
     LEASE = "lease"
     TRANSACTION = "transaction"
+    BACKUP = "backup"
     ROWS = "rows"
     FILE = "file on the store"
     COPIES = "copies"
@@ -45,6 +49,14 @@ class Actor(StrEnum):
     NOBODY = "nobody"  # nothing is done
 
 
+class UnknownPosts(StrEnum):
+    """The order about posts that nothing shows to be this ledger's."""
+
+    REPORT = "report"
+    ADD = "add"
+    LEAVE = "leave"
+
+
 @dataclass(frozen=True, slots=True)
 class MendResult:
     """The result in words ("given back"), and who acts next."""
@@ -58,7 +70,9 @@ class Finding:
     """Remains of a crash, or something unchecked.
 
     `remedy` is the effect of `mend`, as a participle ("given back"), or advice. `mend` checks the
-    subject again, and may be repeated after an error.
+    subject again, and may be repeated after an error. An operator must have seen the
+    `changes`, and answered the `question`, if there is one. `changes` may be called until the next
+    finding is taken.
     """
 
     kind: Kind
@@ -68,6 +82,9 @@ class Finding:
     actor: Actor
     mend: Callable[[], MendResult] | None = None
     error: CafError | None = None
+    question: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    changes: Callable[[], Iterator["KeyChange"]] = lambda: iter(())
 
 
 ALREADY_GONE = MendResult("no longer there: another process was faster")
@@ -79,6 +96,7 @@ class Examination:
 
     context: RunContext
     alive: Callable[[Holder], bool | None]
+    unknown_posts: UnknownPosts = UnknownPosts.REPORT
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
         """An unknown process may live until its lease expires."""

@@ -3,8 +3,10 @@
 Nothing is ever deleted at a store.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -31,13 +33,16 @@ from caf_pipeline.maintenance.doctor.findings import (
     Finding,
     Kind,
     MendResult,
+    UnknownPosts,
     mendable,
     not_checked,
 )
+from caf_pipeline.maintenance.doctor.key_changes import Change, KeyChange, key_changes
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.steps.first_plan import refuse_new_archive
 from caf_pipeline.system.quantities import counted
 
+_ORDERS: Final = (UnknownPosts.ADD, UnknownPosts.LEAVE)
 _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
 
 
@@ -65,9 +70,9 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
         except StoredAlready as refused:
             yield Finding(Kind.FILE, source, str(refused), str(refused.hint), Actor.OPERATOR)
         try:
-            for file in rebuild.find_chunks(
-                context, ignored=context.ledger.rebuilds.left_posts(source)
-            ):
+            is_order = examination.unknown_posts is UnknownPosts.ADD
+            ignored = frozenset() if is_order else context.ledger.rebuilds.left_posts(source)
+            for file in rebuild.find_chunks(context, ignored=ignored):
                 if file.kind is not FileKind.FOREIGN and (
                     file.kind is not FileKind.KNOWN or file.name not in sound
                 ):
@@ -81,10 +86,11 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
                     context.archive_id, context.ledger.transactions(context.holder)
                 )
                 if not roots:
-                    return MendResult("the ledger knows all posts now: the next run continues")
+                    return MendResult("no post is unknown now: the next run continues")
                 remedy = f"'caf run {source} --new-archive' archives their objects again"
                 return MendResult(
-                    f"{counted(len(roots), 'post')} still unknown; check again later, or {remedy}",
+                    f"{counted(len(roots), 'post')} still unknown; follow the lines above, check "
+                    f"again later, or {remedy}",
                     Actor.OPERATOR,
                 )
 
@@ -126,6 +132,9 @@ def _foreign_use(examination: Examination) -> Iterator[Finding]:
 
 
 def _file_findings(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
+    if file.from_unknown_post:
+        yield _unknown_post(examination, file)
+        return
     if file.kind is FileKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
         state = f"has it as '{file.replaces.state}'" if file.replaces else "does not"
@@ -159,6 +168,58 @@ def _file_findings(examination: Examination, file: rebuild.FileFinding) -> Itera
         yield Finding(Kind.FILE, name, problem, "not restored; check again later", Actor.OPERATOR)
     else:
         yield Finding(Kind.FILE, name, problem, f"left; {_space(examination, file)}", Actor.NOBODY)
+
+
+def _unknown_post(examination: Examination, file: rebuild.FileFinding) -> Finding:
+    context, posting, chunk = examination.context, file.file.posting, file.chunk
+    (posted_at,) = context.store.posted_at([posting])
+    facts = {
+        "merkle_root": posting.merkle_root.hex(),
+        "block": posting.start,
+        "posted_at": posted_at.isoformat(timespec="seconds"),
+        "size_bytes": posting.stored_size_bytes,
+    }
+    problem = (
+        f"{rebuild.NOT_OWN}: {_place(file)}, about {posted_at:%Y-%m-%d %H:%M} UTC, "
+        f"{posting.stored_size_bytes} bytes"
+    )
+    add, leave = (f"'caf doctor {context.source} --{word}-unknown-posts'" for word in _ORDERS)
+    name, remedy, changes = _place(file), f"{leave} sets it aside", _no_changes
+    if chunk is not None:
+        name, changes = chunk.name, partial(key_changes, context, file)
+        counts = Counter(change.change for change in changes())
+        facts["objects"] = chunk.member_count
+        problem += (
+            f", {counted(chunk.member_count, 'object')}; it would add {counts[Change.NEW]} keys, "
+            f"change {counts[Change.CURRENT]}, and add a version to {counts[Change.VERSION]}"
+        )
+        remedy = f"only {add} adds it, and {remedy}"
+    else:
+        problem += f"; {file.why}"
+    finding = Finding(
+        Kind.FILE, name, problem, remedy, Actor.OPERATOR, facts=facts, changes=changes
+    )
+    if examination.unknown_posts is UnknownPosts.LEAVE:
+
+        def set_aside() -> MendResult:
+            roots = [posting.merkle_root]
+            context.ledger.rebuilds.leave_posts(context.source, roots, superseded=False)
+            return MendResult("set aside")
+
+        return replace(finding, remedy="set aside", actor=Actor.DOCTOR, mend=set_aside)
+    if examination.unknown_posts is UnknownPosts.ADD and chunk is not None:
+        return replace(
+            finding,
+            remedy=_remedy(examination, file),
+            actor=Actor.DOCTOR,
+            mend=partial(_restore, examination, file),
+            question=f"Add the objects of {name}?",
+        )
+    return finding
+
+
+def _no_changes() -> Iterator[KeyChange]:
+    return iter(())
 
 
 def _place(file: rebuild.FileFinding) -> str:
@@ -216,7 +277,8 @@ def _restore(examination: Examination, file: rebuild.FileFinding) -> MendResult:
         else:
             examination.require_free(chunk_lease(file.name))
         try:
-            rows = rebuild.import_found_chunk(context, file)
+            is_ordered = examination.unknown_posts is UnknownPosts.ADD
+            rows = rebuild.import_found_chunk(context, file, unknown_posts=is_ordered)
         except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:
             return MendResult(f"not restored: {with_hint(error)}", Actor.OPERATOR)
         if not rows:

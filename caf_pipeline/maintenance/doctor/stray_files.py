@@ -26,6 +26,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     mendable,
     not_checked,
 )
+from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.staging import StagedFile, leftovers
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.list_source import FOLDER, read_record
@@ -192,7 +193,8 @@ def _remove_unknown(examination: Examination, file: StagedFile) -> MendResult:
 def _removed(path: Path) -> MendResult:
     is_folder = path.is_dir() and not path.is_symlink()
     try:
-        shutil.rmtree(path) if is_folder else path.unlink()
+        path.lstat()  # raises FileNotFoundError
+        shutil.rmtree(path) if is_folder else remove_staged(path)
     except FileNotFoundError:
         return ALREADY_GONE
     except OSError as error:

@@ -275,7 +275,7 @@ class Journal:
         previous: Checkpoint | None,
     ) -> str:
         if record is None:
-            key = "" if self._cipher is None else ", or of another worker key"
+            key = "" if self._cipher is None else ", or under another key"
             return f"its entry {number} is damaged, incomplete or of another version{key}"
         if number == 0:
             if not isinstance(record, Opening):

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, FlexibleChecksumError
 
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
 from caf_pipeline.inventory.objects import CHECKSUMS, S3Object, SkipReason
@@ -79,13 +79,23 @@ class S3ObjectReader:
         try:
             answer = self._begin_get(obj, start_byte, end_byte).answer()
         except UnreadableHeader:
-            whole = _is_whole(obj, start_byte, end_byte)
-            more: dict[str, Any] = {} if whole else {"Range": _range(start_byte, end_byte)}
-            response: Any = self.client.get_object(**self._identity(obj), **more)
-            # The body's own context manager yields a stream whose errors are not botocore's.
-            with closing(response["Body"]) as stream:
-                answer = GetAnswer(response["ResponseMetadata"]["HTTPHeaders"], stream.read())
+            answer = self._read_by_boto3(obj, start_byte, end_byte)
         return self.checked(obj, start_byte, end_byte, answer)
+
+    def _read_by_boto3(self, obj: S3Object, start_byte: int, end_byte: int) -> GetAnswer:
+        more: dict[str, Any] = {}
+        if not _is_whole(obj, start_byte, end_byte):
+            more["Range"] = _range(start_byte, end_byte)
+        elif self._algorithms(obj):
+            more["ChecksumMode"] = "ENABLED"
+        response: Any = self.client.get_object(**self._identity(obj), **more)
+        # The body's own context manager yields a stream whose errors are not botocore's.
+        with closing(response["Body"]) as stream:
+            try:
+                body = stream.read()
+            except (FlexibleChecksumError, binascii.Error) as error:
+                raise WrongBody(f"the answer does not match its checksum: {error}") from error
+        return GetAnswer(response["ResponseMetadata"]["HTTPHeaders"], body)
 
     def _begin_get(self, obj: S3Object, start_byte: int, end_byte: int) -> PendingGet:
         headers = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}

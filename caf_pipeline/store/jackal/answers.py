@@ -60,11 +60,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlan:
-    """The space that an account bought. All copies count."""
+    """The space that an account bought. All copies count. `starts_at` may be unknown."""
 
     space_bytes: int
     used_bytes: int
     ends_at: datetime
+    starts_at: datetime | None = None
 
     @property
     def free_bytes(self) -> int:
@@ -294,7 +295,12 @@ def parse_account(answer: ChainAnswer) -> Account:
 def parse_plan(answer: ChainAnswer) -> StoragePlan:
     """Parse `payment_info`, whose members are in camel case."""
     plan = answer.object("storage_payment_info")
-    return StoragePlan(plan.integer("spaceAvailable"), plan.integer("spaceUsed"), plan.time("end"))
+    return StoragePlan(
+        plan.integer("spaceAvailable"),
+        plan.integer("spaceUsed"),
+        plan.time("end"),
+        plan.time("start") if plan.has("start") else None,
+    )
 
 
 def parse_file(answer: ChainAnswer) -> ChainFile:

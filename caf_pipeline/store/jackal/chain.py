@@ -160,20 +160,25 @@ class Chain:
         return self._get_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
 
     def confirmed_plan(self, address: str) -> tuple[StoragePlan | None, datetime]:
-        """Return the plan with the end that most nodes report, and the earliest time of all nodes.
+        """Return the plan whose start and end most nodes report, and the earliest time of all.
 
-        Among equals the earlier end wins: a false alarm harms less than a hidden end.
+        Among equals the earlier end wins, then the earlier start: a false alarm harms less than a
+        hidden end.
         """
         plan_of = self._query(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
         answers = self._nodes.query_all(lambda node, block: (plan_of(node, block), block.time))
-        ends = Counter(plan.ends_at if plan else None for plan, _ in answers)
 
-        def rank(plan: StoragePlan | None) -> tuple[int, float]:
+        def times(plan: StoragePlan | None) -> tuple[float, float]:
+            ends_at, starts_at = (plan.ends_at, plan.starts_at) if plan else (None, None)
             return (
-                (-ends[plan.ends_at], plan.ends_at.timestamp())
-                if plan
-                else (-ends[None], -math.inf)
+                ends_at.timestamp() if ends_at else -math.inf,
+                starts_at.timestamp() if starts_at else -math.inf,
             )
+
+        counts = Counter(times(plan) for plan, _ in answers)
+
+        def rank(plan: StoragePlan | None) -> tuple[int, tuple[float, float]]:
+            return -counts[times(plan)], times(plan)
 
         return min((plan for plan, _ in answers), key=rank), min(time for _, time in answers)
 

@@ -11,6 +11,7 @@ NOTE_MEMBER: Final = "caf_pipeline"
 """The member of a post's note that holds the archive's id."""
 
 HEADER_MEMBER: Final = "header_sha256"
+MAC_MEMBER: Final = "mac"
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -32,17 +33,30 @@ def job_id(merkle_root: bytes, sender: str, start: int) -> str:
     return hashlib.sha256(merkle_root + sender.encode() + str(start).encode()).hexdigest()
 
 
-def archive_note(archive_id: str, header_sha256: bytes | None = None) -> str:
-    """Return a post's note: JSON with the archive's id, and the hash of an encrypted header."""
+def archive_note(
+    archive_id: str, header_sha256: bytes | None = None, mac: bytes | None = None
+) -> str:
+    """Return a post's note: JSON with the archive's id, the hash of an encrypted header, a MAC."""
     note = {NOTE_MEMBER: archive_id}
     if header_sha256:
         note[HEADER_MEMBER] = header_sha256.hex()
+    if mac:
+        note[MAC_MEMBER] = mac.hex()
     return json.dumps(note, separators=(",", ":"))
 
 
 def header_of(note: str) -> bytes | None:
     """Return the SHA-256 of the header that a note names; None if the chunk is plain."""
-    value = _member_of(note, HEADER_MEMBER)
+    return _bytes_of(note, HEADER_MEMBER)
+
+
+def mac_of(note: str) -> bytes | None:
+    """Return the MAC in a note. It may be forged."""
+    return _bytes_of(note, MAC_MEMBER)
+
+
+def _bytes_of(note: str, name: str) -> bytes | None:
+    value = _member_of(note, name)
     return bytes.fromhex(value) if value and _SHA256.fullmatch(value) else None
 
 

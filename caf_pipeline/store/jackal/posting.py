@@ -63,6 +63,7 @@ from caf_pipeline.store.protocol import (
     SignedTransaction,
     TransactionLog,
     WaitingPost,
+    refuse_lost_posts,
     refuse_unknown_archives,
     refuse_unknown_posts,
 )
@@ -222,7 +223,7 @@ class Poster:
             chunk.stored_size_bytes,
             copies=self._settings.copies,
             proof_type=chunk.proof_type,
-            note=archive_note(chunk.archive_id, chunk.header_sha256),
+            note=archive_note(chunk.archive_id, chunk.header_sha256, chunk.mac),
         ).value
         waiting_post = WaitingPost(
             chunk.name, message, chunk.stored_size_bytes * self._settings.copies
@@ -488,6 +489,7 @@ class Poster:
         }
         for archive_id in sorted(filter(None, map(archive_of, notes))):
             refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
+            refuse_lost_posts(log.lost_posts(archive_id))
             self._refuse_unknown_archives(archive_id, log, account.sequence)
         timeout_height = self._chain.height() + self._settings.timeout_blocks
         terms = TransactionTerms(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.ledger.records import Chunk, StoragePlanRow
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import StoragePlan
 
@@ -33,41 +33,75 @@ class StorageForecast:
     charged_per_day: float
 
     def warning(self, plan: StoragePlan, warn_days: int, waiting_bytes: int) -> str:
-        """Return what is wrong with the plan, or "". Every copy counts in `waiting_bytes`."""
-        if self.ends_in_days <= 0:
-            return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
+        """Return why there is too little room, or "". Every copy counts in `waiting_bytes`."""
         if waiting_bytes > plan.free_bytes:
             return (
                 f"The planned chunks need {waiting_bytes:,} bytes for all copies, but only "
                 f"{plan.free_bytes:,} bytes are free."
             )
-        if self.days_left > warn_days:
+        if self.first == "ends" or self.days_left > warn_period(plan, warn_days) / DAY:
             return ""
-        if self.first == "fills":
-            return f"The bought space is full in {self.days_left:.1f} days at last week's rate."
-        return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {self.days_left:.1f} days."
+        return f"The bought space is full in {self.days_left:.1f} days at last week's rate."
 
 
-def end_warning(
-    plan: StoragePlan, latest_end: datetime | None, now: datetime, warn_days: int
-) -> str:
-    """Return a sentence if the space ends soon or its end moved to an earlier time, otherwise "".
-
-    `latest_end` is the latest that was read since the last purchase.
-    """
-    if plan.ends_at <= now:
-        return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
-    if latest_end is not None and plan.ends_at < latest_end:
-        return (
-            f"The bought space ends on {plan.ends_at:%Y-%m-%d}. Its end was {latest_end:%Y-%m-%d}, "
-            "and no purchase of this ledger moved it."
-        )
-    days = (plan.ends_at - now) / DAY
-    return (
-        f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {days:.1f} days."
-        if days < warn_days
-        else ""
+def plan_of(reading: StoragePlanRow) -> StoragePlan | None:
+    """Return the plan that was read; None if there was none."""
+    if reading.ends_at is None:
+        return None
+    return StoragePlan(
+        reading.space_bytes or 0, reading.used_bytes or 0, reading.ends_at, reading.starts_at
     )
+
+
+def warn_period(plan: StoragePlan, warn_days: int) -> timedelta:
+    """Return how long before the plan's end warnings begin: a third of its length at most."""
+    most = timedelta(days=warn_days)
+    if plan.starts_at is None or plan.starts_at >= plan.ends_at:
+        return most
+    return min(most, (plan.ends_at - plan.starts_at) / 3)
+
+
+def warns_from(reading: StoragePlanRow, warn_days: int) -> datetime | None:
+    """Return when warnings about the end begin; None if no plan was ever read.
+
+    That is at once if the end moved to an earlier time, and no purchase of this ledger moved it.
+    """
+    if _ends_earlier(reading):
+        return reading.read_at
+    plan = plan_of(reading)
+    return plan.ends_at - warn_period(plan, warn_days) if plan else None
+
+
+def _ends_earlier(reading: StoragePlanRow) -> bool:
+    if reading.purchase_pending or reading.latest_end is None:
+        return False
+    return reading.ends_at is None or reading.ends_at < reading.latest_end
+
+
+def end_warning(reading: StoragePlanRow, now: datetime, warn_days: int) -> str:
+    """Return a sentence if the space ends soon, ended, or ends earlier than before; else ""."""
+    begins, ends_at = warns_from(reading, warn_days), reading.ends_at or reading.latest_end
+    if begins is None or ends_at is None or now < begins:
+        return ""
+    if ends_at <= now:
+        return f"The bought space ended on {ends_at:%Y-%m-%d}."
+    if _ends_earlier(reading):
+        ends = f"ends on {ends_at:%Y-%m-%d}" if reading.ends_at else "is gone"
+        return (
+            f"The bought space {ends}. Its end was {reading.latest_end:%Y-%m-%d}, and no purchase "
+            "of this ledger moved it."
+        )
+    return f"The bought space ends on {ends_at:%Y-%m-%d}, in {(ends_at - now) / DAY:.1f} days."
+
+
+def space_warning(reading: StoragePlanRow, now: datetime, warn_days: int) -> str:
+    """Return the warning about the end, and the command that buys the space again; else ""."""
+    warning = end_warning(reading, now, warn_days).rstrip(".")
+    if not warning:
+        return ""
+    needed_bytes = max(reading.used_bytes or 0, reading.space_bytes or 0)
+    latest_space, latest_end = reading.latest_end_space or 0, reading.latest_end
+    return f"{warning}: {to_buy(needed_bytes, latest_space, latest_end, now, warn_days)}"
 
 
 def to_buy(

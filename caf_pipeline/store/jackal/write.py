@@ -22,7 +22,7 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.names import header_of
+from caf_pipeline.store.jackal.names import header_of, mac_of
 from caf_pipeline.store.jackal.posting import Poster, post_gas
 from caf_pipeline.store.jackal.read import JackalReader, open_chain
 from caf_pipeline.store.jackal.upload import Uploads
@@ -224,15 +224,19 @@ class JackalStore(JackalReader):
             starts = self.chain.archives_of(owner or self.wallet.address)
         if not starts:
             return {}
-        moment, height, seconds = self.chain.now(), self.chain.height(), self.chain.block_seconds()
-
-        def at(start: int) -> datetime:
-            return moment - timedelta(seconds=max(height - start, 0) * seconds)
-
+        at = self._time_of_block()
         return {
             archive: ArchiveFiles(len(heights), at(min(heights)), at(max(heights)))
             for archive, heights in starts.items()
         }
+
+    def posted_at(self, postings: Sequence[PostRecord]) -> Sequence[datetime]:
+        at = self._time_of_block()
+        return [at(posting.start) for posting in postings]
+
+    def _time_of_block(self) -> Callable[[int], datetime]:
+        moment, height, seconds = self.chain.now(), self.chain.height(), self.chain.block_seconds()
+        return lambda start: moment - timedelta(seconds=max(height - start, 0) * seconds)
 
     def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
         return (
@@ -245,6 +249,7 @@ def _posted(file: ChainFile) -> PostedFile:
         PostRecord(file.merkle_root, file.owner, file.start, file.size_bytes),
         file.proof_type,
         header_of(file.note),
+        mac_of(file.note),
     )
 
 
