@@ -122,8 +122,7 @@ class ChunkMoves(LedgerPart):
         if before in GOOD and after is not _S.WITHDRAWN:
             copy_changes["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
-            if after is _S.WITHDRAWN:
-                _require_posting_in(connection, chunk, self._store)
+            _require_no_other_store(connection, chunk, after, self._store)
             moved = move_row(
                 connection, lease, chunk, before, after, changes=changes, copy_changes=copy_changes
             )
@@ -321,9 +320,12 @@ class ChunkMoves(LedgerPart):
             unlist(connection, caf_file_id)
 
 
-def _require_posting_in(connection: Connection, chunk: str, own_store: str) -> None:
+def _require_no_other_store(
+    connection: Connection, chunk: str, after: ChunkState, own_store: str
+) -> None:
+    """Refuse to withdraw a chunk that another store than that of the settings may have."""
     store = connection.execute(_POSTING_IN, {"chunk": chunk}).scalar_one_or_none()
-    if store not in (None, own_store):
+    if after is _S.WITHDRAWN and store not in (None, own_store):
         raise IllegalMove(
             f"chunk {chunk} cannot be withdrawn: store '{store}' may have its post, and the "
             f"settings name store '{own_store}'",
