@@ -71,5 +71,7 @@ def withdraw(
             source, unposted = ledger.chunks.get(what).source, [what]
         with opened_run_context(settings, ledger, source, register=False) as context:
             chunk_steps.withdraw_all(context, unposted)
+        if not unposted:
+            typer.echo(f"{source} has no chunk that is not posted")
         for name in unposted:
             typer.echo(f"{name} is withdrawn; its objects are planned again by the next plan")

@@ -99,7 +99,7 @@ def status(
             typer.echo("the bought space was never read: caf jackal wallet")
         foreign = ledger.progress.foreign_use()
         if foreign and foreign.sentence and not json:
-            typer.echo(f"{foreign.sentence}: 'caf doctor' looks again")
+            typer.echo(f"{foreign.account}: {foreign.sentence}; 'caf doctor' looks for archives")
         for name in [source] if source else names:
             registered = name in ledger.lookup.sources()
             account = ledger.chunks.account(name) if registered else None

@@ -43,7 +43,6 @@ from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
     CafError,
     ChunkTooLarge,
-    HeldByOther,
     NotLocated,
     SettingsError,
     StagingError,
@@ -290,13 +289,13 @@ class _Command:
         self._summary.objects += self._count_split_objects()
         self._summary.parked = len(self._ledger.chunks.list(self._source, [ChunkState.PARKED]))
         self._summary.damaged = len(self._ledger.chunks.list(self._source, [ChunkState.DAMAGED]))
-        self._summary.totals = self._totals(snapshot)
+        self._summary.totals = self._totals(snapshot) if snapshot else None
         account = self._ledger.chunks.account(self._source)
         self._summary.waiting, self._summary.ever_planned = account.waiting, bool(account.chunks)
         return self._summary
 
     def _plan(self) -> str:
-        # Returns the name of the inventory; "" if another run's goes on.
+        # Returns the name of the inventory; "" if another run lists or plans the source.
         configs = {
             "s3_inventory": self._inventory,
             "chunk_plan": {"new_archive": self._new_archive},
@@ -323,14 +322,7 @@ class _Command:
         for warning in values(WARNING):
             self._say(warning, style="yellow")
         register_chunks(self._instance, self._ledger, self._source)
-        snapshots = values(SNAPSHOT)
-        if not snapshots and self._ledger.content.last_inventory(self._source) is None:
-            raise HeldByOther(
-                f"run {self._summary.planning} takes the first inventory of '{self._source}'",
-                holder=self._summary.planning,
-                hint="repeat the command when that run has ended",
-            )
-        return snapshots[0] if snapshots else ""
+        return next(iter(values(SNAPSHOT)), "")
 
     def _archive_under_way(self) -> None:
         # Archives each chunk with work that this command has not tried yet.

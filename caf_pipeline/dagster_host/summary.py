@@ -71,12 +71,13 @@ class Summary:
     Attributes:
         empty: chunks whose every object this command skipped.
         not_tried: chunks that would fail with the same error.
-        planning: another live run that plans this source.
+        planning: another live run that lists or plans this source.
         damaged: stored chunks with too few intact copies.
         objects: archived by this command. An object in parts counts with its last part.
         size_bytes: of all objects and parts in the archived chunks.
         space_warning: the space on Jackal ends soon, or earlier than before.
-        totals: of this command's own inventory, counted at the end.
+        totals: of this command's own inventory, counted at the end; None if another run kept it
+            from taking one.
     """
 
     source: str

@@ -281,8 +281,8 @@ class ForeignUse:
                 f"({', '.join(self.archives)})"
             )
         return (
-            f"{self.account} has {' and '.join(parts)}. If another ledger archives the same "
-            "objects with this wallet, both pay"
+            f"{' and '.join(parts)}; if another ledger archives the same objects with this wallet, "
+            "both pay"
             if parts
             else ""
         )

@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,6 +42,7 @@ from caf_pipeline.ledger.records import Skip
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import inventories as steps_inventories
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
@@ -341,10 +343,12 @@ def test_the_run_that_located_a_chunk_counts_it(pipeline, run, monkeypatch, step
 def test_a_source_planned_by_another_run_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     pipeline.run_context()
+    (first,) = run()
+    pipeline.put(2, prefix="new")
     with pipeline.ledger.leases.hold(f"plan/{SOURCE}", this_process("other-run")):
-        (summary,) = run()
-    assert summary.planning == "other-run"
-    assert summary.exit_status == 13
+        (summary,) = run()  # it takes no inventory of its own
+    assert first.exit_status == 0
+    assert (summary.planning, summary.totals, summary.exit_status) == ("other-run", None, 13)
 
 
 def test_a_retryable_object_is_exit_status_14(pipeline, run):
@@ -472,14 +476,23 @@ def test_of_several_sources_the_first_status_that_applies_counts():
     assert [exit_status(item) for item in ([done, waits], [waits, again])] == [15, 14]
 
 
-def test_an_inventory_from_the_future_does_not_complete_the_source(pipeline, run):
+def test_an_inventory_from_the_future_does_not_complete_the_source(pipeline, run, monkeypatch):
     pipeline.put(3)
     (first,) = run()
     inventories = pipeline.settings.home / "inventories" / SOURCE
     (path,) = inventories.glob("*.parquet")
     path.rename(path.with_name(f"{SOURCE}-29990101T000000000000Z.parquet"))
     pipeline.put(2, prefix="new")
-    with pipeline.ledger.leases.hold(f"plan/{SOURCE}", this_process("other-run")):
+    take = steps_inventories.take_inventory
+    with ExitStack() as stack:
+
+        def then_another_plans(*args, **options):
+            snapshot = take(*args, **options)
+            lease = pipeline.ledger.leases.hold(f"plan/{SOURCE}", this_process("other-run"))
+            stack.enter_context(lease)
+            return snapshot
+
+        monkeypatch.setattr(steps_inventories, "take_inventory", then_another_plans)
         (summary,) = run()
     assert first.exit_status == 0
     assert (summary.exit_status, summary.totals.objects, summary.totals.unaccounted) == (13, 5, 2)

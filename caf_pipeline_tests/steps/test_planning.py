@@ -419,7 +419,8 @@ def test_patient_plan_waits_for_another_and_keeps_its_inventory(run_context, mon
     def held_twice(self, name):
         held.append(name)
         for _ in range(inventories.WHOLE_KEPT + 1):
-            inventories.take_inventory(context)  # by another process: older snapshots are removed
+            # a preview of another process, which removes older snapshots
+            inventories.take_inventory(context, to_plan=False)
         if len(held) < 3:
             raise HeldByOther(f"{name} is held by run another", holder="another")
         return lease(self, name)
@@ -428,9 +429,8 @@ def test_patient_plan_waits_for_another_and_keeps_its_inventory(run_context, mon
     monkeypatch.setattr(RunContext, "lease", held_twice)
     with pytest.raises(HeldByOther):
         planning.cut_plan(context, snapshot)
-    assert planning.cut_plan(
-        context, inventories.take_inventory(context), patience_seconds=3600
-    ).chunks
+    snapshot = inventories.take_inventory(context, to_plan=False)
+    assert planning.cut_plan(context, snapshot, patience_seconds=3600).chunks
     assert held == ["plan/src"] * 3
 
 
@@ -471,7 +471,7 @@ def test_snapshot_in_use_is_kept_despite_newer_ones(run_context, monkeypatch, re
 
     def identify_slowly(*args, **known):
         for _ in range(inventories.WHOLE_KEPT):
-            inventories.take_inventory(context)
+            inventories.take_inventory(context, to_plan=False)
         return identify(*args, **known)
 
     monkeypatch.setattr(planning, "identify_objects", identify_slowly)

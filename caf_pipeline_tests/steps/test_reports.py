@@ -116,7 +116,8 @@ def test_unplanned_source_is_previewed_from_its_report(context, new_bucket, repo
     new = open_run_context(
         settings, "new", run="a preview", ledger=ledger, objects=context.objects, register=False
     )
-    assert preview_plan(new, inventories.take_report(new)[0]).estimate.statistics.objects == 1
+    snapshot, _ = inventories.take_report(new, to_plan=False)
+    assert preview_plan(new, snapshot).estimate.statistics.objects == 1
     assert ledger.lookup.sources() == ["src"]
 
 

@@ -1,5 +1,6 @@
 """A run context for listings, which needs no ledger, and the folders that listings leave."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ from caf_pipeline.waits import Waits
 
 NO_LEDGER = SimpleNamespace(  # everything that a listing needs of the ledger
     notices=SimpleNamespace(mark_noticed=lambda *_: None),
-    sources=SimpleNamespace(address=lambda _: None),
+    leases=SimpleNamespace(hold=lambda *_, **__: nullcontext()),
+    sources=SimpleNamespace(address=lambda _: None, register=lambda *_, **__: None),
     chunks=SimpleNamespace(has_version_ids=lambda _: False),
 )
 
