@@ -356,6 +356,7 @@ def test_each_row_names_tests_of_both_its_cells():
     tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.rglob("test_*.py"))
     defined = set(re.findall(r"def (test_\w+)\(", tests))
     for row in rows:
-        named = re.findall(r"`(test_\w+)`", row)
-        assert len(named) > 1, row
-        assert set(named) <= defined, row
+        for tests in row.split("|")[4].split("not:"):
+            named = set(re.findall(r"`(test_\w+)`", tests))
+            assert named, row
+            assert named <= defined, row

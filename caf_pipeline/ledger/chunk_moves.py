@@ -34,8 +34,8 @@ from caf_pipeline.ledger.moves import (
 )
 from caf_pipeline.ledger.parts import follow_move, record_part
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import SealRecord, Skip
-from caf_pipeline.ledger.replicas import forget_full_read, require_right_copy, unlist
+from caf_pipeline.ledger.records import CopyCheck, SealRecord, Skip
+from caf_pipeline.ledger.replicas import forget_full_read, record_check, require_right_copy, unlist
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, CLAIMS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.transactions import before_move, end_waiting, require_no_post
 from caf_pipeline.ledger.views import CHUNKS
@@ -83,12 +83,20 @@ class ChunkMoves(LedgerPart):
         super().__init__(engine)
         self._store = store
 
-    def move(
-        self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = ""
+    def move(  # noqa: PLR0912 - one for each kind of move
+        self,
+        lease: Lease,
+        chunk: str,
+        before: ChunkState,
+        after: ChunkState,
+        *,
+        reason: str = "",
+        fault: CopyCheck | None = None,
     ) -> None:
         """Make a move that has no method of its own.
 
-        `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
+        `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`. `fault` is
+        recorded for the copy that made the chunk damaged.
         `withdrawn` and `abandoned` end the chunk's claims. From `sealed` back to `packing`, skipped
         objects are claimed again, unless another chunk has taken them.
 
@@ -122,14 +130,15 @@ class ChunkMoves(LedgerPart):
         if before in GOOD and after is not _S.WITHDRAWN:
             copy_changes["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
-            if after is _S.WITHDRAWN:
-                _require_posting_in(connection, chunk, self._store)
+            _require_no_other_store(connection, chunk, after, self._store)
             moved = move_row(
                 connection, lease, chunk, before, after, changes=changes, copy_changes=copy_changes
             )
             before_move(connection, moved.caf_file_id, chunk, before, after)
             if before in GOOD:  # an earlier full read proves nothing about damage found later
                 forget_full_read(connection, moved.caf_file_id)
+            if fault:
+                record_check(connection, moved.caf_file_id, fault)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
             if after is _S.PACKING or (after not in CLAIMING and before not in GOOD):
@@ -321,9 +330,12 @@ class ChunkMoves(LedgerPart):
             unlist(connection, caf_file_id)
 
 
-def _require_posting_in(connection: Connection, chunk: str, own_store: str) -> None:
+def _require_no_other_store(
+    connection: Connection, chunk: str, after: ChunkState, own_store: str
+) -> None:
+    """Refuse to withdraw a chunk that another store than that of the settings may have."""
     store = connection.execute(_POSTING_IN, {"chunk": chunk}).scalar_one_or_none()
-    if store not in (None, own_store):
+    if after is _S.WITHDRAWN and store not in (None, own_store):
         raise IllegalMove(
             f"chunk {chunk} cannot be withdrawn: store '{store}' may have its post, and the "
             f"settings name store '{own_store}'",

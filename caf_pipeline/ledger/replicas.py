@@ -152,7 +152,7 @@ class Replicas(LedgerPart):
             caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
             unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
             for check in checks:
-                _record_check(connection, caf_file_id, check)
+                record_check(connection, caf_file_id, check)
             values = {
                 "id": caf_file_id,
                 "again_in": again_in,
@@ -167,7 +167,7 @@ class Replicas(LedgerPart):
         """Write a copy's fault before the other copies are known. They keep what they have."""
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
-            _record_check(connection, caf_file_id, check)
+            record_check(connection, caf_file_id, check)
             connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
@@ -197,7 +197,8 @@ class Replicas(LedgerPart):
             connection.execute(_READ_WHOLE, {"id": caf_file_id})
 
 
-def _record_check(connection: Connection, caf_file_id: int, check: CopyCheck) -> None:
+def record_check(connection: Connection, caf_file_id: int, check: CopyCheck) -> None:
+    """Write the result of a check of one copy."""
     values = {
         **asdict(check.copy),
         "id": caf_file_id,

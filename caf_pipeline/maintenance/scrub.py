@@ -209,10 +209,12 @@ def prove_chunk(
         )
 
 
-def mark_damaged(context: RunContext, lease: Lease, name: str, reason: str) -> None:
+def mark_damaged(
+    context: RunContext, lease: Lease, name: str, reason: str, *, fault: CopyCheck | None = None
+) -> None:
     """Mark a located chunk as damaged, or replace the reason of this look."""
     before = context.ledger.chunks.get(name).state
-    context.ledger.moves.move(lease, name, before, ChunkState.DAMAGED, reason=reason)
+    context.ledger.moves.move(lease, name, before, ChunkState.DAMAGED, reason=reason, fault=fault)
 
 
 def mark_wrong(
@@ -362,12 +364,13 @@ def check_copies(
 def _record_fault(
     context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]
 ) -> None:
-    """Record the fault of the last finding. See `prove_chunk` for the order."""
+    """Record the fault of the last finding."""
     last = findings[-1]
-    if chunk.state is ChunkState.LOCATED:
-        mark_damaged(context, lease, chunk.name, described(findings))
     check = CopyCheck(last.copy, None, _fault(last), apart=is_small(chunk))
-    context.ledger.replicas.record_fault(lease, chunk.name, check)
+    if chunk.state is ChunkState.LOCATED:
+        mark_damaged(context, lease, chunk.name, described(findings), fault=check)
+    else:
+        context.ledger.replicas.record_fault(lease, chunk.name, check)
 
 
 def _fault(finding: CopyFinding) -> str:

@@ -227,10 +227,8 @@ class Record:
         if exitstatus == 0 and self._commit and self._commit == self._clean_commit():
             lines = "".join(f"{test}\n" for test in sorted(self._skipped))
             (self._root / self._record).write_text(self._commit + lines, encoding="utf-8")
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._commit is None:
-            terminalreporter.write_line(f"{self._record} is not written: the work tree has changes")
+        elif exitstatus == 0:
+            print(f"\n{self._record} is not written: the work tree has changes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
