@@ -601,8 +601,10 @@ def rebuild(
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
+        # With an owner's address, the ledger remembers nothing.
+        asked = owner or context.store.owner() if dry_run else owner
         archive_ids, others = own_archives(
-            context, owner, {} if sources is None else sources, whole
+            context, asked, {} if sources is None else sources, whole
         )
         complete = True
         for outcome in _incomplete_chunks(context, whole=whole, dry_run=dry_run):

@@ -13,11 +13,12 @@ from caf_pipeline.store.protocol import ArchiveFiles, refuse_lost_posts, refuse_
 from caf_pipeline.system.quantities import counted
 
 
-def refuse_new_archive(context: RunContext) -> None:
+def refuse_new_archive(context: RunContext, *, remember: bool = False) -> None:
     """Raise StoredAlready if the store may have objects of the source that the ledger lacks.
 
     This is so if a rebuild is incomplete, or if the ledger has no packed chunk of the source, while
     the store has archives that may be the source's. Chunks that were given up do not count.
+    `remember` lets the ledger remember the listed archives for the first post.
     """
     if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(
@@ -29,7 +30,7 @@ def refuse_new_archive(context: RunContext) -> None:
     chunks = context.ledger.chunks.list(context.source)
     if not all(chunk.adopted or chunk.was_given_up for chunk in chunks):
         return
-    if files := _possible_archives(context):
+    if files := _possible_archives(context, remember=remember):
         raise _refusal(context, files)
 
 
@@ -54,7 +55,7 @@ def accept_new_archive(context: RunContext) -> None:
         context.source,
         [
             archive
-            for archive in _possible_archives(context)
+            for archive in _possible_archives(context, remember=True)
             if archive is not None and ARCHIVE_ID.fullmatch(archive)
         ],
     )
@@ -65,7 +66,7 @@ def accept_new_archive(context: RunContext) -> None:
     context.store.unknown_posts(context.archive_id, log)  # records that no post is unknown any more
 
 
-def _possible_archives(context: RunContext) -> Mapping[str | None, ArchiveFiles]:
+def _possible_archives(context: RunContext, *, remember: bool) -> Mapping[str | None, ArchiveFiles]:
     """Leave out archives of other addresses and those set aside.
 
     Posts with an unreadable note count as an archive.
@@ -75,7 +76,7 @@ def _possible_archives(context: RunContext) -> Mapping[str | None, ArchiveFiles]
         for archive in context.ledger.sources.archives()
         if archive.source != context.source and archive.address != context.address
     }
-    log = context.ledger.transactions(context.holder)
+    log = context.ledger.transactions(context.holder) if remember else None
     left_out = others | context.ledger.sources.ids_set_aside(context.source)
     return {
         archive: files

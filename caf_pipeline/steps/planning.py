@@ -233,7 +233,7 @@ def cut_plan(
         if new_archive:
             accept_new_archive(context)
         elif snapshot.object_count:
-            refuse_new_archive(context)
+            refuse_new_archive(context, remember=True)
         sizes, warning = chunk_sizes(context)
         _remove_unregistered(context)
         previous = last_plan(context)

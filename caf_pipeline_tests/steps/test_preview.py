@@ -40,7 +40,7 @@ def context(tmp_path, source, ledger):
 
 
 def previewed(context):
-    return preview.preview_plan(context, inventories.take_inventory(context))
+    return preview.preview_plan(context, inventories.take_inventory(context, to_plan=False))
 
 
 def test_preview_has_same_chunks_and_objects_as_plan(context):
