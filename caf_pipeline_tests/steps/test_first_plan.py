@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 from datetime import UTC, datetime
 
 import httpx
@@ -146,11 +145,10 @@ def test_rebuild_that_skipped_chunk_blocks_plans_until_complete(emptied, archive
     assert first_plan(context).chunks == []
 
 
-def test_rebuild_without_new_chunks_blocks_plans_if_incomplete(
-    archived,
-):
-    (post,) = (archived.store.folder / "posts").iterdir()
-    shutil.copy(post, post.with_stem("ab" * 32))
+def test_rebuild_without_new_chunks_blocks_plans_if_incomplete(archived, tmp_path):
+    lost = Forgery(archived.archive_id).write(tmp_path / "lost")
+    key = archived.ledger.sources.post_key("src")
+    put(archived.store, lost, archived.archive_id, upload=False, key=key)
     assert not all(outcome.complete for outcome in rebuild.rebuild(archived))
     archived.objects.bodies["new"] = b"new"
     with pytest.raises(StoredAlready, match="incomplete"):
