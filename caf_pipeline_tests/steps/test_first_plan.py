@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import shutil
 from datetime import UTC, datetime
 
 import httpx
@@ -154,6 +153,16 @@ def test_unknown_post_blocks_plans_also_after_a_rebuild(archived):
     shutil.copy(post, post.with_stem("ab" * 32))
     kinds = {outcome.finding.kind for outcome in rebuild.rebuild(archived)}
     assert kinds == {rebuild.FileKind.KNOWN, rebuild.FileKind.UNKNOWN_POST}
+    archived.objects.bodies["new"] = b"new"
+    with pytest.raises(StoredAlready):
+        first_plan(archived)
+
+
+def test_rebuild_without_new_chunks_blocks_plans_if_incomplete(archived, tmp_path):
+    lost = Forgery(archived.archive_id).write(tmp_path / "lost")
+    key = archived.ledger.sources.post_key("src")
+    put(archived.store, lost, archived.archive_id, upload=False, key=key)
+    assert not all(outcome.complete for outcome in rebuild.rebuild(archived))
     archived.objects.bodies["new"] = b"new"
     with pytest.raises(StoredAlready):
         first_plan(archived)
