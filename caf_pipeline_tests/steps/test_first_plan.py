@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 from datetime import UTC, datetime
 
 import httpx

@@ -213,7 +213,7 @@ def _unknown_post(examination: Examination, file: rebuild.FileFinding) -> Findin
             remedy=_remedy(examination, file),
             actor=Actor.DOCTOR,
             mend=partial(_restore, examination, file),
-            question=f"Add the objects of {name}?",
+            question=f"Add the objects of {name}? What S3 still has of them is paid for again.",
         )
     return finding
 
