@@ -76,5 +76,6 @@ def a_chunk(name: str = "demo-00000000-00001", **changes: Any) -> Chunk:
         "samples": (),
         "reason": "",
         "updated_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "runs_count_from": datetime(2026, 1, 1, tzinfo=UTC),
     }
     return Chunk(**fields | changes)
