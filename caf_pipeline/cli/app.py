@@ -84,7 +84,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "safe-to-delete": ("safe_to_delete", "List the objects that may be deleted in S3."),
     "doctor": ("doctor", "Find what crashes left, and repair it."),
     "backup": ("backup", "Back up the ledger, or restore it."),
-    "rebuild": ("rebuild", "Restore a lost ledger, or missing rows, from the stored chunks."),
+    "rebuild": ("rebuild", "Restore a lost ledger, or lost rows, from the chunks."),
     "adopt": ("adopt", "Adopt CAF files that other programs posted."),
     "version": ("about", "Print the version, as --version does."),
     "help": ("about:show_help", "Print the help of a command, as COMMAND --help does."),

@@ -56,7 +56,7 @@ def rebuild(  # noqa: PLR0917 - the command line's options
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Restore a lost ledger, or missing rows, from the stored chunks.
+    r"""Restore a lost ledger, or lost rows, from the chunks.
 
     Needs the settings of the sources and the wallet, or --owner with its address, but not S3.
     Encrypted chunks need an identity; without one, nothing is restored. A folder has no owner: a

@@ -302,7 +302,7 @@ def test_leftovers_of_a_killed_inventory_are_removed(
         assert found(context, reported=True) == []
         inventory.kill()
         inventory.wait()
-        found_then_mended((Kind.LEFTOVER, str(path)))
+        found_then_mended((Kind.LEASE, "plan/src"), (Kind.LEFTOVER, str(path)))
     assert names(context.inventories()) == []
 
 
