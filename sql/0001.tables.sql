@@ -137,8 +137,8 @@ CREATE TABLE staging_reservations (
     size_bytes   bigint NOT NULL
 );
 
--- With the worker key, a secret opens the journals of a private chunk. It is in no backup, and the
--- seal deletes it, so that remains of a journal do not open a sealed chunk.
+-- With the worker key, a secret opens the journals of a private chunk. `caf backup` leaves it out,
+-- and the seal deletes it, so that remains of a journal do not open a sealed chunk.
 CREATE TABLE packing_secrets (
     caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
     secret       bytea NOT NULL CHECK (length(secret) = 32)

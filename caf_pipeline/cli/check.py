@@ -158,8 +158,8 @@ def check(  # noqa: PLR0917 - the command line's options
     if sums.altered:
         raise RowAltered(
             f"{counted(sums.altered, 'row')} of '{source}' in the ledger differ from the chunks' "
-            "own manifests; the chunks are not damaged",
-            hint=ROW,
+            f"own manifests; {'some' if damaged else 'no'} chunk is damaged",
+            hint=f"'caf repair {source}' stores damaged chunks again" if damaged else ROW,
         )
     if ended:
         raise ended
@@ -248,10 +248,7 @@ def _mark_damaged(settings: Settings, source: str, sums: _Sums) -> bool:
                         note(f"{name} could not be proven: {error}")
                         continue
                     if not report.proven:
-                        note(
-                            f"{name} is {report.verdict}: "
-                            f"{report.explanation or report.unanswered or report.unverified}"
-                        )
+                        note(f"{name} is {report.verdict}: {report.reason}")
         return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
 
 
@@ -261,7 +258,7 @@ def _take(sums: _Sums, checked: CheckedObject, json: bool) -> None:
         sums.providers[provider] = sums.providers.get(provider, 0) + 1
     is_altered = isinstance(checked.error, RowAltered)
     errors = [*checked.failed.values(), *([checked.error] if checked.error else [])]
-    if any(error.permanent for error in errors) and not is_altered:
+    if any(error.permanent for error in errors):
         for part in checked.location.ranges:
             length = part.end_byte - part.start_byte
             if length:

@@ -176,7 +176,7 @@ def _rebuild(
                     note("  …, of which --json lists all")
             if not dry_run:
                 question = f"Did you make all {counted(len(posts), 'post')}, and restore them?"
-                confirm(question, yes=yes, otherwise="nothing was restored")
+                confirm(question, yes=yes, otherwise="no post was restored")
 
         try:
             for outcome in steps.rebuild(

@@ -675,8 +675,8 @@ PACKING_SECRETS: Final = Table(
         nullable=False,
         comment="random; opens the chunk's journals together with the worker key",
     ),
-    comment="Secrets of the packings of private chunks. The seal deletes them, and no backup has "
-    "them, so that remains of a journal do not open a sealed chunk.",
+    comment="Secrets of the packings of private chunks. The seal deletes them, and `caf "
+    "backup` leaves them out, so that remains of a journal do not open a sealed chunk.",
 )
 
 # Objects. Claims and locations have no foreign keys, which halved the rate of loading. One

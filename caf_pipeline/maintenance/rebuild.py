@@ -21,7 +21,7 @@ Source: docs/reference/chunk-format.md.
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -42,8 +42,10 @@ from caf_pipeline.errors import (
     ArchiveError,
     CafError,
     ClaimConflict,
+    IdentityMissing,
     IllegalMove,
     IntegrityError,
+    KeyRefused,
     NoChainAnswer,
     NoMatchingIdentity,
     StagingError,
@@ -197,15 +199,7 @@ def find_chunks(
         for chunk in context.ledger.chunks.list()
         if chunk.source == context.source
     }
-    unknown = []
-    for file in archive_of:
-        chunk = chunk_of_post.get((file.posting.merkle_root, file.posting.start))
-        if chunk is None and file.posting.merkle_root in ignored:
-            yield FileFinding(file, FileKind.SUPERSEDED, _IGNORED)
-        elif chunk is None:
-            unknown.append(file)
-        else:
-            yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
+    unknown = yield from _without_known(archive_of, chunk_of_post, ignored)
     # A finished chunk that was never posted does not show whether its bytes were posted.
     roots = {
         root: chunk
@@ -213,13 +207,18 @@ def find_chunks(
         if root and (chunk.start is not None or chunk.state in CLAIMING)
     }
     own_posts = _own_posts(context, archive_of, roots)
+    # A second post of the same bytes changes nothing, whoever made it.
+    repeated = [file for file in unknown if _is_posted(roots.get(file.posting.merkle_root))]
     if ask:
-        unknown = yield from _without_foreign(context, unknown, own_posts, archive_of)
+        others = [file for file in unknown if file not in repeated]
+        unknown = yield from _without_foreign(context, others, own_posts, archive_of)
+        unknown += repeated
+    own_posts.update(repeated)
     if any(file.header_sha256 for file in unknown):
-        context.opened.identities()  # raises if there are none
-    if ask and (others := set(unknown) - own_posts):
-        ask(sorted(others, key=lambda file: file.posting.start))
-        own_posts |= others
+        yield from _require_identities(context, [] if ask else set(unknown) - own_posts)
+    if ask and (asked := set(unknown) - own_posts):
+        ask(sorted(asked, key=lambda file: file.posting.start))
+        own_posts |= asked
     copies = {
         file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
         for file in unknown
@@ -229,6 +228,40 @@ def find_chunks(
         if remote is not None:
             remote = replace(remote, from_unknown_post=is_unknown)
         yield replace(finding, chunk=remote, from_unknown_post=is_unknown)
+
+
+def _without_known(
+    files: Iterable[PostedFile],
+    chunk_of_post: Mapping[tuple[bytes | None, int | None], Chunk],
+    ignored: Set[bytes],
+) -> Generator[FileFinding, None, list[PostedFile]]:
+    unknown = []
+    for file in files:
+        chunk = chunk_of_post.get((file.posting.merkle_root, file.posting.start))
+        if chunk is None and file.posting.merkle_root in ignored:
+            yield FileFinding(file, FileKind.SUPERSEDED, _IGNORED)
+        elif chunk is None:
+            unknown.append(file)
+        else:
+            yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
+    return unknown
+
+
+def _require_identities(
+    context: RunContext, unknown_posts: Iterable[PostedFile]
+) -> Iterator[FileFinding]:
+    """Raise if there are none, after the posts that an operator may set aside unopened."""
+    try:
+        context.opened.identities()
+    except (IdentityMissing, KeyRefused):
+        why = "it cannot be opened without an identity"
+        for file in sorted(unknown_posts, key=lambda file: file.posting.start):
+            yield FileFinding(file, FileKind.UNKNOWN_POST, why, from_unknown_post=True)
+        raise
+
+
+def _is_posted(chunk: Chunk | None) -> bool:
+    return chunk is not None and chunk.start is not None
 
 
 def _posts_of(

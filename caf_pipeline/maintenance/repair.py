@@ -121,7 +121,7 @@ def _look(
         for copy in context.ledger.replicas.list(chunk.name)
         if copy.listed and copy.fault.startswith(WHOLE_COPY)
     }
-    findings = check_copies(context, lease, chunk, posting, chunk.samples)
+    findings = check_copies(context, lease, chunk, posting, chunk.samples, whole=True)
     return [
         check_whole_copy(context, lease, chunk, posting, finding.copy)
         if finding.good and finding.copy.provider in wrong

@@ -168,8 +168,7 @@ def prove_chunk(
         )
         contradiction = next((finding.contradiction for finding in findings if finding.whole), "")
         if contradiction:
-            if chunk.state is ChunkState.LOCATED:
-                mark_damaged(context, lease, name, contradiction)
+            mark_damaged(context, lease, name, contradiction)
             return ProofReport(context.ledger.chunks.get(name), (), (), contradiction)
         if chunk.unread and any(finding.whole and finding.good for finding in findings):
             context.ledger.replicas.record_whole(lease, name)

@@ -42,7 +42,7 @@ class CopyFinding:
 
     @property
     def good(self) -> bool:
-        return not self.fault and not self.unanswered
+        return not self.fault and not self.unanswered and not self.contradiction
 
 
 class SampleCheck:

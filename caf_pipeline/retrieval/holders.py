@@ -138,9 +138,9 @@ class RangeHolders:
 
             if is_altered(self._store, self._range, self._key, self._object_version):
                 return RowAltered(
-                    f"the ledger's row of {what} was altered: the chunk itself has the object "
-                    "elsewhere or with another SHA-256, and is not damaged",
-                    hint=ROW,
+                    f"the ledger's row of {what} does not fit the chunk's own manifest, and the "
+                    "stored bytes fit it: the row was altered, or all copies are forged",
+                    hint=f"'caf check' reads the chunk whole; if it is not damaged, {ROW}",
                 )
         return error
 

@@ -182,7 +182,7 @@ def test_adopted_objects_restore_without_headers_and_survive_a_rebuild(  # noqa:
 
     fresh = new_ledger()
     lost = dataclasses.replace(caf, environment=caf.environment | {"CAF_DATABASE_URL": fresh.url})
-    rebuilt = lost("rebuild", "src")
+    rebuilt = lost("rebuild", "src", "--yes")
     assert rebuilt.status == 0, rebuilt.err
     assert "caf adopt SOURCE --from-chain" in rebuilt.out.decode()
     assert lines_of(lost("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1][

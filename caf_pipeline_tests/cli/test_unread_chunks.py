@@ -38,7 +38,7 @@ def a_command_line(folder, url, *, is_forged):
     if is_forged:
         (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
         file.write_bytes(sealed_again(path.read_bytes(), other, IDENTITY))
-    done = caf("rebuild", "src")
+    done = caf("rebuild", "src", "--yes")
     assert done.status == 0, done.err
     assert "unread" in done.err
     return caf

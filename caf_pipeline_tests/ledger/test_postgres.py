@@ -98,7 +98,8 @@ def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
     forbidding = {"posts", "file_locations"}
     assert (
         tables
-        == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "sources"} | forbidding
+        == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "post_keys", "sources"}
+        | forbidding
     )
 
 

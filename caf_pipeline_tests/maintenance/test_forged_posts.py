@@ -261,6 +261,9 @@ def test_object_of_an_unknown_post_is_archived_and_replaced(context, thief):
     location = context.ledger.lookup.locate("src", "new")
     assert (location.status, location.from_unknown_post) == ("current", False)
     assert get(context, "new") == body
+    assert not [finding for finding in examined(context) if finding.kind is Kind.ROWS]
+    kinds = {outcome.finding.kind for outcome in rebuild.rebuild(context)}
+    assert kinds == {FileKind.KNOWN}
 
 
 def test_forged_parts_take_no_place_of_a_whole_object(context, thief):

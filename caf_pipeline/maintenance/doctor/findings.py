@@ -28,6 +28,7 @@ class Kind(StrEnum):
     BACKUP = "backup"
     ROWS = "rows"
     FILE = "file on the store"
+    ACCOUNT = "account"
     COPIES = "copies"
     STAGED = "staged file"
     RESERVATION = "reservation"

@@ -128,7 +128,7 @@ def _foreign_use(examination: Examination) -> Iterator[Finding]:
             Actor.OPERATOR,
         )
 
-    yield mendable(Kind.FILE, foreign.account, foreign.sentence, "looked again", look_again)
+    yield mendable(Kind.ACCOUNT, foreign.account, foreign.sentence, "looked again", look_again)
 
 
 def _file_findings(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
