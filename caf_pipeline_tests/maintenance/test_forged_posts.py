@@ -47,12 +47,12 @@ def open_context(tmp_path, network, wallet):
     bucket, bodies = f"stolen-{next(_numbers)}", {f"key-{n}": os.urandom(5_000) for n in range(5)}
     opened = []
 
-    def make(ledger, words=wallet.words):
+    def make(ledger, words=wallet.words, identity=IDENTITY):
         context = a_private_context(
             tmp_path / "home",
             MemorySource(dict(bodies)),
             ledger,
-            identity=IDENTITY,
+            identity=identity,
             store=open_jackal_store,
             jackal=jackal_settings(network, mnemonic=words, proof_seconds=20),
             sources={"src": {"bucket": bucket, "target_size": "8MiB"}},
@@ -317,6 +317,16 @@ def test_post_set_aside_stops_nothing_and_stays_out(context, thief):
     kinds = {outcome.finding.kind for outcome in rebuild.rebuild(context)}
     assert kinds == {FileKind.KNOWN, FileKind.SUPERSEDED}
     assert context.ledger.lookup.locate("src", "new") is None
+
+
+def test_post_is_set_aside_without_an_identity(open_context, context, thief):
+    archive_everything(context)
+    thief({"new": FORGED})
+    server = open_context(context.ledger, identity=None)
+    (finding,) = unknown(server)
+    assert "objects" not in finding.facts
+    assert ordered(server, UnknownPosts.LEAVE) == ["set aside"]
+    assert unknown(context) == []
 
 
 def test_forged_name_takes_no_place_of_a_planned_chunk(context, thief):
