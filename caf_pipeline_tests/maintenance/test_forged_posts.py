@@ -370,7 +370,7 @@ def test_doctor_tells_own_posts_from_forged_after_an_older_backup(context, older
     own_content_is_returned(context, bodies)
 
 
-def test_thief_with_the_key_posts_in_the_name_of_the_ledger(context, thief):
+def test_thief_with_the_key_posts_for_the_ledger(context, thief):
     archive_everything(context)
     thief({"new": FORGED}, key=context.ledger.sources.post_key("src"))
     mended(context)

@@ -20,7 +20,7 @@ def run_on_terminal(
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Answer each prompt, which ends with a colon, and return the standard output."""
+    """Answer each prompt for a passphrase or a yes, and return the standard output."""
     controller, terminal = pty.openpty()
     with subprocess.Popen(
         command,
@@ -37,7 +37,9 @@ def run_on_terminal(
         with contextlib.suppress(OSError):  # the process closed its terminal
             while select.select([controller], [], [], PATIENCE_SECONDS)[0]:
                 shown += os.read(controller, 1000)
-                if shown.rstrip().endswith(b":") and (answer := next(remaining, None)) is not None:
+                # A question's last space goes to the standard output. That of a passphrase's
+                # prompt comes when the input before it is already discarded.
+                if shown.endswith((b": ", b"]:")) and (answer := next(remaining, None)) is not None:
                     os.write(controller, answer.encode() + b"\n")
                     shown = b""
         os.close(controller)
