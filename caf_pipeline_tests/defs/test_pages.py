@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import evaluations
 from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.browser import browser, needs_browser
@@ -72,6 +73,9 @@ def archived(pipeline, network, new_bucket, monkeypatch):
 def lose_last_chunk(pipeline, network):
     """Delete the last chunk at every provider, and prove it."""
     lost = pipeline.chunks()[-1]
+    # Chunks are looked at side by side. The chunk that was checked last is reported last.
+    with closing(pipeline.run_context()) as context:
+        prove_chunk(context, lost)
     for provider in range(len(network.providers)):
         network.delete_blob(provider, pipeline.ledger.chunks.get(lost).merkle_root)
     for job in ("caf_prove_my_source", "caf_audit_my_source"):
