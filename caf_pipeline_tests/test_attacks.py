@@ -121,7 +121,7 @@ def rows_as_text(ledger):
 
 
 def opens(stored, identity):
-    """What a thief of stored bytes and an identity reads, by the age format alone."""
+    """Open stored bytes with an identity, by the age format alone, as a thief does."""
     payload, start = age.open_file(stored, [identity])
     return bytes(payload.open(0, stored[start:], is_end=True))
 
@@ -207,7 +207,7 @@ def test_a_stolen_staging_disk_shows_how_many_chunks(worker):
 def test_a_curious_provider_sees_sizes_and_ranges(worker, reader, store, ledger):
     archive_everything(worker)
     (path, *_) = stored_files(store)
-    chunk = next(one for one in ledger.chunks.list() if one.merkle_root.hex() == path.stem)
+    chunk = next(row for row in ledger.chunks.list() if row.merkle_root.hex() == path.stem)
     assert path.stat().st_size == chunk.stored_size_bytes
     store.asked.clear()
     read(reader, "secret-name-3")

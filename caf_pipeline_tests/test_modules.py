@@ -62,7 +62,7 @@ def test_a_fork_of_our_process_is_recognised():
 
 @pytest.mark.parametrize("path", [*MODULES.values(), *DEMO], ids=lambda path: path.stem)
 def test_no_process_runs_the_fork_handlers_of_libraries(path):
-    """gRPC has handlers that crash a process. Without these options, `subprocess` uses vfork."""
+    """gRPC has handlers that crash a process. `subprocess` uses vfork if it has no such option."""
     assert list(_forks(path.read_text(encoding="utf-8"))) == []
 
 

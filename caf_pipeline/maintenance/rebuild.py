@@ -216,9 +216,9 @@ def find_chunks(
     own_posts.update(repeated)
     if any(file.header_sha256 for file in unknown):
         yield from _require_identities(context, [] if ask else set(unknown) - own_posts)
-    if ask and (asked := set(unknown) - own_posts):
-        ask(sorted(asked, key=lambda file: file.posting.start))
-        own_posts |= asked
+    if ask and (doubtful := set(unknown) - own_posts):
+        ask(sorted(doubtful, key=lambda file: file.posting.start))
+        own_posts |= doubtful
     copies = {
         file: list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
         for file in unknown
@@ -629,15 +629,15 @@ def rebuild(
 
     Raises:
         HeldByOther: another process plans or rebuilds.
-        IdentityMissing, KeyRefused: a file is encrypted. Nothing was restored.
+        IdentityMissing, KeyRefused: a file is encrypted. No post was restored.
     """
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
             context.ledger.sources.register(context.source, context.address, lease=lease)
-        # With an owner's address, the ledger remembers nothing.
-        asked = owner or context.store.owner() if dry_run else owner
+        # The ledger remembers no list of an owner that is named.
+        listed_owner = owner or context.store.owner() if dry_run else owner
         archive_ids, others = own_archives(
-            context, asked, {} if sources is None else sources, whole
+            context, listed_owner, {} if sources is None else sources, whole
         )
         complete = True
         for outcome in _incomplete_chunks(context, whole=whole, dry_run=dry_run):
